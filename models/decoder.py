@@ -1,0 +1,89 @@
+"""The policy network: one decoder for Qwen3, Qwen2.5 and Llama 3.x, told apart by its configuration."""
+
+from typing import cast
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from models.config import DecoderConfig
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from specjax.mesh import constrain
+from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, start: Array, cache: LayerCache | None, window: int | None
+    ) -> tuple[Array, LayerCache | None]:
+        c = self.config
+        attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), start, cache, window)
+        x = x + y
+        return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
+
+
+class Decoder(nn.Module):
+    """tokens [B, T], start [B], cache, window -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        start: Int[Array, "B"],
+        cache: Cache | None = None,
+        window: int | None = None,
+    ) -> PolicyOutput:
+        c = self.config
+        embed = nn.Embed(
+            c.vocab_size,
+            c.hidden_size,
+            dtype=jnp.dtype(c.dtype),
+            param_dtype=jnp.dtype(c.param_dtype),
+            embedding_init=nn.with_logical_partitioning(
+                nn.initializers.normal(c.hidden_size**-0.5), ("vocab", "embed")
+            ),
+            name="embed",
+        )
+        # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
+        table = constrain(embed.embedding.astype(c.dtype), "vocab", None)
+        x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        features, layers = [], []
+        for i in range(c.num_layers):
+            if i in c.feature_layers:
+                features.append(x)
+            x, layer = Block(c, name=f"layer_{i}")(x, start, None if cache is None else cache[i], window)
+            layers.append(layer)
+        hidden = RMSNorm(c, name="norm")(x)
+        head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")
+        return PolicyOutput(
+            logits=constrain(head(hidden), "batch", None, None),
+            features=jnp.concatenate(features, axis=-1) if features else x[..., :0],
+            hidden=hidden,
+            cache=None if cache is None else tuple(layers),
+        )
+
+
+def make_policy(config: DecoderConfig) -> Policy:
+    """The decoder as the functions that the algorithms call."""
+    decoder = Decoder(config)
+    return Policy(
+        apply=lambda params, *args: cast(PolicyOutput, decoder.apply({"params": params}, *args)),
+        init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
+        embedding=lambda params: params["embed"]["embedding"],
+        vocab_size=config.vocab_size,
+        dtype=jnp.dtype(config.dtype),
+    )
+
+
+def init_decoder(config: DecoderConfig, key: Key[Array, ""]) -> PyTree:
+    """Random parameters, boxed with their logical axis names (`flax.linen.unbox` drops them)."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return Decoder(config).init(key, tokens, jnp.zeros(1, jnp.int32))["params"]

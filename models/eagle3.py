@@ -1,0 +1,100 @@
+"""The EAGLE-3 draft head (arXiv 2503.01840): fused features beside the next token's embedding, one decoder layer."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from models.config import DecoderConfig, LayerConfig
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from specjax.drafters import Eagle3Drafter, Eagle3Network
+from specjax.mesh import constrain
+from specjax.types import LayerCache, Policy, PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(LayerConfig):
+    """The shape of a head. `hidden_size` must be the policy's, whose embedding the head borrows.
+
+    feature_size:     width of the policy's concatenated features, 3 x its hidden size.
+    draft_vocab_size: size of the head's own vocabulary, at most the policy's.
+    """
+
+    feature_size: int
+    draft_vocab_size: int
+
+    def check(self, policy: DecoderConfig) -> None:
+        """Raises ValueError where the head does not fit the policy, naming the field."""
+        if self.hidden_size != policy.hidden_size:
+            raise ValueError(
+                f"draft.hidden_size = {self.hidden_size}: must be the policy's hidden_size = {policy.hidden_size}"
+            )
+        expected = policy.hidden_size * len(policy.feature_layers)
+        if self.feature_size != expected:
+            raise ValueError(f"draft.feature_size = {self.feature_size}: the policy's features are {expected} wide")
+        if not 0 < self.draft_vocab_size <= policy.vocab_size:
+            raise ValueError(
+                f"draft.draft_vocab_size = {self.draft_vocab_size}: must be within 1 .. {policy.vocab_size}"
+            )
+
+
+class Eagle3(nn.Module):
+    """`fuse` features into hidden states; a call is one step of the head over [B, T] pairs (feature, next token)."""
+
+    config: Eagle3Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.fc = projection(c, c.hidden_size, ("mlp", "embed"))
+        self.input_norm = RMSNorm(c)
+        self.hidden_norm = RMSNorm(c)
+        self.attention = Attention(c)
+        self.mlp_norm = RMSNorm(c)
+        self.mlp = SwiGLU(c)
+        self.norm = RMSNorm(c)
+        self.head = projection(c, c.draft_vocab_size, ("embed", "vocab"))
+
+    def fuse(self, features: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
+        """The three feature layers, low to high, projected to the head's width."""
+        return self.fc(features)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        embeddings: Float[Array, "B T D"],
+        start: Int[Array, "B"],
+        cache: LayerCache | None,
+        window: int | None,
+    ) -> tuple[Float[Array, "B T Vd"], Float[Array, "B T D"], LayerCache | None]:
+        """Logits, the pre-norm state to feed back, and the cache. The embedding comes first in the concatenation."""
+        x = jnp.concatenate([self.input_norm(embeddings), self.hidden_norm(hidden)], axis=-1)
+        y, cache = self.attention(x, start, cache, window)
+        hidden = hidden + y
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, cache
+
+
+def make_eagle3(config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None) -> Eagle3Drafter:
+    """The head as a drafter for `policy`; `target_ids` maps a reduced draft vocabulary, as `Eagle3Drafter` says."""
+    module = Eagle3(config)
+    network = Eagle3Network(
+        fuse=lambda params, features: cast(Array, module.apply({"params": params}, features, method="fuse")),
+        step=lambda params, *args: cast(tuple, module.apply({"params": params}, *args)),
+        init_cache=lambda rows, length: init_cache(config, rows, length),
+    )
+    return Eagle3Drafter(network, policy.embedding, policy.vocab_size, target_ids)
+
+
+def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
+    """Random parameters, boxed with their logical axis names."""
+
+    def everything(module: Eagle3, features: Array, embeddings: Array, start: Array) -> None:
+        module(module.fuse(features), embeddings, start, None, None)
+
+    features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
+    embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
+    start = jnp.zeros(1, jnp.int32)
+    return nn.init(everything, Eagle3(config))(key, features, embeddings, start)["params"]

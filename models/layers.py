@@ -1,0 +1,127 @@
+"""The parts that decoders and draft heads share: projections, rotary attention, SwiGLU."""
+
+import math
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from models.config import LayerConfig, Llama3Scaling
+from specjax import cache as kv
+from specjax.mesh import constrain
+from specjax.types import LayerCache
+
+
+def projection(
+    config: LayerConfig,
+    features: int | tuple[int, ...],
+    axes: tuple[str | None, ...],
+    *,
+    contract: int | tuple[int, ...] = -1,
+    bias: bool = False,
+    name: str | None = None,
+) -> nn.DenseGeneral:
+    """A dense layer over the `contract` axes of its input, whose kernel carries logical axis names."""
+    init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=0, out_axis=-1)
+    return nn.DenseGeneral(
+        features,
+        axis=contract,
+        use_bias=bias,
+        dtype=jnp.dtype(config.dtype),
+        param_dtype=jnp.dtype(config.param_dtype),
+        kernel_init=nn.with_logical_partitioning(init, axes),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[1:]),
+        name=name,
+    )
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * scale over the last axis, in float32. (flax's own mixes dtypes, which strict promotion refuses.)"""
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        init = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
+        scale = cast(Array, self.param("scale", init, x.shape[-1:], jnp.dtype(self.config.param_dtype)))
+        wide = x.astype(jnp.float32)
+        wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
+        return (wide * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(self.config.dtype)
+
+
+def rope(
+    x: Float[Array, "B T H d"], positions: Int[Array, "B T"], theta: float, scaling: Llama3Scaling | None
+) -> Float[Array, "B T H d"]:
+    """Rotary embedding in the half-split layout, angles in float32."""
+    half = x.shape[-1] // 2
+    frequency = 1.0 / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is not None:
+        frequency = _llama3(frequency, scaling)
+    angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _llama3(frequency: Float[Array, "h"], s: Llama3Scaling) -> Float[Array, "h"]:
+    """Long wavelengths divided by `factor`, short ones kept, a linear blend in frequency between (Llama 3.1)."""
+    turns = s.original_max_position_embeddings * frequency / (2 * math.pi)
+    blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
+    return (1 - blend) * frequency / s.factor + blend * frequency
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over a cache, or over the row itself where none is given.
+
+    Returns (output [B, T, hidden_size], cache or None). Positions are start[b] .. start[b] + T - 1; with a cache the
+    first `window` positions are attended to.
+    """
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], start: Int[Array, "B"], cache: LayerCache | None, window: int | None
+    ) -> tuple[Float[Array, "B T H"], LayerCache | None]:
+        c = self.config
+        shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
+        q = projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(x)
+        k = projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
+        v = projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
+        if c.qk_norm:
+            q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
+        positions = kv.positions(start, x.shape[1])
+        q, k = (rope(y, positions, c.rope_theta, c.rope_scaling) for y in (q, k))
+        mask = None
+        if cache is not None:
+            cache = kv.write(cache, k, v, start)
+            window = cache.k.shape[1] if window is None else window
+            k, v = cache.k[:, :window], cache.v[:, :window]
+            mask = kv.causal_mask(start, x.shape[1], window)[:, None]
+        # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            y = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=cache is None)
+        out = projection(c, c.hidden_size, ("heads", None, "embed"), contract=(-2, -1), name="o")
+        return constrain(out(y), "batch", None, None), cache
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        c = self.config
+        gate = projection(c, c.intermediate_size, ("embed", "mlp"), name="gate")(x)
+        up = projection(c, c.intermediate_size, ("embed", "mlp"), name="up")(x)
+        down = projection(c, c.hidden_size, ("mlp", "embed"), name="down")
+        return constrain(down(nn.silu(gate) * up), "batch", None, None)
+
+
+def init_cache(config: LayerConfig, rows: int, length: int) -> LayerCache:
+    """An empty cache of one layer, its heads sharded as its projections are."""
+    layer = kv.empty(rows, length, config.num_kv_heads, config.head_dim, jnp.dtype(config.dtype))
+    return LayerCache(*(constrain(x, "batch", None, "kv_heads", None) for x in layer))

@@ -1,0 +1,59 @@
+"""From a rollout to what training reads: prompt and completion joined, one row a sequence."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.advantage import Advantages
+from specjax.types import Prompts, PyTree, Rollout
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """Rows of teacher-forced training; S = P + C.
+
+    tokens:     int32 [R, S], prompt and completion, left-aligned, zero behind.
+    completion: bool [R, S], which of them are completion tokens.
+    mu:         float32 [R, S], log-prob of each completion token when it was generated; None where not recorded.
+    advantage:  float32 [R]. scored: bool [R], False where scoring failed: such a row trains the draft alone.
+    """
+
+    tokens: Int[Array, "R S"]
+    completion: Bool[Array, "R S"]
+    mu: Float[Array, "R S"] | None
+    advantage: Float[Array, "R"]
+    scored: Bool[Array, "R"]
+
+    @property
+    def trained(self) -> Bool[Array, "R S"]:
+        """Tokens that count in the policy's loss."""
+        return self.completion & self.scored[:, None]
+
+
+def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Batch:
+    """Join each completion to its prompt."""
+    group = len(rollout.lengths) // len(prompts.lengths)
+    start = jnp.repeat(prompts.lengths, group)
+
+    def place(row: Array, completion: Array) -> Array:
+        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+        return put(row, completion, start)
+
+    budget = rollout.tokens.shape[1]
+    tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
+    column = jnp.arange(tokens.shape[1])[None]
+    return Batch(
+        tokens=place(tokens, rollout.tokens),
+        completion=(column >= start[:, None]) & (column < (start + rollout.lengths)[:, None]),
+        mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
+        advantage=advantages.value,
+        scored=advantages.scored,
+    )
+
+
+def split(tree: PyTree, parts: int) -> PyTree:
+    """[R, ..] -> [parts, R / parts, ..], taking every parts-th row, so that each data shard keeps its own rows."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), tree)

@@ -1,0 +1,82 @@
+"""The protocol that every drafter follows."""
+
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, PolicyOutput, Prompts, PyTree
+
+DraftState = PyTree
+
+
+class Proposal(NamedTuple):
+    """What a drafter proposes for a round.
+
+    tokens: int32 [B, K].
+    log_q:  float32 [B, K, V], the log-probs each token was sampled from, over the policy's vocabulary: minus infinity
+            where the drafter has no mass, one-hot (0 at the token) where it is deterministic.
+    length: int32 [B], 0 .. K, how many of the tokens count. It may depend on the committed prefix and stop after a
+            sampled token, never drop one already looked at: that would bias the law.
+    """
+
+    tokens: Int[Array, "B K"]
+    log_q: Float[Array, "B K V"]
+    length: Int[Array, "B"]
+
+
+class DraftLoss(NamedTuple):
+    """Sums over the tokens of one microbatch, to be divided by the global token count.
+
+    loss:    scalar, differentiable in the draft's parameters alone.
+    overlap: scalar, sum over tokens of sum_v min(p, q): the acceptance to expect at position 1.
+    """
+
+    loss: Float[Array, ""]
+    overlap: Float[Array, ""]
+
+
+class Drafter(Protocol):
+    """Proposes tokens, is told what became of them, and can be distilled from the policy.
+
+    A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis.
+    """
+
+    def start(
+        self, params: Params, prompts: Prompts, features: Float[Array, "N P F"], length: int, width: int
+    ) -> DraftState:
+        """The state after the policy's prefill of `prompts`, before `observe` is told of the first sampled token.
+
+        length: positions a row may come to hold. width: K + 1, the most tokens that one verification emits.
+        """
+        ...
+
+    def propose(
+        self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw, window: int
+    ) -> tuple[Proposal, DraftState]:
+        """K tokens for each row, sampled with the given noise from its own processed law."""
+        ...
+
+    def observe(
+        self, state: DraftState, features: Float[Array, "B T F"], tokens: Int[Array, "B T"], emitted: Int[Array, "B"]
+    ) -> DraftState:
+        """Take in a verification: its T <= K + 1 rows of features, the emitted tokens d1 .. dm, y and their number.
+
+        features[b, i] belongs to the position before tokens[b, i]. `emitted` is m + 1, or 0 for a finished row, whose
+        state then stands still. The prefill counts as a verification of the prompt's last token alone, T = 1.
+        """
+        ...
+
+    def loss(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        output: PolicyOutput,
+        mask: Bool[Array, "B T"],
+        law: SamplingLaw,
+    ) -> DraftLoss:
+        """Distillation from a teacher-forced forward of the policy, which arrives behind stop_gradient.
+
+        mask: which tokens are completion tokens; a prediction counts where the token it predicts does.
+        """
+        ...

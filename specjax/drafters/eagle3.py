@@ -1,0 +1,140 @@
+"""EAGLE-3 drafting (Li et al. 2025, arXiv 2503.01840): one layer over the policy's features and the next token.
+
+The head pairs the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
+round reads the policy's own features; the later ones read the state the head itself returned.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specjax.drafters.base import DraftLoss, Proposal
+from specjax.mesh import constrain
+from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.types import LayerCache, Params, PolicyOutput, Prompts, PyTree
+
+
+@dataclass(frozen=True)
+class Eagle3Network:
+    """The draft head as functions; Vd is the size of the draft vocabulary.
+
+    fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
+    step:       (params, hidden [B, T, D], embeddings [B, T, D], start [B], cache or None, window or None)
+                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache, None if none was given).
+    init_cache: (rows, length) -> LayerCache.
+    """
+
+    fuse: Callable[[PyTree, Array], Array]
+    step: Callable[..., tuple[Array, Array, LayerCache]]
+    init_cache: Callable[[int, int], LayerCache]
+
+
+class Eagle3State(NamedTuple):
+    """Per row: the head's cache and what it needs to repair it in the same pass as its next first step.
+
+    cache:    rows of the head's keys and values, `length` of them made from true features.
+    length:   int32 [B].
+    features: [B, K+1, F], those of the last verification, not yet in the cache; position length, length + 1, ..
+    tokens:   int32 [B, K+1], the token that follows each feature's position.
+    waiting:  int32 [B], 0 .. K+1, how many of the two above are committed.
+    """
+
+    cache: LayerCache
+    length: Int[Array, "B"]
+    features: Float[Array, "B T F"]
+    tokens: Int[Array, "B T"]
+    waiting: Int[Array, "B"]
+
+
+@dataclass(frozen=True)
+class Eagle3Drafter:
+    """The `Drafter` of an EAGLE-3 head.
+
+    embedding:  policy parameters -> [V, D]; the policy's own table, borrowed by reference and never trained here.
+    vocab_size: V of the policy.
+    target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
+    """
+
+    network: Eagle3Network
+    embedding: Callable[[PyTree], Array]
+    vocab_size: int
+    target_ids: np.ndarray | None = None
+
+    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Eagle3State:
+        """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
+        rows = len(prompts.lengths)
+        # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
+        cache = self.network.init_cache(rows, length + 2 * width)
+        hidden = self.network.fuse(params.draft, features)
+        following = jnp.roll(prompts.tokens, -1, axis=1)
+        none = jnp.zeros(rows, jnp.int32)
+        _, _, cache = self._step(params, hidden, following, none, cache, None)
+        return Eagle3State(
+            cache=cache,
+            length=prompts.lengths - 1,
+            features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
+            tokens=jnp.zeros((rows, width), jnp.int32),
+            waiting=none,
+        )
+
+    def propose(
+        self, params: Params, state: Eagle3State, gumbel: Float[Array, "B K V"], law: SamplingLaw, window: int
+    ) -> tuple[Proposal, Eagle3State]:
+        """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
+        window += state.features.shape[1]
+        hidden = self.network.fuse(params.draft, state.features)
+        logits, hidden, cache = self._step(params, hidden, state.tokens, state.length, state.cache, window)
+        last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
+        logits, hidden = (jnp.take_along_axis(x, last, axis=1) for x in (logits, hidden))
+        length = state.length + state.waiting
+        tokens, log_q = [], []
+        for i in range(gumbel.shape[1]):
+            if i:
+                logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], length + i - 1, cache, window)
+            log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
+            tokens.append(sample(log_q[-1], gumbel[:, i]))
+        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))
+        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+
+    def observe(self, state: Eagle3State, features: Array, tokens: Array, emitted: Array) -> Eagle3State:
+        missing = state.tokens.shape[1] - tokens.shape[1]
+        return state._replace(
+            features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
+            tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
+            waiting=emitted,
+        )
+
+    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+        """Soft cross-entropy against the policy's law at the rollout temperature, where the predicted token counts.
+
+        The feature at t and the token at t + 1 predict the token at t + 2, whose law the policy gives at t + 1.
+        """
+        hidden = self.network.fuse(params.draft, output.features[:, :-2])
+        start = jnp.zeros(len(tokens), jnp.int32)
+        logits, _, _ = self._step(params, hidden, tokens[:, 1:-1], start, None, None)
+        log_p = full_log_probs(output.logits[:, 1:-1], law)
+        log_q = full_log_probs(logits, law)
+        if self.target_ids is not None:
+            log_p = log_p[..., self.target_ids]
+        kept = mask[:, 2:].astype(jnp.float32)
+        p = jnp.exp(log_p)
+        loss = -jnp.sum(p * log_q, axis=-1)
+        overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
+        return DraftLoss(jnp.sum(loss * kept), jax.lax.stop_gradient(jnp.sum(overlap * kept)))
+
+    def _step(
+        self, params: Params, hidden: Array, tokens: Array, start: Array, cache: LayerCache | None, window: int | None
+    ):
+        table = constrain(jax.lax.stop_gradient(self.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
+        embedded = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        return self.network.step(params.draft, hidden, embedded, start, cache, window)
+
+    def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
+        if self.target_ids is None:
+            return logits
+        return jnp.full((len(logits), self.vocab_size), -jnp.inf, logits.dtype).at[:, self.target_ids].set(logits)

@@ -1,0 +1,110 @@
+"""Gradients of both losses from one teacher-forced forward, accumulated over microbatches."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.batch import Batch, split
+from specjax.drafters import Drafter
+from specjax.loss import LossConfig, grpo_terms
+from specjax.sampling import SamplingLaw, full_log_probs, pick
+from specjax.types import Params, Policy, PolicyOutput, PyTree
+
+
+class Sums(NamedTuple):
+    """What the losses report, summed over tokens (or maximised, where named so)."""
+
+    tokens: Array
+    policy_loss: Array
+    clipped: Array
+    kl: Array
+    entropy: Array
+    ratio: Array
+    ratio_max: Array
+    gap: Array
+    gap_max: Array
+    draft_tokens: Array
+    draft_loss: Array
+    overlap: Array
+
+
+def accumulate(
+    policy: Policy,
+    drafter: Drafter,
+    params: Params,
+    batch: Batch,
+    reference: Float[Array, "R S"] | None,
+    law: SamplingLaw,
+    config: LossConfig,
+    microbatches: int,
+    train_draft: bool,
+) -> tuple[Params, Sums]:
+    """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
+
+    The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
+    gradient is the same program whether the draft is trained or not.
+    """
+    tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
+    draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
+    start = jnp.zeros(len(batch.advantage) // microbatches, jnp.int32)
+
+    def policy_loss(weights: PyTree, batch: Batch, reference: Array | None) -> tuple[Array, tuple[PolicyOutput, dict]]:
+        output = policy.apply(weights, batch.tokens, start)
+        log_probs = full_log_probs(output.logits[:, :-1], law)
+        theta = pick(log_probs, batch.tokens[:, 1:])
+        old = jax.lax.stop_gradient(theta)
+        mu = old if batch.mu is None else batch.mu[:, 1:]
+        mask = batch.trained[:, 1:]
+        terms = grpo_terms(theta, old, mu, reference, batch.advantage, mask, config)
+        gap = jnp.where(mask, old - mu, 0.0)
+        ratio = jnp.where(mask, jnp.exp(gap), 0.0)
+        log_probs = jax.lax.stop_gradient(log_probs)
+        entropy = jnp.where(mask, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1), 0.0)
+        loss = jnp.sum(terms.loss) / tokens
+        sums = dict(
+            policy_loss=loss,
+            clipped=jnp.sum(terms.clipped),
+            kl=jnp.sum(terms.kl),
+            entropy=jnp.sum(entropy),
+            ratio=jnp.sum(ratio),
+            ratio_max=jnp.max(ratio),
+            gap=jnp.sum(jnp.abs(gap)),
+            gap_max=jnp.max(jnp.abs(gap)),
+        )
+        return loss, (jax.lax.stop_gradient(output), jax.lax.stop_gradient(sums))
+
+    def draft_loss(weights: PyTree, batch: Batch, output: PolicyOutput) -> tuple[Array, Array]:
+        both = Params(policy=jax.lax.stop_gradient(params.policy), draft=weights)
+        result = drafter.loss(both, batch.tokens, output, batch.completion, law)
+        return result.loss / draft_tokens, result.overlap
+
+    def one(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:
+        batch, reference = part
+        with jax.named_scope("policy_gradient"):
+            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, reference)
+        draft, loss, overlap = jax.tree.map(jnp.zeros_like, params.draft), jnp.float32(0), jnp.float32(0)
+        if train_draft:
+            with jax.named_scope("draft_gradient"):
+                (loss, overlap), draft = jax.value_and_grad(draft_loss, has_aux=True)(params.draft, batch, output)
+        total = jax.tree.map(jnp.add, total, Params(policy=gradient, draft=draft))
+        return total, sums | dict(draft_loss=loss, overlap=overlap)
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    gradients, parts = jax.lax.scan(one, zero, split((batch, reference), microbatches))
+    reduced = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in parts.items()}
+    return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)
+
+
+def reference_log_probs(
+    policy: Policy, reference: PyTree, batch: Batch, law: SamplingLaw, microbatches: int
+) -> Float[Array, "R S-1"]:
+    """Log-probs of the batch's tokens, from the second on, under the reference policy."""
+
+    def one(tokens: Array) -> Array:
+        output = policy.apply(reference, tokens, jnp.zeros(len(tokens), jnp.int32))
+        return pick(full_log_probs(output.logits[:, :-1], law), tokens[:, 1:])
+
+    parts = jax.lax.map(one, split(batch.tokens, microbatches))
+    return jnp.moveaxis(parts, 0, 1).reshape(-1, parts.shape[-1])

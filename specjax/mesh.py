@@ -1,0 +1,77 @@
+"""The mesh, and which mesh axes each logical axis of an array is sharded over.
+
+Three axes: `data` and `fsdp` both split the batch, `fsdp` also the parameters and optimiser state, `tensor` the heads,
+the MLP and the vocabulary. Axes are Auto: the compiler propagates, `constrain` pins.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from specjax.types import PyTree
+
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+RULES: dict[str | None, tuple[str, ...]] = {
+    "batch": BATCH_AXES,
+    "embed": ("fsdp",),
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+}
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; their product is the number of devices used."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.data, self.fsdp, self.tensor
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """A mesh over the first devices. Raises ValueError where there are too few."""
+    needed, present = math.prod(config.shape), jax.device_count()
+    if needed > present:
+        raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
+    devices = jax.devices()[:needed]
+    return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many shards the batch is split."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.sharding.AbstractMesh | Mesh) -> P:
+    """The partition of an array with these logical axes; a dimension that an axis does not divide is replicated."""
+    manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+
+    def axes(name: str | None, size: int) -> tuple[str, ...] | None:
+        names = tuple(axis for axis in RULES.get(name, ()) if axis not in manual)
+        return names if names and size % math.prod(mesh.shape[axis] for axis in names) == 0 else None
+
+    return P(*map(axes, logical, shape))
+
+
+def constrain(x: Array, *logical: str | None) -> Array:
+    """Pin the sharding of `x` on the ambient mesh, if there is one, by its logical axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(logical, x.shape, mesh))
+
+
+def shardings(abstract: PyTree, logical: PyTree, mesh: Mesh) -> PyTree:
+    """NamedShardings for a tree of arrays (or their shapes) from the matching tree of logical axis names."""
+    return jax.tree.map(lambda x, axes: NamedSharding(mesh, spec(tuple(axes), x.shape, mesh)), abstract, logical)

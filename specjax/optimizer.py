@@ -1,0 +1,54 @@
+"""One optax chain for each network."""
+
+from dataclasses import dataclass
+
+import jax
+import optax
+
+from specjax.types import Params, PyTree
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW behind a clip of the global gradient norm, its learning rate warmed up linearly over `warmup_steps`."""
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    b1: float = 0.9
+    b2: float = 0.999
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("learning_rate", 0), ("warmup_steps", 0), ("weight_decay", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
+        if self.clip_norm <= 0:
+            raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
+
+
+def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
+    """A chain for each network, as `Params` of optax transformations; without a config the draft stands still."""
+    return Params(_chain(policy), optax.set_to_zero() if draft is None else _chain(draft))
+
+
+def apply_gradients(optimizers: Params, gradients: Params, states: Params, params: Params) -> tuple[Params, Params]:
+    """(params, optimiser states) after one update of each network by its own chain."""
+
+    def update(optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, weights: PyTree):
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
+        draft, draft_state = update(optimizers.draft, gradients.draft, states.draft, params.draft)
+    return Params(policy, draft), Params(policy_state, draft_state)
+
+
+def _chain(c: OptimizerConfig) -> optax.GradientTransformation:
+    schedule = optax.linear_schedule(c.learning_rate / (c.warmup_steps + 1), c.learning_rate, c.warmup_steps)
+    return optax.chain(
+        optax.clip_by_global_norm(c.clip_norm),
+        optax.adamw(schedule, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
+    )

@@ -1,0 +1,76 @@
+"""The one sampling law: what the draft proposes from, what verification checks against, what plain sampling draws."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+@dataclass(frozen=True)
+class SamplingLaw:
+    """How logits become a law: temperature, then top-k, then top-p, then min-p.
+
+    temperature: > 0, or 0 for greedy (all mass on the first argmax).
+    top_k:       keep the k most likely tokens (ties with the k-th are kept); None keeps all.
+    top_p:       keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all.
+    min_p:       keep tokens at least min_p times as likely as the most likely; 0 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature = {self.temperature}: must be >= 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k = {self.top_k}: must be >= 1, or none to keep all tokens")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p = {self.top_p}: must be in (0, 1]")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p = {self.min_p}: must be in [0, 1]")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are cut out of the law, so that their log-prob is minus infinity."""
+        return self.temperature == 0 or self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+
+def full_log_probs(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
+    """Log-probs under temperature alone, float32 (temperature 1 where the law is greedy)."""
+    temperature = law.temperature if law.temperature > 0 else 1.0
+    return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
+
+
+def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
+    """Normalised log-probs of the law, float32, minus infinity outside its support."""
+    if law.temperature == 0:
+        best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=bool)
+        return jnp.where(best, 0.0, -jnp.inf)
+    log_p = full_log_probs(logits, law)
+    if not law.truncates:
+        return log_p
+    if law.top_k is not None and law.top_k < logits.shape[-1]:
+        kth = jax.lax.top_k(log_p, law.top_k)[0][..., -1:]
+        log_p = jax.nn.log_softmax(jnp.where(log_p >= kth, log_p, -jnp.inf))
+    if law.top_p < 1:
+        descending = jnp.flip(jnp.sort(log_p, axis=-1), axis=-1)
+        mass_before = jnp.cumsum(jnp.exp(descending), axis=-1) - jnp.exp(descending)
+        threshold = jnp.min(jnp.where(mass_before < law.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        log_p = jax.nn.log_softmax(jnp.where(log_p >= threshold, log_p, -jnp.inf))
+    if law.min_p > 0:
+        floor = jnp.max(log_p, axis=-1, keepdims=True) + jnp.log(law.min_p)
+        log_p = jax.nn.log_softmax(jnp.where(log_p >= floor, log_p, -jnp.inf))
+    return log_p
+
+
+def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:
+    """The Gumbel-max draw: argmax of log-probs plus noise, int32. Tokens at minus infinity are never drawn."""
+    return jnp.argmax(log_p + gumbel, axis=-1).astype(jnp.int32)
+
+
+def pick(log_p: Float[Array, "... V"], tokens: Int[Array, "..."]) -> Float[Array, "..."]:
+    """The entries of `log_p` at `tokens`."""
+    return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]

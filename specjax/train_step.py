@@ -1,0 +1,177 @@
+"""The one program: prompts to updates in a single jit.
+
+`make_train_step` fuses the stages; `specjax.probe` runs the very same stages one by one against the clock.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from specjax.advantage import group_advantages
+from specjax.batch import Batch, make_batch
+from specjax.drafters import Drafter
+from specjax.generate import RolloutFn, per_shard, place, prepare
+from specjax.gradients import accumulate, reference_log_probs
+from specjax.loss import LossConfig
+from specjax.mesh import BATCH_AXES
+from specjax.metrics import Metrics, loss_metrics, reward_metrics, rollout_metrics
+from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizers
+from specjax.rewards import RewardFn
+from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+
+StepResult = tuple[TrainState, Rollout, Metrics]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One GRPO step.
+
+    seed:                all noise is keyed by (seed, step).
+    microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
+    train_draft:         distil the draft from every rollout; False freezes it.
+    allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
+    """
+
+    seed: int = 0
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    microbatches: int = 1
+    train_draft: bool = True
+    allow_truncated_law: bool = False
+
+    def __post_init__(self) -> None:
+        if self.microbatches < 1:
+            raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        if self.rollout.law.truncates and not self.allow_truncated_law:
+            raise ValueError(
+                f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
+                "allowed only with allow_truncated_law"
+            )
+
+
+class Stages(NamedTuple):
+    """A step, cut where the clock may look: prompts to updates, in this order."""
+
+    prepare: Callable[[Params], Params]
+    generate: Callable[[Params, Prompts, Array], Rollout]
+    reward: Callable[[Rollout, Prompts], tuple[Batch, Metrics]]
+    logprob: Callable[[PyTree | None, Batch], Array | None]
+    update: Callable[[TrainState, Batch, Array | None], tuple[TrainState, Metrics]]
+
+
+def make_stages(
+    policy: Policy,
+    drafter: Drafter,
+    reward_fn: RewardFn,
+    config: TrainConfig,
+    mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
+) -> Stages:
+    """The stages of a step, not jitted."""
+    sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
+    optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
+    law = config.rollout.law
+
+    def generate(params: Params, prompts: Prompts, step: Array) -> Rollout:
+        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step))
+
+    def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
+        scores = reward_fn(rollout, prompts)
+        advantages = group_advantages(scores.value, len(rollout.lengths) // len(prompts.lengths))
+        return make_batch(prompts, rollout, advantages), rollout_metrics(rollout) | reward_metrics(scores, advantages)
+
+    def logprob(reference: PyTree | None, batch: Batch) -> Array | None:
+        if reference is None:
+            return None
+        return reference_log_probs(policy, reference, batch, law, config.microbatches)
+
+    def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
+        gradients, sums = accumulate(
+            policy, drafter, state.params, batch, reference, law, config.loss, config.microbatches, config.train_draft
+        )
+        params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params)
+        metrics = loss_metrics(sums, gradients, config.train_draft, reference is not None)
+        return TrainState(state.step + 1, params, optimizer, state.reference), metrics
+
+    return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
+
+
+class TrainStep:
+    """A step compiled for its mesh, with the layout of the first state it is given, in and out."""
+
+    def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh) -> None:
+        self._step, self._mesh, self._jitted = step, mesh, None
+
+    def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+        with jax.set_mesh(self._mesh):
+            return self._jit(state)(state, place(prompts, self._mesh))
+
+    def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
+        """The program, for those who want to read it."""
+        with jax.set_mesh(self._mesh):
+            return self._jit(state).lower(state, place(prompts, self._mesh))
+
+    def _jit(self, state: TrainState) -> jax.stages.Wrapped:
+        if self._jitted is None:
+            layout = jax.tree.map(lambda x: x.sharding, state)
+            rows = NamedSharding(self._mesh, P(BATCH_AXES))
+            # The old parameters and moments are dead once the update is done: donated, they are updated in place.
+            self._jitted = jax.jit(
+                self._step, in_shardings=(layout, rows), out_shardings=(layout, rows, None), donate_argnums=0
+            )
+        return self._jitted
+
+
+def make_train_step(
+    policy: Policy,
+    drafter: Drafter,
+    reward_fn: RewardFn,
+    config: TrainConfig,
+    mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
+) -> TrainStep:
+    """`state, rollout, metrics = step(state, prompts)`: one compiled program, traced once.
+
+    reward_fn:  (rollout, prompts) -> Reward, traced, or `host_reward` around a host scorer.
+    rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
+                that shard's prompts alone. Of its Rollout only tokens and lengths are required.
+
+    The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts do not divide
+    over the mesh, or the sequences of a shard over the microbatches.
+    """
+    stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+
+    def step(state: TrainState, prompts: Prompts) -> StepResult:
+        params = stages.prepare(state.params)
+        rollout = stages.generate(params, prompts, state.step)
+        batch, metrics = stages.reward(rollout, prompts)
+        reference = stages.logprob(state.reference, batch)
+        state, losses = stages.update(state, batch, reference)
+        return state, rollout, metrics | losses
+
+    return TrainStep(step, mesh)
+
+
+def init_train_state(params: Params, config: TrainConfig, mesh: Mesh, with_reference: bool = False) -> TrainState:
+    """A fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
+
+    with_reference: keep a copy of the policy as it is now, for KL.
+    """
+    everywhere = NamedSharding(mesh, P())
+    optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
+    optimizer = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
+    return TrainState(
+        step=jax.device_put(jnp.int32(0), everywhere),
+        params=params,
+        optimizer=jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), optimizer),
+        reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
+    )

@@ -1,0 +1,140 @@
+"""The pytrees that travel between the rooms, and the functions by which the algorithms reach a network.
+
+Axis names used throughout the project:
+
+    N  prompts            P  padded prompt length     V  vocabulary
+    G  samples a prompt   C  completion budget        F  width of the drafter's features
+    R  sequences, N * G   T  tokens in one forward    D  width of the residual stream
+    B  rows of a batch    S  cached positions         K  draft length
+
+Sequence r is sample r % G of prompt r // G. Prompts, completions and cache rows are left-aligned: the index of a
+token in its row is its position.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+PyTree = Any
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, each [slot, length, kv_head, head_dim]."""
+
+    k: Array
+    v: Array
+
+
+Cache = tuple[LayerCache, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Params:
+    """The parameters of both networks; `draft` is an empty dict where the drafter has none."""
+
+    policy: PyTree
+    draft: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """All that an update reads and writes. Donated to each step.
+
+    step:      int32 scalar, updates so far; with the seed it keys all noise.
+    optimizer: the optimiser states, arranged as the parameters they belong to.
+    reference: the parameters of a frozen policy that KL is measured against, or None.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    optimizer: Params
+    reference: PyTree | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prompts:
+    """A batch of prompts. `id` names a prompt in the host's table of answers and keys its noise: unique in a batch."""
+
+    tokens: Int[Array, "N P"]
+    lengths: Int[Array, "N"]
+    id: Int[Array, "N"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What one forward of the policy returns.
+
+    logits:   [B, T, V] in the compute dtype.
+    features: [B, T, F], the concatenated residual streams that the drafter reads.
+    hidden:   [B, T, D] after the final norm.
+    cache:    the cache with the T tokens written, or None where none was given.
+    """
+
+    logits: Float[Array, "B T V"]
+    features: Float[Array, "B T F"]
+    hidden: Float[Array, "B T D"]
+    cache: Cache | None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model as functions.
+
+    apply:      (params, tokens [B, T], start [B], cache or None, window or None) -> PolicyOutput. Row b holds
+                positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
+                attends to the cached positions up to its own, of which the first `window` are looked at; without,
+                to the earlier tokens of its own row.
+    init_cache: (rows, length) -> Cache of zeros.
+    embedding:  params -> [V, D], the table a drafter may borrow.
+    dtype:      the compute dtype, to which the rollout casts the parameters once a step.
+    """
+
+    apply: Callable[..., PolicyOutput]
+    init_cache: Callable[[int, int], Cache]
+    embedding: Callable[[PyTree], Array]
+    vocab_size: int
+    dtype: jnp.dtype
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rollout:
+    """Completions of R = N * G sequences, without their prompts. Only tokens and lengths are required of a fork.
+
+    tokens:   int32 [R, C], the completion, stop token included; zero from `lengths` on.
+    lengths:  int32 [R], 0 .. C.
+    stopped:  bool [R], ended by a stop token (False: by the length budget).
+    law:      float32 [R, C], log-prob of each token under the processed law it was drawn from.
+    full:     float32 [R, C], its log-prob under temperature alone: what ratios and KL use.
+    drafted:  int32 [R, K], how often position i of a draft could still be emitted.
+    accepted: int32 [R, K], how often it was accepted and emitted.
+    rounds:   int32 [R], verifications while the row was live.
+    trips:    int32 [shards], iterations of each shard's loop.
+    """
+
+    tokens: Int[Array, "R C"]
+    lengths: Int[Array, "R"]
+    stopped: Bool[Array, "R"] | None = None
+    law: Float[Array, "R C"] | None = None
+    full: Float[Array, "R C"] | None = None
+    drafted: Int[Array, "R K"] | None = None
+    accepted: Int[Array, "R K"] | None = None
+    rounds: Int[Array, "R"] | None = None
+    trips: Int[Array, "shards"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Reward:
+    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1."""
+
+    value: Float[Array, "R"]
+    correct: Float[Array, "R"]

@@ -1,0 +1,143 @@
+"""Verification: how many drafted tokens are kept, and which token comes next.
+
+Pure, static shapes, ragged draft lengths, noise in as arrays. Two verifiers behind one interface:
+
+- `rejection`, token-level speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1; Chen et al. 2023,
+  arXiv 2302.01318): the emitted tokens follow the policy's law exactly.
+- `coupled`, Gumbel coupling (Daliri et al. 2024, arXiv 2408.07978): draft and policy share the noise of each position,
+  so that the emitted tokens are those of plain sampling with that noise, whatever was drafted.
+
+`accept_law` is the deterministic half of `rejection`, which a test can enumerate; `draw` is the other half.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from specjax.keys import Purpose, coupled_gumbel, gumbel, round_keys
+from specjax.sampling import pick, sample
+
+
+class Noise(NamedTuple):
+    """All the randomness of a round.
+
+    draft:   [B, K, V] Gumbels with which the drafter samples its proposal.
+    uniform: [B] in [0, 1), decides how many drafts `rejection` accepts.
+    emit:    Gumbels with which the token after them is drawn: [B, 1, V], or [B, K+1, V] for `coupled`.
+    """
+
+    draft: Float[Array, "B K V"]
+    uniform: Float[Array, "B"]
+    emit: Float[Array, "B rows V"]
+
+
+class Verdict(NamedTuple):
+    """accepted: int32 [B], 0 .. K, the drafts kept. token: int32 [B], the one emitted after them."""
+
+    accepted: Int[Array, "B"]
+    token: Int[Array, "B"]
+
+
+class AcceptLaw(NamedTuple):
+    """The law of a round given its draft.
+
+    survival: [B, K], probability that more than i drafted tokens are accepted: non-increasing in i.
+    log_p:    [B, K+1, V], the policy's processed log-probs.
+    log_q:    [B, K+1, V], the drafter's, minus infinity in rows that hold no draft.
+    """
+
+    survival: Float[Array, "B K"]
+    log_p: Float[Array, "B T V"]
+    log_q: Float[Array, "B T V"]
+
+    def stop(self) -> Float[Array, "B T"]:
+        """Probability that exactly m drafted tokens are accepted, m = 0 .. K."""
+        padded = jnp.pad(self.survival, ((0, 0), (1, 0)), constant_values=1.0)
+        return padded - jnp.pad(self.survival, ((0, 0), (0, 1)))
+
+    def residual(self, accepted: Int[Array, "B"]) -> Float[Array, "B V"]:
+        """Log-probs of the token emitted after `accepted` drafts: max(p - q, 0) normalised; p after a full accept.
+
+        Where rounding leaves no mass at all (p equal to q), the law is p.
+        """
+        row = accepted[:, None, None]
+        log_p, log_q = (jnp.take_along_axis(x, row, axis=1)[:, 0] for x in (self.log_p, self.log_q))
+        above = log_p > log_q
+        gap = jnp.where(above, log_q - log_p, -1.0)
+        left = jnp.where(above, log_p + jnp.log1p(-jnp.exp(gap)), -jnp.inf)
+        return jax.nn.log_softmax(jnp.where(above.any(axis=-1, keepdims=True), left, log_p))
+
+
+def accept_law(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B K V"], draft: Int[Array, "B K"], length: Int[Array, "B"]
+) -> AcceptLaw:
+    """The law of `rejection` for one round: arXiv 2211.17192, algorithm 1, in log space.
+
+    log_p, log_q: normalised processed log-probs; q is over the full vocabulary, minus infinity where it has no mass.
+    draft:        the proposal, a true sample of q (or the one token of a deterministic q).
+    length:       0 .. K, how many of its tokens count.
+    """
+    counts = jnp.arange(draft.shape[1])[None] < length[:, None]
+    log_pd, log_qd = pick(log_p[:, :-1], draft), pick(log_q, draft)
+    possible = counts & (log_pd > -jnp.inf) & (log_qd > -jnp.inf)
+    ratio = jnp.where(possible, jnp.exp(jnp.minimum(jnp.where(possible, log_pd - log_qd, 0.0), 0.0)), 0.0)
+    log_q = jnp.where(counts[..., None], log_q, -jnp.inf)
+    log_q = jnp.pad(log_q, ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
+    return AcceptLaw(jnp.cumprod(ratio, axis=1), log_p, log_q)
+
+
+def draw(law: AcceptLaw, noise: Noise) -> Verdict:
+    """One uniform against the survival probabilities, then a draw from the residual.
+
+    The comparison is strict: float32 uniforms contain an exact 0, which must not accept a token of p = 0.
+    """
+    accepted = jnp.sum(noise.uniform[:, None] < law.survival, axis=1, dtype=jnp.int32)
+    return Verdict(accepted, sample(law.residual(accepted), noise.emit[:, 0]))
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A way to verify: the noise it wants for a round, and its verdict on a proposal.
+
+    noise:  (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
+    verify: (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `accept_law`.
+    """
+
+    noise: Callable[[Key[Array, "B"], Int[Array, "B"], int, int], Noise]
+    verify: Callable[[Array, Array, Array, Array, Noise], Verdict]
+
+
+def _independent_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
+    draft, accept, emit = (round_keys(keys, start, use) for use in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL))
+    return Noise(
+        draft=jax.vmap(lambda key: gumbel(key, (draft_length, vocab)))(draft),
+        uniform=jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32))(accept),
+        emit=jax.vmap(lambda key: gumbel(key, (1, vocab)))(emit),
+    )
+
+
+def _verify_rejection(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
+    return draw(accept_law(log_p, log_q, draft, length), noise)
+
+
+def _coupled_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
+    shared = coupled_gumbel(keys, start, draft_length + 1, vocab)
+    return Noise(draft=shared[:, :-1], uniform=jnp.zeros(len(keys), jnp.float32), emit=shared)
+
+
+def _verify_coupled(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
+    """Arxiv 2408.07978, section 3: the policy's own draw is emitted, a draft is kept while it equals it."""
+    tokens = sample(log_p, noise.emit)
+    agree = (tokens[:, :-1] == draft) & (jnp.arange(draft.shape[1])[None] < length[:, None])
+    accepted = jnp.sum(jnp.cumprod(agree, axis=1), axis=1, dtype=jnp.int32)
+    return Verdict(accepted, jnp.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0])
+
+
+VERIFIERS = {
+    "rejection": Verifier(_independent_noise, _verify_rejection),
+    "coupled": Verifier(_coupled_noise, _verify_coupled),
+}
