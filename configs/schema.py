@@ -1,0 +1,185 @@
+"""What a run is: typed, frozen dataclasses that recipes compose and the command line overrides.
+
+The options of an algorithm stand beside it in `specjax`; here are those of models, data, evaluation and logging.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from models.config import DecoderConfig, Dtype
+from specjax.loss import LossConfig
+from specjax.mesh import MeshConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.rollout import RolloutConfig
+from specjax.train_step import TrainConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy.
+
+    path:           a directory in Hugging Face layout, or one that launch.convert made; None starts from scratch.
+    architecture:   the network to start from scratch.
+    feature_layers: the layers on whose entry the draft reads the policy; empty for EAGLE-3's own choice.
+    dtype:          compute dtype. param_dtype: of the master weights.
+    """
+
+    path: str | None = None
+    architecture: DecoderConfig | None = None
+    feature_layers: tuple[int, ...] = ()
+    dtype: Dtype = "bfloat16"
+    param_dtype: Dtype = "float32"
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """The draft, started from random weights. A width left at None is the policy's own.
+
+    kind:       eagle3, or none for autoregressive rollouts.
+    vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
+    train:      distil the draft from every rollout.
+    """
+
+    kind: Literal["eagle3", "none"] = "eagle3"
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    train: bool = True
+
+
+@dataclass(frozen=True)
+class ArithmeticConfig:
+    """The built-in task: sums of min_terms .. max_terms numbers, each 1 .. max_value, with worked steps."""
+
+    problems: int = 4096
+    min_terms: int = 3
+    max_terms: int = 6
+    max_value: int = 9
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The problems to train on and those held out.
+
+    train:         a JSONL file; None generates the built-in arithmetic task.
+    held_out:      a JSONL file to evaluate on; None holds `held_out_count` of the training problems out.
+    answer_after:  the answer is what follows the last such marker in its field ("####" in GSM8K).
+    instruction:   how a prompt is put to the model; {prompt} stands for it.
+    tokenizer:     `checkpoint` is the one in the model's directory with its chat template, `bytes` is built in.
+    enable_thinking: handed to the chat template where set.
+    prompts:       in a batch, over all shards. max_prompt_tokens: longer prompts are dropped and counted.
+    """
+
+    train: str | None = None
+    held_out: str | None = None
+    held_out_count: int = 256
+    prompt_field: str = "question"
+    answer_field: str = "answer"
+    solution_field: str | None = None
+    answer_after: str | None = None
+    instruction: str = "{prompt}"
+    tokenizer: Literal["checkpoint", "bytes"] = "checkpoint"
+    enable_thinking: bool | None = None
+    prompts: int = 32
+    max_prompt_tokens: int = 512
+    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """scorer: exact (what follows the last '#'), math (math-verify) or package.module:function, on the host in `workers`
+    processes; or exact_traced, the first inside the program. A sample over its time limit counts as failed.
+    """
+
+    scorer: str = "exact"
+    workers: int = 2
+    time_limit_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class WarmupConfig:
+    """Supervised steps on the problems' own solutions before RL, for a policy from scratch; 0 skips them."""
+
+    steps: int = 0
+    batch_size: int = 64
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-3))
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """In-training validation on held-out prompts, by the rollout's own law, every `every` steps; 0 never."""
+
+    every: int = 0
+    prompts: int = 64
+    samples: int = 1
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A save every `every` steps and at the end, the last `keep` kept; 0 never saves."""
+
+    every: int = 50
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class SpeedupConfig:
+    """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
+
+    slots: sequences decoded at a time; empty skips the comparison. prompts: how many sequences in all.
+    """
+
+    slots: tuple[int, ...] = ()
+    draft_lengths: tuple[int, ...] = (1, 2, 3, 4)
+    prompts: int = 128
+    repeats: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run of launch.train.
+
+    steps:        RL steps in all, those before a resume included.
+    out:          run directory; None takes runs/NAME, or the next free number behind it.
+    resume:       continue the run in `out` (or the newest of NAME) from its last checkpoint.
+    probe_every:  run every n-th step stage by stage against the clock; 0 never.
+    microbatches: parts in which gradients are accumulated.
+    """
+
+    name: str
+    steps: int
+    seed: int = 0
+    out: str | None = None
+    resume: bool = False
+    probe_every: int = 20
+    microbatches: int = 1
+    allow_truncated_law: bool = False
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
+
+    def train_config(self) -> TrainConfig:
+        """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""
+        return TrainConfig(
+            seed=self.seed,
+            rollout=self.rollout,
+            loss=self.loss,
+            policy_optimizer=self.policy_optimizer,
+            draft_optimizer=self.draft_optimizer,
+            microbatches=self.microbatches,
+            train_draft=self.draft.train and self.draft.kind != "none",
+            allow_truncated_law=self.allow_truncated_law,
+        )

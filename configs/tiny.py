@@ -1,0 +1,48 @@
+"""A whole run on two CPU cores in minutes: a small policy from scratch learns sums, deep and narrow to favour drafting."""
+
+from configs.schema import (
+    ArithmeticConfig,
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    RewardConfig,
+    RunConfig,
+    SpeedupConfig,
+    WarmupConfig,
+)
+from models.config import DecoderConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.rollout import RolloutConfig
+
+config = RunConfig(
+    name="tiny",
+    steps=60,
+    model=ModelConfig(
+        architecture=DecoderConfig(
+            vocab_size=257,
+            hidden_size=64,
+            intermediate_size=160,
+            num_layers=12,
+            num_heads=4,
+            num_kv_heads=1,
+            head_dim=16,
+            qk_norm=True,
+        ),
+        dtype="float32",
+    ),
+    data=DataConfig(
+        tokenizer="bytes",
+        prompts=32,
+        max_prompt_tokens=12,
+        arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=6, max_value=9),
+    ),
+    reward=RewardConfig(scorer="exact_traced"),
+    rollout=RolloutConfig(group_size=8, max_new_tokens=48, draft_length=3),
+    policy_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=5),
+    draft_optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
+    warmup=WarmupConfig(steps=150, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    eval=EvalConfig(every=20, prompts=256),
+    checkpoint=CheckpointConfig(every=30),
+    speedup=SpeedupConfig(slots=(32, 128, 256), draft_lengths=(2, 3, 4), prompts=256),
+)

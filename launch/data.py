@@ -1,0 +1,88 @@
+"""Problems to train and evaluate on, and where they come from."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A prompt, the answer a scorer compares with, and a worked solution where there is one to learn from."""
+
+    prompt: str
+    answer: str
+    solution: str | None = None
+
+
+def load_jsonl(
+    path: str | Path,
+    prompt_field: str,
+    answer_field: str,
+    solution_field: str | None = None,
+    answer_after: str | None = None,
+) -> list[Problem]:
+    """The problems of a JSONL file: one object a line, blank lines skipped, fields that are text or numbers.
+
+    With `answer_after`, the answer is what follows the last occurrence of that marker in its field: "####" for GSM8K.
+    Raises ConfigError naming the file, and the line where there is one, for whatever it cannot use.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    problems = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        record = _record(line, where)
+        answer = _text(record, answer_field, where)
+        if answer_after is not None:
+            _, found, answer = answer.rpartition(answer_after)
+            if not found or not answer.strip():
+                raise ConfigError(f"{where}: no answer after {answer_after!r} in field {answer_field!r}")
+        problems.append(
+            Problem(
+                prompt=_text(record, prompt_field, where),
+                answer=answer.strip(),
+                solution=None if solution_field is None else _text(record, solution_field, where),
+            )
+        )
+    if not problems:
+        raise ConfigError(f"{path}: holds no problems")
+    return problems
+
+
+def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
+    """(train, held out): the last `held_out` problems, and those before them whose prompts are not held out."""
+    if not 0 < held_out < len(problems):
+        raise ConfigError(
+            f"held_out={held_out}: must be between 1 and {len(problems) - 1}, of {len(problems)} problems"
+        )
+    kept = list(problems[-held_out:])
+    unseen = {problem.prompt for problem in kept}
+    return [problem for problem in problems[:-held_out] if problem.prompt not in unseen], kept
+
+
+def _record(line: str, where: str) -> dict[str, object]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where}: must be a JSON object, not {type(record).__name__}")
+    return record
+
+
+def _text(record: dict[str, object], field: str, where: str) -> str:
+    if field not in record:
+        raise ConfigError(f"{where}: no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}")
+    value = record[field]
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise ConfigError(f"{where}: field {field!r} must be text or a number, not {json.dumps(value)[:80]}")
+    return str(value)

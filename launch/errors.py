@@ -1,0 +1,8 @@
+"""What a program tells its user."""
+
+
+class ConfigError(ValueError):
+    """Bad input from the user. The message is one line that names the field, its value and what is allowed.
+
+    Programs print the message and end with exit code 2.
+    """

@@ -1,0 +1,144 @@
+"""From problems to padded batches of token ids.
+
+A prompt's id is its problem's index in the table it was made from; rows that only fill up a batch have ids below zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from launch.data import Problem
+from launch.errors import ConfigError
+from launch.tokenizers import Tokenizer
+from specjax.types import Prompts
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """The prompts of a list of problems, as token ids.
+
+    rows:    the prompts that can be used, of 1 .. max_length tokens each.
+    ids:     int32, their problems' indices in the list.
+    dropped: how many problems had a prompt that is empty or too long.
+    """
+
+    rows: tuple[list[int], ...]
+    ids: np.ndarray
+    max_length: int
+    dropped: int
+
+    @classmethod
+    def build(cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int) -> "PromptTable":
+        """Ask `tokenizer` for each problem's prompt; a row is padded to `max_length` tokens."""
+        prompts = [tokenizer.chat(problem.prompt) for problem in problems]
+        ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
+        return cls(
+            rows=tuple(prompts[i] for i in ids),
+            ids=np.asarray(ids, np.int32),
+            max_length=max_length,
+            dropped=len(prompts) - len(ids),
+        )
+
+    def batch(self, picks: np.ndarray) -> Prompts:
+        """The rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
+        tokens, lengths = _pad([self.rows[pick] for pick in picks], self.max_length)
+        return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
+
+
+class PromptPipeline:
+    """An endless iterator over batches of `batch_size` prompts, shuffled anew in every epoch, deterministic by `seed`.
+
+    Every epoch leaves out what does not fill a batch, so that an id comes once in a batch and at most once in an
+    epoch. Raises ConfigError where the table holds fewer prompts than a batch.
+    """
+
+    def __init__(self, table: PromptTable, batch_size: int, seed: int) -> None:
+        if not 0 < batch_size <= len(table.rows):
+            raise ConfigError(
+                f"prompts a batch={batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
+                f"({table.dropped} empty or over {table.max_length} tokens)"
+            )
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed={seed}: must be between 0 and {2**32 - 1}")
+        self._table = table
+        picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
+        # Padding a batch takes microseconds: no threads, and so a position that is exact.
+        self._picks = iter(picks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+    def __iter__(self) -> "PromptPipeline":
+        return self
+
+    def __next__(self) -> Prompts:
+        return self._table.batch(next(self._picks))
+
+    def get_state(self) -> dict[str, Any]:
+        """The position, JSON-serialisable: a pipeline set to it yields what this one would have yielded next."""
+        return self._picks.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._picks.set_state(state)
+
+
+def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
+    """All prompts of the table in their order, `batch_size` a batch.
+
+    The last batch is filled up with copies of the table's first prompts under the ids -1, -2, ..: a row counts where
+    `id >= 0`.
+    """
+    if batch_size < 1 or not table.rows:
+        raise ConfigError(f"prompts a batch={batch_size}, usable prompts={len(table.rows)}: need at least one of each")
+    picks = np.arange(-(-len(table.rows) // batch_size) * batch_size)
+    batches = []
+    for start in range(0, len(picks), batch_size):
+        chosen = picks[start : start + batch_size]
+        extra = chosen - len(table.rows)
+        batch = table.batch(chosen % len(table.rows))
+        batches.append(replace(batch, id=np.where(extra < 0, batch.id, -1 - extra).astype(np.int32)))
+    return batches
+
+
+class SupervisedBatch(NamedTuple):
+    """Prompts followed by their solutions and a stop token.
+
+    tokens:         int32 [B, S], zero from `lengths` on.
+    lengths:        int32 [B].
+    prompt_lengths: int32 [B]; what follows is to be learnt.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    prompt_lengths: np.ndarray
+
+
+def supervised_batch(
+    problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int, seed: int, step: int
+) -> SupervisedBatch:
+    """`batch_size` different problems with their solutions, drawn at random by (seed, step), padded to `length` tokens.
+
+    Raises ConfigError where a batch needs more problems than there are, one has no solution, or one does not fit.
+    """
+    if not 0 < batch_size <= len(problems):
+        raise ConfigError(f"batch_size={batch_size}: must be between 1 and {len(problems)}, the problems there are")
+    rows, prompt_lengths = [], []
+    for pick in np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False):
+        problem = problems[pick]
+        if problem.solution is None:
+            raise ConfigError(f"problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
+        prompt = tokenizer.chat(problem.prompt)
+        row = [*prompt, *tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
+        if len(row) > length:
+            raise ConfigError(f"length={length}: problem {pick} takes {len(row)} tokens with its solution")
+        rows.append(row)
+        prompt_lengths.append(len(prompt))
+    tokens, lengths = _pad(rows, length)
+    return SupervisedBatch(tokens, lengths, np.asarray(prompt_lengths, np.int32))
+
+
+def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.zeros((len(rows), length), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return tokens, np.asarray([len(row) for row in rows], np.int32)

@@ -1,0 +1,129 @@
+"""Text to token ids and back."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from launch.errors import ConfigError
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the programs need of a tokenizer. Ids are below `vocab_size`; a policy's own vocabulary may be wider."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The ids that end a completion, at least one; the first is the one to train on."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a piece of text, with no special tokens added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; stop tokens, special tokens and ids outside the vocabulary leave no trace."""
+        ...
+
+    def chat(self, prompt: str) -> list[int]:
+        """The ids of a prompt as the model wants to be asked, up to where its answer begins."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes, ids 0 .. 255, and one stop token, id 256. A prompt is asked as it is."""
+
+    vocab_size = 257
+    stop_tokens = (256,)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
+
+    def chat(self, prompt: str) -> list[int]:
+        return self.encode(prompt)
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer in a checkpoint's directory, with its chat template where it has one.
+
+    directory:       a local directory in Hugging Face layout.
+    instruction:     what becomes of a prompt before the chat template, in `str.format` syntax, for example
+                     "{prompt}\\nPut the answer in \\\\boxed{{}}."
+    enable_thinking: handed to the chat template where set; a template that does not know it ignores it.
+
+    The stop tokens are the tokenizer's own and those of `generation_config.json`. Raises ConfigError for a missing
+    directory or package, a directory without a usable tokenizer or stop token, and a malformed instruction.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, instruction: str = "{prompt}", enable_thinking: bool | None = None
+    ) -> None:
+        self._tokenizer = _load(Path(directory))
+        self._instruction = _checked(instruction)
+        self._template_options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self.vocab_size = len(self._tokenizer)
+        self.stop_tokens = _stop_tokens(self._tokenizer, Path(directory))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # Not every stop token of generation_config.json is special to the tokenizer.
+        kept = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
+        return self._tokenizer.decode(kept, skip_special_tokens=True)
+
+    def chat(self, prompt: str) -> list[int]:
+        question = self._instruction.format(prompt=prompt)
+        if self._tokenizer.chat_template is None:
+            return self._tokenizer.encode(question)
+        return self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_dict=False,
+            **self._template_options,
+        )
+
+
+def _load(directory: Path) -> Any:
+    if not directory.is_dir():
+        raise ConfigError(f"tokenizer: no directory {str(directory)!r}")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError("tokenizer: transformers is not installed: pip install 'specjax[hf]'") from None
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises a different kind for each file that is missing or malformed
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"tokenizer: cannot load one from {str(directory)!r}: {reason}") from error
+
+
+def _checked(instruction: str) -> str:
+    try:
+        kept = "\0" in instruction.format(prompt="\0")
+    except (LookupError, ValueError, AttributeError):
+        kept = False
+    if not kept:
+        raise ConfigError(f"instruction={instruction!r}: must hold {{prompt}}, and other braces doubled")
+    return instruction
+
+
+def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
+    own = tokenizer.eos_token_id
+    ids = [] if own is None else [own]
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        try:
+            listed = json.loads(generation.read_text()).get("eos_token_id") or []
+        except (ValueError, AttributeError):
+            raise ConfigError(f"tokenizer: {str(generation)!r} is not a JSON object") from None
+        ids += listed if isinstance(listed, list) else [listed]
+    if not ids:
+        raise ConfigError(f"tokenizer: {str(directory)!r} names no end-of-sequence token, so no completion would stop")
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,54 @@
+"""What import and export share about files: JSON objects, directories that appear whole, optional packages."""
+
+import importlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def optional(module: str) -> Any:
+    """A module of the [hf] extra. Raises ImportError with one clear line where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{module} is not installed: pip install 'specjax[hf]'") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ValueError naming the file where it is missing or something else."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        raise ValueError(f"{path}: {reason}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path}: must hold a JSON object")
+    return fields
+
+
+def write_json(path: Path, fields: dict[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A temporary sibling to fill, which takes the name `path` when the block ends and is removed when it raises.
+
+    Raises ValueError where `path` is there already, unless as an empty directory.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path}: exists and is not an empty directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise

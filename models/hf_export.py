@@ -1,0 +1,88 @@
+"""A parameter tree as a Hugging Face directory that transformers, vLLM and the like load."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.config import DecoderConfig
+from models.decoder import init_decoder
+from models.files import new_directory, optional, write_json
+from models.hf_config import config_to_hf
+from models.hf_import import INDEX, SINGLE
+from models.hf_layout import Stored, stored_tensors
+from models.params import abstract_params, by_path
+from specjax.types import PyTree
+
+
+def save_policy(
+    directory: Path,
+    params: PyTree,
+    config: DecoderConfig,
+    carried: Mapping[str, Any] | None = None,
+    max_file_bytes: int = 5_000_000_000,
+) -> None:
+    """Write `config.json` and the safetensors of a decoder, all of it or nothing.
+
+    Every tensor keeps its bits and its dtype: what `load_policy` read is written back byte for byte, under the same
+    name. The host holds one file's tensors at a time. For a single process: every shard must be addressable.
+
+    Args:
+        directory: must not exist, or be empty.
+        params: of `Decoder(config)`, unboxed.
+        config: tells the family, too: Qwen3 has q/k norm, Qwen2.5 qkv bias, Llama neither.
+        carried: further fields of `config.json`, of those that `carried_fields` returns.
+        max_file_bytes: beyond it the tensors are split over several files with an index.
+
+    Raises ValueError where the directory is in use, the parameters do not fit the config or no family does.
+    Raises ImportError without safetensors.
+    """
+    save_file = optional("safetensors.numpy").save_file
+    flat = by_path(params)
+    tensors = stored_tensors(config)
+    _check_fit(flat, config)
+    fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name))
+    sizes = {name: flat[stored.path].nbytes for name, stored in tensors.items()}
+    files = list(_split(sizes, max_file_bytes))
+    with new_directory(directory) as temporary:
+        write_json(temporary / "config.json", {**(carried or {}), **fields})
+        weight_map: dict[str, str] = {}
+        for i, names in enumerate(files, start=1):
+            file = SINGLE if len(files) == 1 else f"model-{i:05}-of-{len(files):05}.safetensors"
+            save_file({n: _host(tensors[n], flat) for n in names}, temporary / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(names, file)
+        if len(files) > 1:
+            metadata = {
+                "total_parameters": sum(math.prod(x.shape) for x in flat.values()),
+                "total_size": sum(sizes.values()),
+            }
+            write_json(temporary / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def _check_fit(flat: Mapping[tuple[str, ...], jax.Array], config: DecoderConfig) -> None:
+    abstract = by_path(abstract_params(partial(init_decoder, config)))
+    for path in sorted(flat.keys() | abstract.keys()):
+        found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
+        if found != expected:
+            raise ValueError(f"params: {'.'.join(path)} has shape {found}, {expected} by the config")
+
+
+def _host(stored: Stored, flat: Mapping[tuple[str, ...], jax.Array]) -> np.ndarray:
+    return stored.pack(np.asarray(flat[stored.path]))
+
+
+def _split(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """The names in order, cut where a file would grow beyond the limit."""
+    names, total = [], 0
+    for name, size in sizes.items():
+        if names and total + size > limit:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    yield names

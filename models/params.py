@@ -1,0 +1,43 @@
+"""The parameters of a network on a mesh: their shapes, their shardings and their initialisation.
+
+All three derive from the one boxed `init`, a function of a key such as `functools.partial(init_decoder, config)`:
+shapes, dtypes and logical axis names are written nowhere else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from specjax.mesh import shardings
+from specjax.types import PyTree
+
+Init = Callable[[Key[Array, ""]], PyTree]
+
+
+def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
+    """The parameters as ShapeDtypeStructs, without making them; on a mesh, with their shardings."""
+    boxed = jax.eval_shape(init, jax.random.key(0))
+    shapes = nn.unbox(boxed)
+    if mesh is None:
+        return shapes
+    on_mesh = shardings(shapes, nn.get_partition_spec(boxed), mesh)
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, on_mesh)
+
+
+def param_shardings(init: Init, mesh: Mesh) -> PyTree:
+    """The NamedSharding of each parameter, from its logical axis names."""
+    return jax.tree.map(lambda x: x.sharding, abstract_params(init, mesh))
+
+
+def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
+    """Random parameters, each made shard by shard where it belongs; the same numbers on every mesh."""
+    return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=param_shardings(init, mesh))(key)
+
+
+def by_path(params: PyTree) -> dict[tuple[str, ...], Any]:
+    """The leaves of a nested dict by their keys; `flax.traverse_util.unflatten_dict` is the way back."""
+    return {tuple(key.key for key in path): leaf for path, leaf in jax.tree.leaves_with_path(params)}

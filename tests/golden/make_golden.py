@@ -1,0 +1,107 @@
+"""Writes the checkpoints beside it and what torch and transformers compute with them.
+
+`python tests/golden/make_golden.py`, made with torch 2.13.0 and transformers 5.23.0. Each directory is a Hugging Face
+checkpoint of a tiny random decoder; `expected.npz` holds tokens [B, T] and, in float32, the logits, the residual
+stream on entry of FEATURE_LAYERS side by side, and the last hidden state after the final norm.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+HERE = Path(__file__).parent
+FEATURE_LAYERS = (1, 2, 3)
+SHAPE = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=4, dtype="float32")
+# With base 100 and 8 rotary dimensions the wavelengths are 6, 20, 63 and 199 positions: of the original 32, the first
+# band is kept, the second blended and the rest stretched, and the sequences run beyond 32.
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=100.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+
+
+def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:
+    """A model in which every parameter matters: norm scales and biases too, and attention far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 2:
+                parameter.copy_(noise * 1.2 / math.sqrt(parameter.shape[1]))
+            else:
+                parameter.copy_(noise * 0.5 if name.endswith("bias") else 1 + 0.3 * noise)
+    return model
+
+
+def as_transformers_4(fields: dict[str, Any]) -> dict[str, Any]:
+    """The `config.json` that transformers 4 writes for the same model."""
+    fields = dict(fields)
+    rope = fields.pop("rope_parameters")
+    fields["rope_theta"] = rope.pop("rope_theta")
+    fields["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    fields["torch_dtype"] = fields.pop("dtype")
+    return {**fields, "transformers_version": "4.51.0"}
+
+
+def expected(model: torch.nn.Module, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    with torch.no_grad():
+        output = model(torch.from_numpy(tokens).long(), output_hidden_states=True, use_cache=False)
+    features = torch.cat([output.hidden_states[i] for i in FEATURE_LAYERS], dim=-1)
+    arrays = dict(logits=output.logits, features=features, hidden=output.hidden_states[-1])
+    return {"tokens": tokens, **{name: x.float().numpy() for name, x in arrays.items()}}
+
+
+def write(name: str, config: PreTrainedConfig, seed: int, length: int, transformers_4: bool) -> None:
+    directory = HERE / name
+    shutil.rmtree(directory, ignore_errors=True)
+    random_model(config, seed).save_pretrained(directory)
+    if transformers_4:
+        path = directory / "config.json"
+        path.write_text(json.dumps(as_transformers_4(json.loads(path.read_text())), indent=2) + "\n")
+    # Read back, so that what is expected is what transformers makes of the files.
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    tokens = np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (3, length), dtype=np.int32)
+    np.savez_compressed(directory / "expected.npz", **expected(model, tokens))
+
+
+def main() -> None:
+    qwen3 = Qwen3Config(
+        **SHAPE,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1_000_000.0),
+    )
+    qwen2 = Qwen2Config(
+        **SHAPE,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        rms_norm_eps=1e-5,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0),
+    )
+    llama = LlamaConfig(
+        **SHAPE, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256, rope_parameters=LLAMA3
+    )
+    write("qwen3", qwen3, seed=1, length=24, transformers_4=False)
+    write("qwen2", qwen2, seed=2, length=24, transformers_4=True)
+    write("llama", llama, seed=3, length=44, transformers_4=True)
+    # The first again, in bfloat16 and over several files.
+    directory = HERE / "qwen3_sharded"
+    shutil.rmtree(directory, ignore_errors=True)
+    random_model(qwen3, seed=1).to(torch.bfloat16).save_pretrained(directory, max_shard_size=10_000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Scorers that misbehave on demand, for the worker processes to import."""
+
+import os
+import sys
+import time
+
+NOT_A_FUNCTION = 1
+
+
+def by_command(completion: str, answer: str) -> float:
+    """Do what the completion says."""
+    command, _, argument = completion.partition(" ")
+    match command:
+        case "value":
+            return float(argument)
+        case "raise":
+            raise ValueError(argument)
+        case "hang":
+            time.sleep(60)
+        case "exit":
+            os._exit(1)
+        case "text":
+            return "1.0"  # pyright: ignore[reportReturnType]
+        case "imported":
+            return float(argument in sys.modules)
+        case "pid":
+            return float(os.getpid())
+    return None  # pyright: ignore[reportReturnType]

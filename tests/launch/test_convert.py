@@ -1,0 +1,84 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launch.convert import main
+from launch.errors import ConfigError
+from models.hf_config import read_hf_config
+from models.policy_checkpoint import load_policy_checkpoint
+from specjax.mesh import MeshConfig, make_mesh
+from tests.models.parity import FEATURE_LAYERS, GOLDEN
+
+FEATURES = ["--feature-layers", "1", "2", "3"]
+
+
+def tensors(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*.safetensors")}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "source"
+    shutil.copytree(GOLDEN / "llama", directory)
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    return directory
+
+
+def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]):
+    ours, back = tmp_path / "ours", tmp_path / "back"
+    assert main([str(source), str(ours), *FEATURES]) == 0
+    assert main([str(ours), str(back)]) == 0
+    assert tensors(back).keys() == {"model.safetensors"}
+    config = read_hf_config(source, FEATURE_LAYERS)
+    assert load_policy_checkpoint(ours, make_mesh(MeshConfig()))[0] == config
+    assert read_hf_config(back, FEATURE_LAYERS) == config
+    fields = json.loads((back / "config.json").read_text())
+    assert (fields["bos_token_id"], fields["eos_token_id"]) == (1, 2)
+    for directory in (ours, back):
+        assert (directory / "chat_template.jinja").read_text() == "{{ messages }}"
+        assert (directory / "generation_config.json").exists()
+    assert capsys.readouterr().out.splitlines() == [
+        f"{source} -> {ours} (our layout)",
+        f"{ours} -> {back} (Hugging Face layout)",
+    ]
+
+
+def test_param_dtype_and_file_size(tmp_path: Path, source: Path):
+    main([str(source), str(tmp_path / "ours"), *FEATURES, "--param-dtype", "bfloat16"])
+    config, _ = load_policy_checkpoint(tmp_path / "ours", make_mesh(MeshConfig()))
+    assert (config.dtype, config.param_dtype) == ("float32", "bfloat16")
+    main([str(tmp_path / "ours"), str(tmp_path / "back"), "--max-file-bytes", "10000"])
+    assert json.loads((tmp_path / "back/config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert len(tensors(tmp_path / "back")) > 1
+
+
+def test_tokenizer_loads_from_both(tmp_path: Path, source: Path):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0, "one": 1, "two": 2}, unk_token="<eos>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(source)
+    main([str(source), str(tmp_path / "ours"), *FEATURES])
+    main([str(tmp_path / "ours"), str(tmp_path / "back")])
+    for name in ("ours", "back"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / name, local_files_only=True)
+        assert tokenizer.encode("two one") == [2, 1]
+        assert tokenizer.eos_token_id == 0
+
+
+def test_bad_input(tmp_path: Path, source: Path):
+    out = str(tmp_path / "out")
+    for arguments, message in [
+        ([str(tmp_path / "nowhere"), out], "nowhere/config.json: No such file or directory"),
+        ([str(source), out], "source/config.json: num_layers = 4: below 7 layers feature_layers must be given"),
+        ([str(source), out, "--feature-layers", "1", "1"], "must be distinct, ascending and within 0 .. 3"),
+        ([str(source), str(source), *FEATURES], "source: exists and is not an empty directory"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{message}$"):
+            main(arguments)
+    (source / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="source: holds neither model.safetensors nor model.safetensors.index.json$"):
+        main([str(source), out, *FEATURES])
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

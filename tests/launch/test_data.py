@@ -1,0 +1,91 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.data import Problem, load_jsonl, split
+from launch.errors import ConfigError
+
+DATA = Path(os.environ.get("SPECJAX_DATA", Path(__file__).parents[3] / "shared" / "data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SPECJAX_DATA names one")
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_fields_become_text(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", '{"q": "é?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', "")
+    assert load_jsonl(path, "q", "a") == [Problem(prompt="é?", answer="7"), Problem(prompt="x", answer="0")]
+    assert [problem.solution for problem in load_jsonl(path, "q", "a", "s")] == ["3+4", "1.5"]
+
+
+def test_the_answer_follows_the_last_marker(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "#### 3 is wrong\\n#### 72"}')
+    assert load_jsonl(path, "q", "a", answer_after="####")[0].answer == "72"
+
+
+def test_lines_end_at_newlines_only(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", '{"q": "one\u2028two", "a": "1"}')
+    assert load_jsonl(path, "q", "a")[0].prompt == "one\u2028two"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", ":2: not JSON"),
+        ("[1]", ":2: must be a JSON object, not list"),
+        ('{"q": "x", "b": 1}', ":2: no field 'a'; it has 'q', 'b'"),
+        ("{}", ":2: no field 'a'; it has none"),
+        ('{"q": "x", "a": null}', ":2: field 'a' must be text or a number, not null"),
+        ('{"q": "x", "a": true}', ":2: field 'a' must be text or a number, not true"),
+        ('{"q": ["x"], "a": "# 1"}', r""":2: field 'q' must be text or a number, not \["x"\]"""),
+        ('{"q": " ", "a": "# 1"}', ":2: field 'q' must be text"),
+        ('{"q": "x", "a": "1"}', ":2: no answer after '#' in field 'a'"),
+        ('{"q": "x", "a": "1 # "}', ":2: no answer after '#' in field 'a'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):
+    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "# 1"}', line)
+    with pytest.raises(ConfigError, match=f"a.jsonl{message}"):
+        load_jsonl(path, "q", "a", answer_after="#")
+
+
+def test_bad_files_are_named(tmp_path: Path):
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
+    write(tmp_path / "empty.jsonl", "", "")
+    for name, message in [
+        ("missing.jsonl", "cannot read it: No such file"),
+        ("", "cannot read it: Is a directory"),
+        ("bytes.jsonl", "is not UTF-8"),
+        ("empty.jsonl", "holds no problems"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{name}: {message}") as caught:
+            load_jsonl(tmp_path / name, "q", "a")
+        assert "\n" not in str(caught.value)
+
+
+def test_split_never_overlaps():
+    problems = [Problem(prompt=str(i % 7), answer="") for i in range(10)]
+    train, held_out = split(problems, 3)
+    assert held_out == problems[7:]
+    assert [problem.prompt for problem in train] == ["3", "4", "5", "6"]
+    for held in (0, 10, -1):
+        with pytest.raises(ConfigError, match=f"held_out={held}: must be between 1 and 9"):
+            split(problems, held)
+
+
+@needs_data
+def test_gsm8k():
+    problems = load_jsonl(DATA / "gsm8k" / "test.jsonl", "question", "answer", answer_after="####")
+    assert len(problems) == 1319
+    assert problems[0].prompt.startswith("Janet") and problems[0].answer == "18"
+    assert all(problem.answer.replace(",", "").lstrip("-").replace(".", "").isdigit() for problem in problems)
+
+
+@needs_data
+def test_aime():
+    problems = load_jsonl(DATA / "aime24" / "test.jsonl", "problem", "answer")
+    assert problems[0].answer == "204"
+    assert all(0 <= int(problem.answer) <= 999 for problem in problems)

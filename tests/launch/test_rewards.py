@@ -1,0 +1,232 @@
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.data import Problem
+from launch.errors import ConfigError
+from launch.rewards import HostScorer, RewardPool
+from launch.tokenizers import ByteTokenizer
+
+HERE = Path(__file__).parent
+TIME_LIMIT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        with RewardPool("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S) as pool:
+            yield pool
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, zombies aside."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(alive, pids))
+
+
+def score(pool: RewardPool, *completions: str) -> list[float]:
+    return pool.score(completions, [""] * len(completions)).tolist()
+
+
+def test_values_come_back_in_order(pool: RewardPool):
+    values = pool.score([f"value {i / 2}" for i in range(300)], ["?"] * 300)
+    assert values.dtype == np.float32
+    np.testing.assert_array_equal(values, np.arange(300) / 2)
+    assert pool.score([], []).shape == (0,)
+
+
+def test_failures_cost_only_their_own_sample(pool: RewardPool):
+    failing = ["raise no", "hang", "exit", "text", "none", "value nan", "value inf", "value 1e300"]
+    completions = [text for failure in failing for text in (failure, "value 1")]
+    values = score(pool, *completions)
+    assert np.isnan(values[::2]).all()
+    assert values[1::2] == [1.0] * len(failing)
+
+
+def test_reasons_are_logged_once(pool: RewardPool, caplog: pytest.LogCaptureFixture):
+    pool._reported.clear()
+    with caplog.at_level(logging.WARNING, "launch.rewards"):
+        score(pool, "raise one", "raise two", "text")
+        score(pool, "raise three", "none")
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "a sample was not scored: scorer raised ValueError: one",
+        "a sample was not scored: scorer returned str: not a number",
+        "a sample was not scored: scorer returned NoneType: not a number",
+    ]
+
+
+def test_a_hang_is_cut_at_the_time_limit(pool: RewardPool):
+    start = time.monotonic()
+    assert np.isnan(score(pool, "hang")).all()
+    assert TIME_LIMIT_S <= time.monotonic() - start < TIME_LIMIT_S + 10
+
+
+def test_calls_from_several_threads_keep_their_own_results(pool: RewardPool):
+    def call(number: int) -> list[float]:
+        return score(pool, *(f"value {number}" for _ in range(20)), "exit", f"value {number + 0.5}")
+
+    with ThreadPoolExecutor(4) as threads:
+        for number, values in enumerate(threads.map(call, range(8))):
+            assert values[:20] == [number] * 20
+            assert np.isnan(values[20])
+            assert values[21] == number + 0.5
+
+
+def test_workers_import_neither_jax_nor_numpy(pool: RewardPool):
+    assert score(pool, "imported sys", "imported jax", "imported numpy") == [1.0, 0.0, 0.0]
+
+
+def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool):
+    pids = [int(pid) for pid in set(score(pool, *["pid"] * 16))]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert gone(pids)
+    assert score(pool, *["value 1"] * 16) == [1.0] * 16
+
+
+def test_no_overhead_worth_a_millisecond(pool: RewardPool):
+    def seconds(samples: int) -> float:
+        start = time.perf_counter()
+        score(pool, *["value 1"] * samples)
+        return time.perf_counter() - start
+
+    assert min(seconds(500) for _ in range(4)) / 500 < 1e-3
+
+
+def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: RewardPool):
+    with pytest.raises(Exception, match="pickle"):
+        pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
+    assert score(pool, "value 1") == [1.0]
+
+
+def test_closing_ends_the_processes_and_calls_that_wait():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        pool = RewardPool("sample_scorers:by_command", workers=1, time_limit_s=60)
+    pids = [int(pid) for pid in score(pool, "pid")]
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(score, pool, "hang", "value 1")
+        time.sleep(0.1)
+        start = time.monotonic()
+        pool.close()
+        assert np.isnan(waiting.result()).all()
+    assert time.monotonic() - start < 20
+    assert gone(pids, within_s=0)
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        score(pool, "value 1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux to end a process that hangs")
+@pytest.mark.parametrize("ending", ["exit", "sigkill"])
+def test_no_process_outlives_the_program(ending: str):
+    program = f"""
+        import os, signal, sys, threading, time
+        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
+        from launch.rewards import RewardPool
+        pool = RewardPool("sample_scorers:by_command", workers=2, time_limit_s=60)
+        print(*{{int(pid) for pid in pool.score(["pid"] * 64, [""] * 64)}})
+        threading.Thread(target=pool.score, args=(["hang"], [""]), daemon=True).start()
+        time.sleep(0.2)
+        if {ending!r} == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-u", "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert pids and gone(pids)
+    assert ended.returncode == (0 if ending == "exit" else -signal.SIGKILL)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        ("nonsense", r"scorer='nonsense': must be exact, math or package.module:function"),
+        ("no_such_module:f", r"scorer='no_such_module:f': ModuleNotFoundError: No module named 'no_such_module'"),
+        ("sample_scorers:missing", r"scorer='sample_scorers:missing': sample_scorers has no function missing"),
+        ("sample_scorers:NOT_A_FUNCTION", r"has no function NOT_A_FUNCTION"),
+    ],
+)
+def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(HERE)
+    with pytest.raises(ConfigError, match=message):
+        RewardPool(scorer, workers=1, time_limit_s=1)
+
+
+def test_bad_sizes_are_config_errors():
+    for workers, time_limit_s in [(0, 1.0), (1, 0.0), (1, float("nan"))]:
+        with pytest.raises(ConfigError, match="must be positive"):
+            RewardPool("exact", workers, time_limit_s)
+
+
+def test_math_answers():
+    pytest.importorskip("math_verify")
+    cases = [
+        (r"so it is \boxed{18}", "18", 1.0),
+        (r"<think>$3$</think> The answer is $\frac{1}{2}$.", "0.5", 1.0),
+        ("#### 70000", "70,000", 1.0),
+        (r"\boxed{033}", "33", 1.0),
+        (r"\boxed{19}", "18", 0.0),
+        ("no idea", "18", 0.0),
+        ("", "18", 0.0),
+        (r"\boxed{18}", "", np.nan),
+    ]
+    completions, answers, expected = zip(*cases, strict=True)
+    with RewardPool("math", workers=1, time_limit_s=20) as pool:
+        np.testing.assert_array_equal(pool.score(completions, answers), np.asarray(expected))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Scores against four problems, whose answers are their ids."""
+    with RewardPool("exact", workers=1, time_limit_s=20) as pool:
+        yield HostScorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
+
+
+class TestHostScorer:
+    @staticmethod
+    def batch(*completions: str) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.zeros((len(completions), 12), np.int32)
+        for row, text in zip(tokens, completions, strict=True):
+            row[: len(text) + 1] = [*text.encode(), 256]
+        return tokens, np.asarray([len(text) + 1 for text in completions], np.int32)
+
+    def test_looks_answers_up_by_id_and_skips_padding(self, exact: HostScorer):
+        tokens, lengths = self.batch("1+1=2;#2", "#2", "#3", "#0", "")
+        value, correct = exact(tokens, lengths, np.asarray([2, 3, 3, -1, 0], np.int32))
+        assert value.dtype == correct.dtype == np.float32
+        np.testing.assert_array_equal(value, [1, 0, 1, np.nan, 0])
+        np.testing.assert_array_equal(correct, [1, 0, 1, 0, 0])
+
+    def test_reads_no_further_than_the_length(self, exact: HostScorer):
+        tokens, lengths = self.batch("#2#3")
+        value, _ = exact(tokens, lengths - 3, np.asarray([2], np.int32))
+        np.testing.assert_array_equal(value, [1])
+
+    def test_never_raises(self, exact: HostScorer, caplog: pytest.LogCaptureFixture):
+        tokens, lengths = self.batch("#2", "#3")
+        for _ in range(2):
+            value, correct = exact(tokens, lengths, np.asarray([2, 99], np.int32))
+            np.testing.assert_array_equal(value, [np.nan, np.nan])
+            np.testing.assert_array_equal(correct, [0, 0])
+        assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -1,0 +1,122 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.errors import ConfigError
+from launch.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+
+WORDS = ["<eos>", "<end>", "<user>", "<bot>", "<think>", "hello", "world", "box", "it", "?"]
+TEMPLATE = (
+    "{% for message in messages %}<user> {{ message.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<bot> {% endif %}"
+    "{% if enable_thinking is defined %}<think> {{ '?' if enable_thinking }}{% endif %}"
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A tokenizer of whole words in Hugging Face layout; "<end>" is not special, "<eos>" is."""
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.post_processor = processors.TemplateProcessing("<user> $A", special_tokens=[("<user>", 2)])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens(["<eos>", "<user>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 0]}))
+    return tmp_path
+
+
+def change(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(WORDS[i] for i in ids)
+
+
+def test_bytes_round_trip():
+    tokenizer = ByteTokenizer()
+    text = "7+5=12;\n#é…"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.chat(text) == tokenizer.encode(text)
+    assert max(tokenizer.stop_tokens) < tokenizer.vocab_size
+
+
+def test_bytes_leave_out_what_is_not_text():
+    assert ByteTokenizer().decode([-1, 65, 300, 66, 256]) == "AB"
+    assert ByteTokenizer().decode([0xC3]) == "\ufffd"
+
+
+def test_encoding_adds_nothing_and_decoding_drops_stops(directory: Path):
+    tokenizer = HuggingFaceTokenizer(directory)
+    assert tokenizer.encode("hello world") == [5, 6]
+    assert tokenizer.decode([2, 5, 6, 1, 0, 10, -1]) == "hello world"
+    assert tokenizer.vocab_size == len(WORDS)
+
+
+def test_prompts_are_asked_by_the_chat_template(directory: Path):
+    assert words(HuggingFaceTokenizer(directory).chat("hello world")) == "<user> hello world <bot>"
+
+
+@pytest.mark.parametrize(("thinking", "ending"), [(None, "<bot>"), (True, "<bot> <think> ?"), (False, "<bot> <think>")])
+def test_thinking_is_passed_only_when_set(directory: Path, thinking: bool | None, ending: str):
+    ids = HuggingFaceTokenizer(directory, enable_thinking=thinking).chat("hello")
+    assert words(ids) == f"<user> hello {ending}"
+
+
+def test_the_instruction_wraps_the_prompt(directory: Path):
+    tokenizer = HuggingFaceTokenizer(directory, instruction="{prompt} box it {{}}")
+    assert words(tokenizer.chat("hello")) == "<user> hello box it ? <bot>"
+    assert words(tokenizer.chat("{world}")) == "<user> ? box it ? <bot>"
+
+
+def test_without_a_template_the_prompt_gets_the_tokenizers_own_special_tokens(directory: Path):
+    change(directory / "tokenizer_config.json", chat_template=None)
+    assert words(HuggingFaceTokenizer(directory).chat("hello")) == "<user> hello"
+
+
+@pytest.mark.parametrize(("listed", "stops"), [([1, 0], (0, 1)), (1, (0, 1)), (0, (0,)), (None, (0,)), ([], (0,))])
+def test_stop_tokens_come_from_tokenizer_and_generation_config(directory: Path, listed: object, stops: tuple[int, ...]):
+    change(directory / "generation_config.json", eos_token_id=listed)
+    assert HuggingFaceTokenizer(directory).stop_tokens == stops
+
+
+def test_no_stop_token_is_a_config_error(directory: Path):
+    change(directory / "tokenizer_config.json", eos_token=None)
+    (directory / "generation_config.json").unlink()
+    with pytest.raises(ConfigError, match="names no end-of-sequence token"):
+        HuggingFaceTokenizer(directory)
+
+
+@pytest.mark.parametrize("instruction", ["no place", "{other}", "{}", "{prompt", "{prompt.x}", "{prompt} \\boxed{}"])
+def test_malformed_instructions_are_config_errors(directory: Path, instruction: str):
+    with pytest.raises(ConfigError, match="instruction=.*must hold {prompt}"):
+        HuggingFaceTokenizer(directory, instruction=instruction)
+
+
+def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="no directory '.*nowhere'"):
+        HuggingFaceTokenizer(tmp_path / "nowhere")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="transformers is not installed"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path):
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match="cannot load one from") as caught:
+        HuggingFaceTokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_generation_config_is_named(directory: Path):
+    for text in ("{", "[]"):
+        (directory / "generation_config.json").write_text(text)
+        with pytest.raises(ConfigError, match="generation_config.json' is not a JSON object"):
+            HuggingFaceTokenizer(directory)

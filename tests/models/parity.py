@@ -1,0 +1,85 @@
+"""A policy against expected logits: in one full forward, and through a cache at ragged row lengths."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.config import DecoderConfig
+from models.decoder import make_policy
+from models.hf_config import read_hf_config
+from models.hf_import import load_policy
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import Cache, PolicyOutput, PyTree
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FEATURE_LAYERS = (1, 2, 3)
+DRAFT_LENGTH = 3
+
+close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
+
+
+@dataclass
+class Case:
+    """A policy, what it is expected to compute, and its forward, compiled once for each shape."""
+
+    config: DecoderConfig
+    params: PyTree
+    expected: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.policy = make_policy(self.config)
+        self._apply = jax.jit(self.policy.apply, static_argnums=4)  # window
+
+    def apply(
+        self, tokens: np.ndarray, start: np.ndarray, cache: Cache | None = None, window: int | None = None
+    ) -> PolicyOutput:
+        return self._apply(self.params, jnp.asarray(tokens), jnp.asarray(start, jnp.int32), cache, window)
+
+
+def load_case(directory: Path, expected: dict[str, np.ndarray]) -> Case:
+    config = read_hf_config(directory, FEATURE_LAYERS)
+    return Case(config, load_policy(directory, config, make_mesh(MeshConfig())), expected)
+
+
+def check_full_forward(case: Case) -> None:
+    tokens = case.expected["tokens"]
+    output = case.apply(tokens, np.zeros(len(tokens)))
+    for name in ("logits", "features", "hidden"):
+        close(getattr(output, name), case.expected[name], err_msg=name)
+
+
+def check_cached_decode(case: Case) -> None:
+    """Every row prefilled to its own length, then verified, rolled back and decoded from there."""
+    tokens, logits = case.expected["tokens"], case.expected["logits"]
+    rows, length = tokens.shape
+    wrong = (tokens + 1) % case.config.vocab_size
+    visible = np.array([length // 2 - 5, 1, length // 2 + 3])[:rows]
+    cache = case.policy.init_cache(rows, length + 3)
+
+    def run(tokens: np.ndarray, start: np.ndarray, width: int) -> np.ndarray:
+        nonlocal cache
+        columns = start[:, None] + np.arange(width)
+        chunk = np.take_along_axis(tokens, columns, axis=1)
+        output = case.apply(chunk, start, cache, window=length)
+        cache = output.cache
+        return np.asarray(output.logits)
+
+    def check(start: np.ndarray, width: int) -> None:
+        columns = start[:, None] + np.arange(width)
+        close(run(tokens, start, width), np.take_along_axis(logits, columns[..., None], axis=1))
+
+    # The prompts are as wide as the longest: what a shorter row writes beyond its length is garbage.
+    padded = np.where(np.arange(length) < visible[:, None], tokens, wrong)
+    prefill = run(padded, np.zeros(rows, np.int64), length - 4)
+    for row, count in enumerate(visible):
+        close(prefill[row, :count], logits[row, :count])
+    for accepted in ([0, 3, 1], [2, 0, 3]):
+        run(wrong, visible, DRAFT_LENGTH + 1)  # all rejected: the next write covers it
+        check(visible, DRAFT_LENGTH + 1)
+        visible = visible + 1 + np.array(accepted)[:rows]
+        check(visible, 1)
+        visible = visible + 1

@@ -1,0 +1,35 @@
+"""Our decoder against what transformers computed (tests/golden/make_golden.py), without torch."""
+
+import jax
+import numpy as np
+import pytest
+
+from models.hf_config import read_hf_config
+from models.hf_import import load_policy
+from specjax.mesh import MeshConfig, make_mesh
+from tests.models.parity import FEATURE_LAYERS, GOLDEN, Case, check_cached_decode, check_full_forward, close, load_case
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
+def case(request: pytest.FixtureRequest) -> Case:
+    with np.load(GOLDEN / request.param / "expected.npz") as expected:
+        return load_case(GOLDEN / request.param, dict(expected))
+
+
+def test_full_forward(case: Case):
+    check_full_forward(case)
+
+
+def test_prefill_and_cached_decode(case: Case):
+    check_cached_decode(case)
+
+
+def test_full_forward_on_a_mesh():
+    directory = GOLDEN / "qwen3"
+    config = read_hf_config(directory, FEATURE_LAYERS)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with np.load(directory / "expected.npz") as expected, jax.set_mesh(mesh):
+        # A fourth row, so that the batch divides.
+        tokens, logits = (np.concatenate([expected[name], expected[name][:1]]) for name in ("tokens", "logits"))
+        case = Case(config, load_policy(directory, config, mesh), {})
+        close(case.apply(tokens, np.zeros(4)).logits, logits)

@@ -1,0 +1,199 @@
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from models import hf_export, hf_import
+from models.hf_config import read_hf_config
+from models.hf_export import save_policy
+from models.hf_import import INDEX, SINGLE, load_policy
+from models.hf_layout import stored_tensors
+from models.params import by_path
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import PyTree
+from tests.models.parity import FEATURE_LAYERS, GOLDEN
+
+ONE, EIGHT = MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)
+
+
+def load(directory: Path, mesh: MeshConfig = ONE, **options) -> PyTree:
+    return load_policy(directory, read_hf_config(directory, FEATURE_LAYERS), make_mesh(mesh), **options)
+
+
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    tensors = {}
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            assert file.metadata() == {"format": "pt"}
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}
+    return tensors
+
+
+def assert_same_bytes(a: dict, b: dict) -> None:
+    def described(tensors):
+        return {k: (x.dtype, x.shape, np.asarray(x).tobytes()) for k, x in tensors.items()}
+
+    assert described(a) == described(b)
+
+
+def copy_of(case: str, tmp_path: Path, **changes: np.ndarray | None) -> Path:
+    """A golden checkpoint in one file with some tensors replaced, added, or (None) removed."""
+    directory = tmp_path / case
+    shutil.copytree(GOLDEN / case, directory)
+    tensors = {**read_tensors(directory), **changes}
+    save_file({k: x for k, x in tensors.items() if x is not None}, directory / SINGLE, metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize(("mesh", "limit"), [(ONE, 10**9), (EIGHT, 10_000)], ids=["one device", "2x2x2, several files"])
+@pytest.mark.parametrize("case", ["qwen3", "qwen3_sharded", "qwen2", "llama"])
+def test_round_trip_keeps_every_byte(tmp_path: Path, case: str, mesh: MeshConfig, limit: int):
+    config = read_hf_config(GOLDEN / case, FEATURE_LAYERS)
+    save_policy(tmp_path / "out", load(GOLDEN / case, mesh), config, max_file_bytes=limit)
+    assert_same_bytes(read_tensors(tmp_path / "out"), read_tensors(GOLDEN / case))
+    assert read_hf_config(tmp_path / "out", FEATURE_LAYERS) == config
+    files = sorted(tmp_path.glob("out/*.safetensors"))
+    assert (limit == 10**9) == (len(files) == 1) == (files[0].name == SINGLE)
+    assert all(path.stat().st_size < limit + 5_000 for path in files)
+    assert_same_bytes(by_path(load(tmp_path / "out")), by_path(load(GOLDEN / case)))
+
+
+def test_several_files_and_bfloat16_from_torch():
+    """qwen3_sharded holds qwen3 rounded to bfloat16."""
+    sharded, whole = by_path(load(GOLDEN / "qwen3_sharded", EIGHT)), by_path(load(GOLDEN / "qwen3"))
+    assert_same_bytes(sharded, {path: x.astype(jnp.bfloat16) for path, x in whole.items()})
+
+
+def test_param_dtype():
+    whole = by_path(load(GOLDEN / "qwen3"))
+    rounded = by_path(load(GOLDEN / "qwen3", param_dtype="bfloat16"))
+    assert_same_bytes(rounded, {path: x.astype(jnp.bfloat16) for path, x in whole.items()})
+    widened = by_path(load(GOLDEN / "qwen3_sharded", param_dtype="float32"))
+    assert_same_bytes(widened, {path: x.astype(jnp.float32) for path, x in rounded.items()})
+
+
+def test_mixed_dtypes_are_kept(tmp_path: Path):
+    """Some checkpoints keep their norms in float32."""
+    norm = read_tensors(GOLDEN / "qwen3")["model.norm.weight"]
+    source = tmp_path / "source"
+    shutil.copytree(GOLDEN / "qwen3_sharded", source)
+    last = sorted(source.glob("*.safetensors"))[-1]
+    with safe_open(last, framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    save_file({**tensors, "model.norm.weight": norm}, last, metadata={"format": "pt"})
+    save_policy(tmp_path / "out", load(source), read_hf_config(source, FEATURE_LAYERS))
+    assert_same_bytes(read_tensors(tmp_path / "out"), read_tensors(source))
+    assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_a_shard_reads_only_its_part():
+    tensors = stored_tensors(read_hf_config(GOLDEN / "qwen3", FEATURE_LAYERS))
+    query = tensors["model.layers.0.self_attn.q_proj.weight"]
+    index = (slice(0, 8, None), slice(2, 4, None), slice(None))
+    assert query.index(index, (16, 4, 8)) == (slice(16, 32), slice(0, 8))
+    with pytest.raises(ValueError, match="layer_0.attention.q.kernel: cannot be sharded over axes"):
+        query.index((slice(None), slice(None), slice(0, 4)), (16, 4, 8))
+
+
+def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hf_import, "_ROWS_COMPARED_AT_ONCE", 48)
+    embedding = read_tensors(GOLDEN / "qwen3")["model.embed_tokens.weight"]
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    directory = copy_of("qwen3", tmp_path, **{"lm_head.weight": embedding}, **frequencies)
+    assert_same_bytes(by_path(load(directory)), by_path(load(GOLDEN / "qwen3")))
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+QUERY = "model.layers.3.self_attn.q_proj.weight"
+TIED = "lm_head.weight: differs from model.embed_tokens.weight, but tie_word_embeddings = true"
+REFUSED = {
+    "missing": ("qwen3", {NORM: None}, f"{NORM}: missing from .*/qwen3"),
+    "several missing": (
+        "llama",
+        {NORM: None, QUERY: None, "lm_head.weight": None},
+        r"lm_head.weight: .* \(and 2 more\)",
+    ),
+    "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: unexpected in .*/llama"),
+    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "model.*q_proj.bias: unexpected in .*"),
+    "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, rf"{QUERY}: shape \(16, 15\) in the file, \(16, 16\) by .*"),
+    "transposed": (
+        "qwen3",
+        {QUERY: np.ones((16, 32), "f")},
+        rf"{QUERY}: shape \(16, 32\) in the file, \(32, 16\) by .*",
+    ),
+    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: dtype F16, must be F32 or BF16"),
+    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, TIED),
+    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, TIED),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refused_tensors(tmp_path: Path, name: str):
+    case, changes, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        load(copy_of(case, tmp_path, **changes))
+
+
+def test_refused_files(tmp_path: Path):
+    directory = tmp_path / "qwen3_sharded"
+    shutil.copytree(GOLDEN / "qwen3_sharded", directory)
+    first, second, _ = sorted(directory.glob("*.safetensors"))
+
+    def refused(message: str) -> None:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            load(directory)
+
+    index = json.loads((directory / INDEX).read_text())
+    embedding = "model.embed_tokens.weight"
+    index["weight_map"][embedding] = second.name
+    (directory / INDEX).write_text(json.dumps(index))
+    refused(f"{embedding}: in {first.name}, but {INDEX} says {second.name}")
+    del index["weight_map"][embedding]
+    (directory / INDEX).write_text(json.dumps(index))
+    refused(f"{embedding}: in {first.name}, but {INDEX} says nothing of it")
+    (directory / INDEX).write_text("{}")
+    refused(f".*/{INDEX}: weight_map must be an object of file names")
+    shutil.copy(GOLDEN / "qwen3_sharded" / INDEX, directory)
+    second.write_bytes(second.read_bytes()[:-1])
+    refused(rf".*/{second.name}: not a safetensors file, or cut short \(.*\)")
+    second.unlink()
+    refused(f".*/{second.name}: no such file")
+    (directory / INDEX).unlink()
+    refused(f".*/qwen3_sharded: holds neither {SINGLE} nor {INDEX}")
+
+
+def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = read_hf_config(GOLDEN / "qwen3", FEATURE_LAYERS)
+    params = load(GOLDEN / "qwen3")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="used: exists and is not an empty directory$"):
+        save_policy(tmp_path / "used", params, config)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file: exists and is not an empty directory$"):
+        save_policy(tmp_path / "file", params, config)
+    monkeypatch.setattr(hf_export, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_policy(tmp_path / "new", params, config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
+
+
+def test_export_refuses_other_parameters(tmp_path: Path):
+    config = read_hf_config(GOLDEN / "qwen3", FEATURE_LAYERS)
+    params = load(GOLDEN / "qwen3")
+    with pytest.raises(ValueError, match=r"^params: norm.scale has shape None, \(16,\) by the config$"):
+        save_policy(tmp_path / "out", {k: v for k, v in params.items() if k != "norm"}, config)
+    with pytest.raises(ValueError, match=r"^params: norm.scale has shape \(1, 16\), \(16,\) by the config$"):
+        save_policy(tmp_path / "out", {**params, "norm": jax.tree.map(lambda x: x[None], params["norm"])}, config)
+
+
+def test_without_safetensors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"^safetensors is not installed: pip install 'specjax\[hf\]'$"):
+        load(GOLDEN / "qwen3")

@@ -1,0 +1,88 @@
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from models.config import DecoderConfig, Llama3Scaling
+from models.decoder import init_decoder
+from models.files import read_json, write_json
+from models.params import abstract_params, by_path, init_params, param_shardings
+from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
+from specjax.mesh import MeshConfig, make_mesh
+
+CONFIG = DecoderConfig(
+    vocab_size=64,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32),
+    feature_layers=(0,),
+    dtype="bfloat16",
+    param_dtype="bfloat16",
+)
+INIT = partial(init_decoder, CONFIG)
+ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(INIT, jax.random.key(0), EIGHT)
+
+
+def same(a, b) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(x, y) and x.dtype == y.dtype, a, b)))
+
+
+def test_shardings_and_shapes(params):
+    found, expected = by_path(params), by_path(abstract_params(INIT, EIGHT))
+    assert found.keys() == expected.keys()
+    for path, x in found.items():
+        assert (x.shape, x.dtype, x.sharding) == (expected[path].shape, expected[path].dtype, expected[path].sharding)
+    spec = {path: sharding.spec for path, sharding in by_path(param_shardings(INIT, EIGHT)).items()}
+    assert spec["embed", "embedding"] == P("tensor", "fsdp")
+    assert spec["layer_0", "attention", "k", "kernel"] == P("fsdp", "tensor", None)
+    assert spec["layer_0", "attention", "o", "kernel"] == P("tensor", None, "fsdp")
+    assert spec["layer_0", "mlp", "down", "kernel"] == P("tensor", "fsdp")
+    assert spec["norm", "scale"] == P(None)
+
+
+def test_initialisation_does_not_depend_on_the_mesh(params):
+    assert same(params, init_params(INIT, jax.random.key(0), ONE))
+
+
+def test_policy_checkpoint(tmp_path: Path, params):
+    mixed = {**params, "norm": jax.tree.map(lambda x: x.astype("float32"), params["norm"])}
+    save_policy_checkpoint(tmp_path / "policy", mixed, CONFIG)
+    config, loaded = load_policy_checkpoint(tmp_path / "policy", ONE)
+    assert config == CONFIG
+    assert same(loaded, mixed)
+    with pytest.raises(ValueError, match="policy: exists and is not an empty directory$"):
+        save_policy_checkpoint(tmp_path / "policy", mixed, CONFIG)
+
+    path = tmp_path / "policy" / "config.json"
+    fields = read_json(path)
+    for changes, message in [
+        ({"qkv_bias": True}, "params: not the parameters that .*config.json describes"),
+        ({"num_layers": 3}, "params: not the parameters that .*config.json describes"),
+        ({"colour": "red"}, "config.json: colour is not a field of a policy"),
+    ]:
+        write_json(path, {**fields, **changes})
+        with pytest.raises(ValueError, match=f"{message}$"):
+            load_policy_checkpoint(tmp_path / "policy", ONE)
+    write_json(path, {name: value for name, value in fields.items() if name != "head_dim"})
+    with pytest.raises(ValueError, match="config.json: head_dim is missing$"):
+        load_policy_checkpoint(tmp_path / "policy", ONE)
+    write_json(path, fields)
+    (tmp_path / "policy" / "params" / "_METADATA").unlink()
+    with pytest.raises(ValueError, match=r"params: not a complete Orbax checkpoint \(.*\)$"):
+        load_policy_checkpoint(tmp_path / "policy", ONE)
+    shutil.rmtree(tmp_path / "policy" / "params")
+    with pytest.raises(ValueError, match="params: no such directory$"):
+        load_policy_checkpoint(tmp_path / "policy", ONE)

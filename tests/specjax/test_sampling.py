@@ -1,0 +1,114 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits, sample
+from tests.exact import reference_law
+
+LAWS = [
+    SamplingLaw(),
+    SamplingLaw(temperature=0.7),
+    SamplingLaw(temperature=0.0),
+    SamplingLaw(top_k=1),
+    SamplingLaw(top_k=3),
+    SamplingLaw(top_k=1000),
+    SamplingLaw(top_p=0.8),
+    SamplingLaw(top_p=1e-6),
+    SamplingLaw(min_p=0.2),
+    SamplingLaw(min_p=1.0),
+    SamplingLaw(temperature=1.7, top_k=5, top_p=0.7),
+    SamplingLaw(temperature=0.6, top_p=0.9, min_p=0.1),
+    SamplingLaw(temperature=1.3, top_k=4, top_p=0.95, min_p=0.25),
+]
+
+
+def rows_of_logits() -> np.ndarray:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(200, 11)) * generator.uniform(0.1, 8, size=(200, 1))
+    rows[20:60] = np.round(rows[20:60])
+    rows[60] = 0.0
+    rows[61] = np.eye(11)[4] * 50
+    rows[62:80, 3:7] = -np.inf
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_law_matches_float64(law: SamplingLaw):
+    """Over random, tied, constant, one-hot and partly impossible logits."""
+    logits = rows_of_logits()
+    log_p = np.asarray(jax.jit(process_logits, static_argnums=1)(logits, law))
+    expected = np.stack([reference_law(row.astype(np.float64), law) for row in logits])
+    np.testing.assert_array_equal(log_p > -np.inf, expected > 0)
+    np.testing.assert_allclose(np.exp(log_p), expected, atol=2e-6)
+    np.testing.assert_allclose(np.exp(log_p.astype(np.float64)).sum(-1), 1, atol=1e-5)
+    assert log_p.dtype == np.float32
+
+
+def test_truncation_cuts_what_it_says():
+    logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
+
+    def support(**options: float) -> list[int]:
+        return np.flatnonzero(process_logits(logits, SamplingLaw(**options)) > -jnp.inf).tolist()
+
+    assert support() == [0, 1, 2, 3]
+    assert support(top_k=2) == [0, 1]
+    assert support(top_p=0.69) == [0, 1]
+    assert support(top_p=0.71) == [0, 1, 2]
+    assert support(min_p=0.45) == [0, 1, 2]
+    # Renormalised after top-k, the nucleus of 0.55 is the first token alone: 0.4 / 0.7 of the mass.
+    assert support(top_k=2, top_p=0.55) == [0]
+    # A temperature below 1 sharpens before the nucleus is taken.
+    assert support(temperature=0.5, top_p=0.5) == [0]
+    assert support(temperature=1.0, top_p=0.5) == [0, 1]
+
+
+def test_ties_with_the_kth_token_are_kept():
+    log_p = process_logits(jnp.array([2.0, 1.0, 1.0, 1.0, 0.0]), SamplingLaw(top_k=2))
+    np.testing.assert_array_equal(log_p > -jnp.inf, [True, True, True, True, False])
+
+
+def test_greedy_takes_the_first_of_equals():
+    log_p = process_logits(jnp.array([0.0, 3.0, 3.0]), SamplingLaw(temperature=0.0))
+    np.testing.assert_array_equal(log_p, [-jnp.inf, 0.0, -jnp.inf])
+
+
+def test_full_log_probs_ignore_truncation():
+    logits = jnp.array([1.0, 0.0, -2.0])
+    plain = SamplingLaw(temperature=0.7)
+    cut = SamplingLaw(temperature=0.7, top_k=1, top_p=0.5, min_p=0.5)
+    np.testing.assert_array_equal(full_log_probs(logits, cut), process_logits(logits, plain))
+    np.testing.assert_array_equal(
+        full_log_probs(logits, SamplingLaw(temperature=0.0)), full_log_probs(logits, SamplingLaw())
+    )
+
+
+def test_half_precision_logits_get_a_float32_law():
+    logits = jnp.array([1.0, 0.5, -2.0], jnp.bfloat16)
+    for law in (SamplingLaw(), SamplingLaw(temperature=0.7, top_p=0.9), SamplingLaw(temperature=0.0)):
+        assert process_logits(logits, law).dtype == full_log_probs(logits, law).dtype == jnp.float32
+
+
+def test_sample_adds_noise_and_never_leaves_the_support():
+    log_p = jnp.log(jnp.array([[0.5, 0.5, 0.0], [0.1, 0.9, 0.0]]))
+    noise = jnp.array([[1.0, 2.0, 1e9], [3.0, 0.0, 1e9]])
+    tokens = sample(log_p, noise)
+    np.testing.assert_array_equal(tokens, [1, 0])
+    assert tokens.dtype == jnp.int32
+    np.testing.assert_array_equal(pick(log_p, tokens), [log_p[0, 1], log_p[1, 0]])
+
+
+@pytest.mark.parametrize(
+    "field, value", [("temperature", -0.1), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 2.0)]
+)
+def test_options_outside_their_range_are_named(field: str, value: float):
+    with pytest.raises(ValueError, match=f"{field} = {value}"):
+        SamplingLaw(**{field: value})
+
+
+def test_truncates_tells_which_laws_cut_tokens():
+    assert not SamplingLaw(temperature=0.3).truncates
+    for cut in ({"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert dataclasses.replace(SamplingLaw(), **cut).truncates
