@@ -38,6 +38,7 @@ class DraftConfig:
     kind:       eagle3, or none for autoregressive rollouts.
     vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
     train:      distil the draft from every rollout.
+    unroll:     passes of EAGLE-3's training-time test.
     """
 
     kind: Literal["eagle3", "none"] = "eagle3"
@@ -48,6 +49,7 @@ class DraftConfig:
     head_dim: int | None = None
     vocab_size: int | None = None
     train: bool = True
+    unroll: int = 3
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,12 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """scorer: exact (what follows the last '#'), math (math-verify) or package.module:function, on the host in `workers`
-    processes; or exact_traced, the first inside the program. A sample over its time limit counts as failed.
+    """How completions are scored.
+
+    scorer:       exact (what follows the last '#'), math (math-verify) or package.module:function, on the host;
+                  or exact_traced, the first inside the program.
+    workers:      processes of a host scorer.
+    time_limit_s: for one sample; beyond it the sample counts as failed.
     """
 
     scorer: str = "exact"

@@ -1,4 +1,4 @@
-"""A whole run on two CPU cores in minutes: a small policy from scratch learns sums, deep and narrow to favour drafting."""
+"""A whole run on two CPU cores in minutes: a policy from scratch learns sums. Deep and narrow, which favours drafting."""
 
 from configs.schema import (
     ArithmeticConfig,

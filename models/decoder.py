@@ -8,6 +8,7 @@ from jaxtyping import Array, Int, Key
 
 from models.config import DecoderConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from specjax.cache import View, decode_view, uncached_view
 from specjax.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
@@ -18,12 +19,10 @@ class Block(nn.Module):
     config: DecoderConfig
 
     @nn.compact
-    def __call__(
-        self, x: Array, start: Array, cache: LayerCache | None, window: int | None
-    ) -> tuple[Array, LayerCache | None]:
+    def __call__(self, x: Array, cache: LayerCache | None, view: View) -> tuple[Array, LayerCache | None]:
         c = self.config
         attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
-        y, cache = attention(RMSNorm(c, name="attention_norm")(x), start, cache, window)
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view)
         x = x + y
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
@@ -55,11 +54,15 @@ class Decoder(nn.Module):
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
         table = constrain(embed.embedding.astype(c.dtype), "vocab", None)
         x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        if cache is None:
+            view = uncached_view(start, tokens.shape[1])
+        else:
+            view = decode_view(start, tokens.shape[1], cache[0].k.shape[1] if window is None else window)
         features, layers = [], []
         for i in range(c.num_layers):
             if i in c.feature_layers:
                 features.append(x)
-            x, layer = Block(c, name=f"layer_{i}")(x, start, None if cache is None else cache[i], window)
+            x, layer = Block(c, name=f"layer_{i}")(x, None if cache is None else cache[i], view)
             layers.append(layer)
         hidden = RMSNorm(c, name="norm")(x)
         head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")

@@ -6,10 +6,11 @@ from typing import cast
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from models.config import DecoderConfig, LayerConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from specjax.cache import View, decode_view
 from specjax.drafters import Eagle3Drafter, Eagle3Network
 from specjax.mesh import constrain
 from specjax.types import LayerCache, Policy, PyTree
@@ -65,36 +66,37 @@ class Eagle3(nn.Module):
         self,
         hidden: Float[Array, "B T D"],
         embeddings: Float[Array, "B T D"],
-        start: Int[Array, "B"],
-        cache: LayerCache | None,
-        window: int | None,
-    ) -> tuple[Float[Array, "B T Vd"], Float[Array, "B T D"], LayerCache | None]:
+        cache: LayerCache,
+        view: View,
+    ) -> tuple[Float[Array, "B T Vd"], Float[Array, "B T D"], LayerCache]:
         """Logits, the pre-norm state to feed back, and the cache. The embedding comes first in the concatenation."""
         x = jnp.concatenate([self.input_norm(embeddings), self.hidden_norm(hidden)], axis=-1)
-        y, cache = self.attention(x, start, cache, window)
+        y, written = self.attention(x, cache, view)
         hidden = hidden + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, cache
+        return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, cast(LayerCache, written)
 
 
-def make_eagle3(config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None) -> Eagle3Drafter:
-    """The head as a drafter for `policy`; `target_ids` maps a reduced draft vocabulary, as `Eagle3Drafter` says."""
+def make_eagle3(
+    config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
+) -> Eagle3Drafter:
+    """The head as a drafter for `policy`; `target_ids` and `unroll` as `Eagle3Drafter` says."""
     module = Eagle3(config)
     network = Eagle3Network(
         fuse=lambda params, features: cast(Array, module.apply({"params": params}, features, method="fuse")),
         step=lambda params, *args: cast(tuple, module.apply({"params": params}, *args)),
         init_cache=lambda rows, length: init_cache(config, rows, length),
     )
-    return Eagle3Drafter(network, policy.embedding, policy.vocab_size, target_ids)
+    return Eagle3Drafter(network, policy.embedding, policy.vocab_size, target_ids, unroll)
 
 
 def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
     """Random parameters, boxed with their logical axis names."""
 
-    def everything(module: Eagle3, features: Array, embeddings: Array, start: Array) -> None:
-        module(module.fuse(features), embeddings, start, None, None)
+    def everything(module: Eagle3, features: Array, embeddings: Array) -> None:
+        view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
+        module(module.fuse(features), embeddings, init_cache(config, 1, 1), view)
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
-    start = jnp.zeros(1, jnp.int32)
-    return nn.init(everything, Eagle3(config))(key, features, embeddings, start)["params"]
+    return nn.init(everything, Eagle3(config))(key, features, embeddings)["params"]

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from models.config import LayerConfig, Llama3Scaling
 from specjax import cache as kv
+from specjax.cache import View
 from specjax.mesh import constrain
 from specjax.types import LayerCache
 
@@ -73,17 +74,13 @@ def _llama3(frequency: Float[Array, "h"], s: Llama3Scaling) -> Float[Array, "h"]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over a cache, or over the row itself where none is given.
-
-    Returns (output [B, T, hidden_size], cache or None). Positions are start[b] .. start[b] + T - 1; with a cache the
-    first `window` positions are attended to.
-    """
+    """Grouped-query attention: (x, cache or None, view) -> (output [B, T, hidden_size], the cache with x written)."""
 
     config: LayerConfig
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], start: Int[Array, "B"], cache: LayerCache | None, window: int | None
+        self, x: Float[Array, "B T D"], cache: LayerCache | None, view: View
     ) -> tuple[Float[Array, "B T H"], LayerCache | None]:
         c = self.config
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
@@ -92,17 +89,15 @@ class Attention(nn.Module):
         v = projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
-        positions = kv.positions(start, x.shape[1])
-        q, k = (rope(y, positions, c.rope_theta, c.rope_scaling) for y in (q, k))
+        q, k = (rope(y, view.positions, c.rope_theta, c.rope_scaling) for y in (q, k))
         mask = None
-        if cache is not None:
-            cache = kv.write(cache, k, v, start)
-            window = cache.k.shape[1] if window is None else window
-            k, v = cache.k[:, :window], cache.v[:, :window]
-            mask = kv.causal_mask(start, x.shape[1], window)[:, None]
+        if cache is not None and view.write is not None and view.mask is not None:
+            cache = kv.write(cache, k, v, view.write)
+            k, v = (y[:, : view.mask.shape[-1]] for y in cache)
+            mask = view.mask[:, None]
         # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
-            y = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=cache is None)
+            y = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=mask is None)
         out = projection(c, c.hidden_size, ("heads", None, "embed"), contract=(-2, -1), name="o")
         return constrain(out(y), "batch", None, None), cache
 

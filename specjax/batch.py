@@ -44,10 +44,10 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
 
     budget = rollout.tokens.shape[1]
     tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
-    column = jnp.arange(tokens.shape[1])[None]
+    column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return Batch(
-        tokens=place(tokens, rollout.tokens),
-        completion=(column >= start[:, None]) & (column < (start + rollout.lengths)[:, None]),
+        tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
+        completion=(column >= start[:, None]) & (column < end),
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
         advantage=advantages.value,
         scored=advantages.scored,

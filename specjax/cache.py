@@ -4,6 +4,8 @@ A row's visible length is kept by its owner. Roll-back is setting it lower: what
 attends to and that later writes replace.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -28,11 +30,46 @@ def write(
     return LayerCache(put(cache.k, k.astype(cache.k.dtype), start), put(cache.v, v.astype(cache.v.dtype), start))
 
 
-def positions(start: Int[Array, "B"], count: int) -> Int[Array, "B T"]:
-    """start[b], start[b] + 1, .. for each row."""
+class View(NamedTuple):
+    """Where the T tokens of a forward sit, and what each of them attends to.
+
+    positions: int32 [B, T], for the rotary embedding.
+    write:     int32 [B], the cache index of the first; None without a cache.
+    mask:      bool [B, T, window], over the first `window` cached positions; None for the earlier tokens of its row.
+    """
+
+    positions: Int[Array, "B T"]
+    write: Int[Array, "B"] | None = None
+    mask: Bool[Array, "B T W"] | None = None
+
+
+def decode_view(start: Int[Array, "B"], count: int, window: int) -> View:
+    """Tokens at start .. start + count - 1, each attending to the cached positions up to its own."""
+    positions = _positions(start, count)
+    return View(positions, start, jnp.arange(window)[None, None] <= positions[..., None])
+
+
+def uncached_view(start: Int[Array, "B"], count: int) -> View:
+    """The same tokens without a cache, attending to one another causally."""
+    return View(_positions(start, count))
+
+
+def unrolled_view(rows: int, count: int, depth: int) -> View:
+    """Pass `depth` of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2) over whole rows of `count` tokens.
+
+    The cache holds the keys of every pass behind one another. A query attends causally to those of pass 0, which come
+    from true features, and to those of the later passes at its own index alone, as it would when decoding.
+    """
+    index = jnp.arange(count)
+    column = jnp.arange((depth + 1) * count)
+    causal = column[None] <= index[:, None]
+    diagonal = (column[None] >= count) & (column[None] % count == index[:, None])
+    return View(
+        positions=jnp.tile(index[None] + depth, (rows, 1)),
+        write=jnp.full(rows, depth * count, jnp.int32),
+        mask=jnp.tile((causal | diagonal)[None], (rows, 1, 1)),
+    )
+
+
+def _positions(start: Array, count: int) -> Array:
     return start[:, None] + jnp.arange(count)[None]
-
-
-def causal_mask(start: Int[Array, "B"], queries: int, keys: int) -> Bool[Array, "B T S"]:
-    """Which of the first `keys` cached positions each of the tokens at start .. start + queries - 1 may attend to."""
-    return jnp.arange(keys)[None, None] <= positions(start, queries)[..., None]

@@ -49,23 +49,27 @@ def reward_metrics(reward: Reward, advantages: Advantages) -> Metrics:
     }
 
 
-def loss_metrics(sums: Sums, gradients: Params, train_draft: bool, with_reference: bool) -> Metrics:
-    """Means over the tokens that each loss counts, and the norms of the gradients before clipping."""
+def loss_metrics(sums: Sums, gradients: Params, *, train_draft: bool, with_reference: bool, with_mu: bool) -> Metrics:
+    """Means over the tokens that each loss counts, and the norms of the gradients before clipping.
+
+    What the step did not measure is left out: with_mu says that the rollout recorded its log-probs.
+    """
     metrics = {
         "loss/policy": sums.policy_loss,
         "loss/clip_fraction": sums.clipped / sums.tokens,
-        "ratio/mean": sums.ratio / sums.tokens,
-        "ratio/max": sums.ratio_max,
         "entropy": sums.entropy / sums.tokens,
-        "grad_norm/policy": optax.global_norm(gradients.policy),
-        "rollout/logprob_gap_mean": sums.gap / sums.tokens,
-        "rollout/logprob_gap_max": sums.gap_max,
+        "grad_norm/policy": optax.tree.norm(gradients.policy),
     }
+    if with_mu:
+        metrics["ratio/mean"] = sums.ratio / sums.tokens
+        metrics["ratio/max"] = sums.ratio_max
+        metrics["rollout/logprob_gap_mean"] = sums.gap / sums.tokens
+        metrics["rollout/logprob_gap_max"] = sums.gap_max
     if with_reference:
         metrics["kl/reference"] = sums.kl / sums.tokens
     if train_draft:
         metrics["loss/draft"] = sums.draft_loss
-        metrics["grad_norm/draft"] = optax.global_norm(gradients.draft)
+        metrics["grad_norm/draft"] = optax.tree.norm(gradients.draft)
         metrics["draft/predicted_acceptance"] = sums.overlap / sums.draft_tokens
     return metrics
 

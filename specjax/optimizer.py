@@ -27,28 +27,32 @@ class OptimizerConfig:
             raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
 
 
-def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
-    """A chain for each network, as `Params` of optax transformations; without a config the draft stands still."""
-    return Params(_chain(policy), optax.set_to_zero() if draft is None else _chain(draft))
-
-
-def apply_gradients(optimizers: Params, gradients: Params, states: Params, params: Params) -> tuple[Params, Params]:
-    """(params, optimiser states) after one update of each network by its own chain."""
-
-    def update(optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, weights: PyTree):
-        updates, state = optimizer.update(gradient, state, weights)
-        return optax.apply_updates(weights, updates), state
-
-    # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
-    with jax.numpy_dtype_promotion("standard"):
-        policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
-        draft, draft_state = update(optimizers.draft, gradients.draft, states.draft, params.draft)
-    return Params(policy, draft), Params(policy_state, draft_state)
-
-
-def _chain(c: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(c: OptimizerConfig) -> optax.GradientTransformation:
+    """The chain for one network."""
     schedule = optax.linear_schedule(c.learning_rate / (c.warmup_steps + 1), c.learning_rate, c.warmup_steps)
     return optax.chain(
         optax.clip_by_global_norm(c.clip_norm),
         optax.adamw(schedule, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
     )
+
+
+def update(
+    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """(params, optimiser state) after one step of one network."""
+    # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+
+def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
+    """A chain for each network, as `Params` of optax transformations; without a config the draft stands still."""
+    return Params(make_optimizer(policy), optax.set_to_zero() if draft is None else make_optimizer(draft))
+
+
+def apply_gradients(optimizers: Params, gradients: Params, states: Params, params: Params) -> tuple[Params, Params]:
+    """(params, optimiser states) after one update of each network by its own chain."""
+    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
+    draft, draft_state = update(optimizers.draft, gradients.draft, states.draft, params.draft)
+    return Params(policy, draft), Params(policy_state, draft_state)

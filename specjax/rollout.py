@@ -142,24 +142,31 @@ def rounds(
     policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig, window: int
 ) -> RoundState:
     """Rounds until every row is done, attending to the first `window` cached positions."""
-    verifier, k = VERIFIERS[config.verifier], config.draft_length
+    return jax.lax.while_loop(
+        lambda state: ~jnp.all(state.done),
+        lambda state: round_once(policy, drafter, params, state, config, window),
+        state,
+    )
 
-    def body(state: RoundState) -> RoundState:
-        noise = verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
-        proposal = _no_proposal(state, policy)
-        if k:
-            with jax.named_scope("draft"):
-                proposal, draft = drafter.propose(params, state.draft, noise.draft, config.law, window)
-                state = replace(state, draft=draft)
-        with jax.named_scope("verify"):
-            tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
-            output = policy.apply(params.policy, tokens, state.visible, state.cache, window)
-        after = replace(
-            state, cache=output.cache, trips=state.trips + 1, rounds=state.rounds + (~state.done).astype(jnp.int32)
-        )
-        return _commit(after, drafter, output.logits, output.features, proposal, noise, config)
 
-    return jax.lax.while_loop(lambda state: ~jnp.all(state.done), body, state)
+def round_once(
+    policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig, window: int
+) -> RoundState:
+    """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. K + 1 tokens."""
+    k = config.draft_length
+    noise = VERIFIERS[config.verifier].noise(state.keys, state.visible + 1, k, policy.vocab_size)
+    proposal = _no_proposal(state, policy)
+    if k:
+        with jax.named_scope("draft"):
+            proposal, draft = drafter.propose(params, state.draft, noise.draft, config.law, window)
+            state = replace(state, draft=draft)
+    with jax.named_scope("verify"):
+        tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
+        output = policy.apply(params.policy, tokens, state.visible, state.cache, window)
+    after = replace(
+        state, cache=output.cache, trips=state.trips + 1, rounds=state.rounds + (~state.done).astype(jnp.int32)
+    )
+    return _commit(after, drafter, output.logits, output.features, proposal, noise, config)
 
 
 def _no_proposal(state: RoundState, policy: Policy) -> Proposal:

@@ -19,7 +19,7 @@ from specjax.drafters import Drafter
 from specjax.generate import RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
 from specjax.loss import LossConfig
-from specjax.mesh import BATCH_AXES
+from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics, loss_metrics, reward_metrics, rollout_metrics
 from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizers
 from specjax.rewards import RewardFn
@@ -85,21 +85,33 @@ def make_stages(
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step))
 
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
+        rows = len(rollout.lengths) // batch_shards(mesh)
+        if rows % config.microbatches:
+            raise ValueError(f"microbatches = {config.microbatches}: must divide the {rows} sequences of a data shard")
         scores = reward_fn(rollout, prompts)
         advantages = group_advantages(scores.value, len(rollout.lengths) // len(prompts.lengths))
         return make_batch(prompts, rollout, advantages), rollout_metrics(rollout) | reward_metrics(scores, advantages)
 
     def logprob(reference: PyTree | None, batch: Batch) -> Array | None:
         if reference is None:
+            if config.loss.kl_coefficient:
+                raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
             return None
         return reference_log_probs(policy, reference, batch, law, config.microbatches)
 
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
+        train_draft = config.train_draft and bool(jax.tree.leaves(state.params.draft))
         gradients, sums = accumulate(
-            policy, drafter, state.params, batch, reference, law, config.loss, config.microbatches, config.train_draft
+            policy, drafter, state.params, batch, reference, law, config.loss, config.microbatches, train_draft
         )
         params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params)
-        metrics = loss_metrics(sums, gradients, config.train_draft, reference is not None)
+        metrics = loss_metrics(
+            sums,
+            gradients,
+            train_draft=train_draft,
+            with_reference=reference is not None,
+            with_mu=batch.mu is not None,
+        )
         return TrainState(state.step + 1, params, optimizer, state.reference), metrics
 
     return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
@@ -146,7 +158,7 @@ def make_train_step(
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
 
     The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts do not divide
-    over the mesh, or the sequences of a shard over the microbatches.
+    over the mesh, the sequences of a shard over the microbatches, or a KL coefficient finds no reference policy.
     """
     stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
 

@@ -68,8 +68,9 @@ class AcceptLaw(NamedTuple):
         log_p, log_q = (jnp.take_along_axis(x, row, axis=1)[:, 0] for x in (self.log_p, self.log_q))
         above = log_p > log_q
         gap = jnp.where(above, log_q - log_p, -1.0)
-        left = jnp.where(above, log_p + jnp.log1p(-jnp.exp(gap)), -jnp.inf)
-        return jax.nn.log_softmax(jnp.where(above.any(axis=-1, keepdims=True), left, log_p))
+        left = jnp.where(above, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+        some = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
+        return jax.nn.log_softmax(jnp.where(some, left, log_p))
 
 
 def accept_law(

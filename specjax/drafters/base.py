@@ -1,6 +1,6 @@
 """The protocol that every drafter follows."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -36,6 +36,7 @@ class DraftLoss(NamedTuple):
     overlap: Float[Array, ""]
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens, is told what became of them, and can be distilled from the policy.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.cache import View, decode_view, unrolled_view
 from specjax.drafters.base import DraftLoss, Proposal
 from specjax.mesh import constrain
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
@@ -24,13 +25,13 @@ class Eagle3Network:
     """The draft head as functions; Vd is the size of the draft vocabulary.
 
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-    step:       (params, hidden [B, T, D], embeddings [B, T, D], start [B], cache or None, window or None)
-                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache, None if none was given).
+    step:       (params, hidden [B, T, D], embeddings [B, T, D], cache, view)
+                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache).
     init_cache: (rows, length) -> LayerCache.
     """
 
     fuse: Callable[[PyTree, Array], Array]
-    step: Callable[..., tuple[Array, Array, LayerCache]]
+    step: Callable[[PyTree, Array, Array, LayerCache, View], tuple[Array, Array, LayerCache]]
     init_cache: Callable[[int, int], LayerCache]
 
 
@@ -58,12 +59,16 @@ class Eagle3Drafter:
     embedding:  policy parameters -> [V, D]; the policy's own table, borrowed by reference and never trained here.
     vocab_size: V of the policy.
     target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
+    unroll:     passes of the training-time test: how often training feeds the head its own state, as drafting does.
+    decay:      weight of each pass in the loss, relative to the one before.
     """
 
     network: Eagle3Network
     embedding: Callable[[PyTree], Array]
     vocab_size: int
     target_ids: np.ndarray | None = None
+    unroll: int = 3
+    decay: float = 0.8
 
     def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Eagle3State:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
@@ -73,7 +78,8 @@ class Eagle3Drafter:
         hidden = self.network.fuse(params.draft, features)
         following = jnp.roll(prompts.tokens, -1, axis=1)
         none = jnp.zeros(rows, jnp.int32)
-        _, _, cache = self._step(params, hidden, following, none, cache, None)
+        view = decode_view(none, following.shape[1], following.shape[1])
+        _, _, cache = self._step(params, hidden, following, cache, view)
         return Eagle3State(
             cache=cache,
             length=prompts.lengths - 1,
@@ -88,14 +94,16 @@ class Eagle3Drafter:
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
         window += state.features.shape[1]
         hidden = self.network.fuse(params.draft, state.features)
-        logits, hidden, cache = self._step(params, hidden, state.tokens, state.length, state.cache, window)
+        view = decode_view(state.length, state.tokens.shape[1], window)
+        logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view)
         last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
         logits, hidden = (jnp.take_along_axis(x, last, axis=1) for x in (logits, hidden))
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
-                logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], length + i - 1, cache, window)
+                view = decode_view(length + i - 1, 1, window)
+                logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], cache, view)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))
@@ -112,29 +120,40 @@ class Eagle3Drafter:
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
         """Soft cross-entropy against the policy's law at the rollout temperature, where the predicted token counts.
 
-        The feature at t and the token at t + 1 predict the token at t + 2, whose law the policy gives at t + 1.
+        The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
+        returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
+        token t + 2 + i, whose law the policy gives at t + 1 + i.
         """
-        hidden = self.network.fuse(params.draft, output.features[:, :-2])
-        start = jnp.zeros(len(tokens), jnp.int32)
-        logits, _, _ = self._step(params, hidden, tokens[:, 1:-1], start, None, None)
-        log_p = full_log_probs(output.logits[:, 1:-1], law)
-        log_q = full_log_probs(logits, law)
+        rows, length = len(tokens), tokens.shape[1] - 2
+        log_p = full_log_probs(output.logits, law)
         if self.target_ids is not None:
             log_p = log_p[..., self.target_ids]
-        kept = mask[:, 2:].astype(jnp.float32)
-        p = jnp.exp(log_p)
-        loss = -jnp.sum(p * log_q, axis=-1)
-        overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
-        return DraftLoss(jnp.sum(loss * kept), jax.lax.stop_gradient(jnp.sum(overlap * kept)))
+        p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (jnp.exp(log_p), tokens, mask))
+        hidden = self.network.fuse(params.draft, output.features[:, :length])
+        cache = self.network.init_cache(rows, self.unroll * length)
+        loss, overlap = jnp.float32(0), jnp.float32(0)
+        for depth in range(self.unroll):
+            view = unrolled_view(rows, length, depth)
+            logits, hidden, cache = self._step(params, hidden, following[depth], cache, view)
+            log_q = full_log_probs(logits, law)
+            kept = counts[depth + 1].astype(jnp.float32)
+            loss -= self.decay**depth * jnp.sum(jnp.sum(p[depth] * log_q, axis=-1) * kept)
+            if depth == 0:
+                overlap = jnp.sum(jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept)
+        return DraftLoss(loss, jax.lax.stop_gradient(overlap))
 
-    def _step(
-        self, params: Params, hidden: Array, tokens: Array, start: Array, cache: LayerCache | None, window: int | None
-    ):
+    def _step(self, params: Params, hidden: Array, tokens: Array, cache: LayerCache, view: View):
         table = constrain(jax.lax.stop_gradient(self.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
         embedded = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-        return self.network.step(params.draft, hidden, embedded, start, cache, window)
+        return self.network.step(params.draft, hidden, embedded, cache, view)
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:
             return logits
         return jnp.full((len(logits), self.vocab_size), -jnp.inf, logits.dtype).at[:, self.target_ids].set(logits)
+
+
+def _shift(x: Array, first: int, count: int, length: int) -> list[Array]:
+    """x[:, i : i + length] for i = first, first + 1, .., with zeros beyond its end."""
+    padded = jnp.pad(x, ((0, 0), (0, first + count), *((0, 0),) * (x.ndim - 2)))
+    return [padded[:, i : i + length] for i in range(first, first + count)]

@@ -1,0 +1,155 @@
+"""From a run's configuration to the networks, problems and rewards that it names."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from configs.schema import DataConfig, DraftConfig, ModelConfig, RunConfig
+from launch.arithmetic import arithmetic
+from launch.data import Problem, load_jsonl, split
+from launch.errors import ConfigError
+from launch.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.hf_config import read_hf_config
+from models.hf_import import load_policy
+from models.params import init_params
+from models.policy_checkpoint import load_policy_checkpoint
+from specjax.drafters import Drafter, NoDrafter
+from specjax.types import Params, Policy, PyTree
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Problems to train on, and others to evaluate on."""
+
+    train: list[Problem]
+    held_out: list[Problem]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Both networks as functions, and their parameters on the mesh."""
+
+    decoder: DecoderConfig
+    policy: Policy
+    drafter: Drafter
+    params: Params
+
+
+def build_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer of the checkpoint, or the built-in one."""
+    if config.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if config.model.path is None:
+        raise ConfigError("model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes")
+    return HuggingFaceTokenizer(
+        config.model.path, instruction=config.data.instruction, enable_thinking=config.data.enable_thinking
+    )
+
+
+def build_problems(config: RunConfig) -> Problems:
+    """What the data section names: files, or the built-in task."""
+    data = config.data
+    if data.train is None:
+        a = data.arithmetic
+        problems = arithmetic(config.seed, a.problems, a.min_terms, a.max_terms, a.max_value)
+    else:
+        problems = _load(data.train, data)
+    if data.held_out is None:
+        return Problems(*split(problems, data.held_out_count))
+    return Problems(problems, _load(data.held_out, data))
+
+
+def _load(path: str, data: DataConfig) -> list[Problem]:
+    return load_jsonl(path, data.prompt_field, data.answer_field, data.solution_field, data.answer_after)
+
+
+def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
+    """The policy from its checkpoint or from scratch, and the draft from random weights.
+
+    Raises ConfigError where the sections do not fit each other.
+    """
+    policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
+    try:
+        decoder, weights = _policy(config.model, mesh, policy_key)
+        if tokenizer.vocab_size > decoder.vocab_size:
+            raise ConfigError(
+                f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
+            )
+        policy = make_policy(decoder)
+        drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, problems)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if config.draft.kind == "none" and config.rollout.draft_length:
+        raise ConfigError(f"rollout.draft_length = {config.rollout.draft_length}: must be 0 with draft.kind none")
+    return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft))
+
+
+def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[DecoderConfig, PyTree]:
+    dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
+    if model.path is None:
+        if model.architecture is None:
+            raise ConfigError("model.path = None: must be a directory in Hugging Face layout or from launch.convert")
+        architecture = replace(model.architecture, **dtypes)
+        layers = model.feature_layers or architecture.feature_layers or eagle3_feature_layers(architecture.num_layers)
+        decoder = replace(architecture, feature_layers=layers)
+        return decoder, init_params(partial(init_decoder, decoder), key, mesh)
+    path = Path(model.path)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path = {path}: no config.json there")
+    if (path / "params").is_dir():
+        decoder, weights = load_policy_checkpoint(path, mesh)
+        weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
+        return replace(decoder, **dtypes, feature_layers=model.feature_layers or decoder.feature_layers), weights
+    decoder = replace(read_hf_config(path, model.feature_layers or None), **dtypes)
+    return decoder, load_policy(path, decoder, mesh, model.param_dtype)
+
+
+def _draft(
+    draft: DraftConfig,
+    decoder: DecoderConfig,
+    policy: Policy,
+    mesh: Mesh,
+    key: jax.Array,
+    tokenizer: Tokenizer,
+    problems: Sequence[Problem],
+) -> tuple[Drafter, PyTree]:
+    if draft.kind == "none":
+        return NoDrafter(), {}
+    config = Eagle3Config(
+        hidden_size=draft.hidden_size or decoder.hidden_size,
+        intermediate_size=draft.intermediate_size or decoder.intermediate_size,
+        num_heads=draft.num_heads or decoder.num_heads,
+        num_kv_heads=draft.num_kv_heads or decoder.num_kv_heads,
+        head_dim=draft.head_dim or decoder.head_dim,
+        rope_theta=decoder.rope_theta,
+        rope_scaling=decoder.rope_scaling,
+        norm_eps=decoder.norm_eps,
+        dtype=decoder.dtype,
+        param_dtype=decoder.param_dtype,
+        feature_size=decoder.hidden_size * len(decoder.feature_layers),
+        draft_vocab_size=draft.vocab_size or decoder.vocab_size,
+    )
+    if draft.unroll < 1:
+        raise ConfigError(f"draft.unroll = {draft.unroll}: must be at least 1")
+    config.check(decoder)
+    ids = None if draft.vocab_size is None else frequent_tokens(problems, tokenizer, draft.vocab_size)
+    return make_eagle3(config, policy, ids, draft.unroll), init_params(partial(init_eagle3, config), key, mesh)
+
+
+def frequent_tokens(problems: Sequence[Problem], tokenizer: Tokenizer, count: int) -> np.ndarray:
+    """The `count` most frequent tokens of the problems' texts, int32 ascending; the rarest ids fill up what lacks."""
+    counts: Counter[int] = Counter({token: 1 for token in tokenizer.stop_tokens})
+    for problem in problems:
+        for text in (problem.prompt, problem.solution or "", problem.answer):
+            counts.update(tokenizer.encode(text))
+    ranked = sorted(range(tokenizer.vocab_size), key=lambda token: (-counts[token], token))
+    return np.array(sorted(ranked[:count]), np.int32)

@@ -1,0 +1,59 @@
+"""Supervised steps on worked solutions, for a policy that starts from scratch."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.schema import WarmupConfig
+from launch.data import Problem
+from launch.pipeline import SupervisedBatch, supervised_batch
+from launch.tokenizers import Tokenizer
+from specjax.mesh import BATCH_AXES
+from specjax.optimizer import make_optimizer, update
+from specjax.sampling import pick
+from specjax.types import Policy, PyTree
+
+
+def warm_up(
+    policy: Policy,
+    params: PyTree,
+    problems: Sequence[Problem],
+    tokenizer: Tokenizer,
+    length: int,
+    config: WarmupConfig,
+    seed: int,
+    mesh: Mesh,
+    report: Callable[[int, float], None],
+) -> PyTree:
+    """The policy's parameters after `config.steps` steps of cross-entropy on the solutions.
+
+    length: tokens of prompt and solution together. report: called with (step, loss) now and then.
+    """
+    optimizer = make_optimizer(config.optimizer)
+    layout = jax.tree.map(lambda x: x.sharding, params)
+    rows = NamedSharding(mesh, P(BATCH_AXES))
+
+    def loss(params: PyTree, batch: SupervisedBatch) -> jax.Array:
+        output = policy.apply(params, batch.tokens, jnp.zeros(len(batch.lengths), jnp.int32))
+        log_p = pick(jax.nn.log_softmax(output.logits[:, :-1].astype(jnp.float32)), batch.tokens[:, 1:])
+        column = jnp.arange(1, length)[None]
+        learnt = (column >= batch.prompt_lengths[:, None]) & (column < batch.lengths[:, None])
+        return -jnp.sum(jnp.where(learnt, log_p, 0.0)) / jnp.sum(learnt, dtype=jnp.float32)
+
+    def step(params: PyTree, moments: PyTree, batch: SupervisedBatch) -> tuple[PyTree, PyTree, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        params, moments = update(optimizer, gradient, moments, params)
+        return jax.lax.with_sharding_constraint(params, layout), moments, value
+
+    with jax.set_mesh(mesh):
+        jitted = jax.jit(step, donate_argnums=(0, 1))
+        moments = optimizer.init(params)
+        for i in range(config.steps):
+            batch = supervised_batch(problems, tokenizer, config.batch_size, length, seed, i)
+            params, moments, value = jitted(params, moments, jax.device_put(batch, rows))
+            if (i + 1) % 25 == 0 or i + 1 == config.steps:
+                report(i + 1, float(value))
+    return params

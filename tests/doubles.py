@@ -1,0 +1,90 @@
+"""Drafters for tests: the policy itself, sharpened, flattened or turned upside down, and a table."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax.drafters import Proposal
+from specjax.drafters.base import DraftLoss
+from specjax.sampling import SamplingLaw, process_logits, sample
+from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
+
+
+class PolicyDraftState(NamedTuple):
+    """The drafter's own cache of `length` positions, and the emitted tokens of the last verification to come next."""
+
+    cache: Cache
+    length: Array
+    tokens: Array
+    waiting: Array
+
+
+@dataclass(frozen=True)
+class PolicyDrafter:
+    """Runs the policy over a cache of its own and multiplies its logits by `params.draft["scale"]`.
+
+    At 1 the draft is identical to the policy, at -1 it prefers what the policy likes least, in between it is flatter.
+    """
+
+    policy: Policy
+
+    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> PolicyDraftState:
+        rows = len(prompts.lengths)
+        none = jnp.zeros(rows, jnp.int32)
+        output = self.policy.apply(
+            params.policy, prompts.tokens, none, self.policy.init_cache(rows, length + 2 * width), None
+        )
+        return PolicyDraftState(output.cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
+
+    def propose(
+        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw, window: int
+    ) -> tuple[Proposal, PolicyDraftState]:
+        output = self.policy.apply(params.policy, state.tokens, state.length, state.cache, None)
+        last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
+        logits = jnp.take_along_axis(output.logits, last, axis=1)[:, 0]
+        length = state.length + state.waiting
+        tokens, log_q = [], []
+        for i in range(gumbel.shape[1]):
+            if i:
+                output = self.policy.apply(params.policy, tokens[-1][:, None], length + i - 1, output.cache, None)
+                logits = output.logits[:, 0]
+            log_q.append(process_logits(logits * params.draft["scale"], law))
+            tokens.append(sample(log_q[-1], gumbel[:, i]))
+        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))
+        return proposal, PolicyDraftState(output.cache, length, state.tokens, jnp.zeros_like(state.waiting))
+
+    def observe(self, state: PolicyDraftState, features: Array, tokens: Array, emitted: Array) -> PolicyDraftState:
+        missing = state.tokens.shape[1] - tokens.shape[1]
+        return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
+
+    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TableDrafter:
+    """After token t proposes table[t], table[table[t]], ..: deterministic, its state is the last token."""
+
+    table: tuple[int, ...]
+
+    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Array:
+        return jnp.zeros(len(prompts.lengths), jnp.int32)
+
+    def propose(
+        self, params: Params, state: Array, gumbel: Array, law: SamplingLaw, window: int
+    ) -> tuple[Proposal, Array]:
+        tokens = [jnp.array(self.table)[state]]
+        while len(tokens) < gumbel.shape[1]:
+            tokens.append(jnp.array(self.table)[tokens[-1]])
+        drafted = jnp.stack(tokens, axis=1)
+        one_hot = jnp.where(drafted[..., None] == jnp.arange(len(self.table))[None, None], 0.0, -jnp.inf)
+        return Proposal(drafted, one_hot, jnp.full_like(state, gumbel.shape[1])), state
+
+    def observe(self, state: Array, features: Array, tokens: Array, emitted: Array) -> Array:
+        last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
+        return jnp.where(emitted > 0, last, state)
+
+    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+        raise NotImplementedError

@@ -1,0 +1,80 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.advantage import Advantages
+from specjax.batch import make_batch, split
+from specjax.mesh import BATCH_AXES
+from specjax.types import Prompts, Rollout
+from tests.specjax.training import mesh_of
+
+GROUP, PROMPT, BUDGET = 3, 5, 7
+
+
+def job() -> tuple[Prompts, Rollout, Advantages]:
+    """Ragged prompts and completions, with junk wherever nobody should look."""
+    rng = np.random.default_rng(0)
+    prompt_lengths = np.array([5, 1, 3, 4], np.int32)
+    rows = len(prompt_lengths) * GROUP
+    lengths = np.resize(np.array([7, 0, 4, 1, 6], np.int32), rows)
+    prompts = Prompts(
+        tokens=jnp.array(rng.integers(1, 50, (len(prompt_lengths), PROMPT)), jnp.int32),
+        lengths=jnp.array(prompt_lengths),
+        id=jnp.arange(len(prompt_lengths)),
+    )
+    rollout = Rollout(
+        tokens=jnp.array(rng.integers(50, 100, (rows, BUDGET)), jnp.int32),
+        lengths=jnp.array(lengths),
+        full=jnp.array(-rng.random((rows, BUDGET)), jnp.float32),
+    )
+    scored = jnp.arange(rows) != 2
+    return prompts, rollout, Advantages(jnp.arange(rows, dtype=jnp.float32), scored, jnp.zeros(4, bool))
+
+
+def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
+    prompts, rollout, advantages = job()
+    batch = make_batch(prompts, rollout, advantages)
+    assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET)
+    for row, (tokens, completion, mu) in enumerate(zip(batch.tokens, batch.completion, batch.mu, strict=True)):
+        start, length = int(prompts.lengths[row // GROUP]), int(rollout.lengths[row])
+        end = start + length
+        np.testing.assert_array_equal(tokens[:start], prompts.tokens[row // GROUP, :start])
+        np.testing.assert_array_equal(tokens[start:end], rollout.tokens[row, :length])
+        np.testing.assert_array_equal(tokens[end:], 0)
+        np.testing.assert_array_equal(np.flatnonzero(completion), np.arange(start, end))
+        np.testing.assert_array_equal(mu[start:end], rollout.full[row, :length])
+    np.testing.assert_array_equal(batch.advantage, advantages.value)
+
+
+def test_unscored_rows_are_not_trained_on_but_keep_their_completion() -> None:
+    batch = make_batch(*job())
+    assert not batch.trained[2].any() and batch.completion[2].sum() == 4
+    rest = np.arange(len(batch.scored)) != 2
+    np.testing.assert_array_equal(batch.trained[rest], batch.completion[rest])
+
+
+def test_without_recorded_log_probs_there_is_no_mu() -> None:
+    prompts, rollout, advantages = job()
+    assert make_batch(prompts, Rollout(rollout.tokens, rollout.lengths), advantages).mu is None
+
+
+def test_split_is_a_permutation_of_the_rows() -> None:
+    tree = {"tokens": jnp.arange(24).reshape(12, 2), "lengths": jnp.arange(12)}
+    parts = split(tree, 3)
+    assert parts["tokens"].shape == (3, 4, 2)
+    np.testing.assert_array_equal(np.sort(np.asarray(parts["lengths"]).ravel()), np.arange(12))
+    np.testing.assert_array_equal(parts["tokens"][..., 0], 2 * parts["lengths"])
+    assert split({"none": None}, 3) == {"none": None}
+
+
+def test_split_moves_no_row_to_another_data_shard() -> None:
+    mesh = mesh_of(2, 2, 2)
+    rows = jax.device_put(jnp.arange(48).reshape(24, 2), NamedSharding(mesh, P(BATCH_AXES)))
+    layout = NamedSharding(mesh, P(None, BATCH_AXES))
+    compiled = jax.jit(lambda x: split(x, 3), out_shardings=layout).lower(rows).compile()
+    owner = {shard.device: set(np.asarray(shard.data).ravel().tolist()) for shard in rows.addressable_shards}
+    for shard in compiled(rows).addressable_shards:
+        assert set(np.asarray(shard.data).ravel().tolist()) == owner[shard.device]
+    assert "all-" not in compiled.as_text() and "collective" not in compiled.as_text()

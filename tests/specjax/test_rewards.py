@@ -1,0 +1,142 @@
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.advantage import group_advantages
+from specjax.mesh import BATCH_AXES, batch_shards
+from specjax.metrics import reward_metrics
+from specjax.rewards import HostScore, host_reward
+from specjax.types import Prompts, Reward, Rollout
+from tests.specjax.training import mesh_of
+
+PROMPTS, GROUP, BUDGET = 16, 2, 5
+MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
+
+
+class Recorder:
+    """A scorer that remembers what it was asked; a score tells row, length and prompt apart."""
+
+    def __init__(self, fail: tuple[int, ...] = (), pause: float = 0.0) -> None:
+        self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.fail, self.pause, self.inside, self.most_inside = fail, pause, 0, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:
+            self.calls.append((tokens, lengths, ids))
+            self.inside += 1
+            self.most_inside = max(self.most_inside, self.inside)
+        time.sleep(self.pause)
+        with self._lock:
+            self.inside -= 1
+        value = (tokens.sum(axis=1) + 1000 * lengths + 100_000 * ids).astype(np.float32)
+        value[np.isin(ids, self.fail)] = np.nan
+        return value, (ids % 2).astype(np.float32)
+
+
+def job(mesh: Mesh, budget: int = BUDGET) -> tuple[Rollout, Prompts]:
+    rng = np.random.default_rng(0)
+    rows = PROMPTS * GROUP
+    rollout = Rollout(
+        tokens=jnp.array(rng.integers(0, 50, (rows, budget)), jnp.int32),
+        lengths=jnp.array(rng.integers(0, 6, rows), jnp.int32),
+    )
+    prompts = Prompts(
+        tokens=jnp.zeros((PROMPTS, 3), jnp.int32),
+        lengths=jnp.ones(PROMPTS, jnp.int32),
+        id=jnp.array(rng.permutation(PROMPTS), jnp.int32),
+    )
+    return jax.device_put((rollout, prompts), NamedSharding(mesh, P(BATCH_AXES)))
+
+
+def ask(score: HostScore, mesh: Mesh, budget: int = BUDGET) -> tuple[Reward, Rollout, Prompts]:
+    rollout, prompts = job(mesh, budget)
+    with jax.set_mesh(mesh):
+        reward = jax.jit(host_reward(score, mesh))(rollout, prompts)
+    return jax.block_until_ready(reward), rollout, prompts
+
+
+def expected(rollout: Rollout, prompts: Prompts) -> np.ndarray:
+    ids = np.repeat(np.asarray(prompts.id), GROUP)
+    return np.asarray(rollout.tokens).sum(axis=1) + 1000 * np.asarray(rollout.lengths) + 100_000 * ids
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_every_sample_is_scored_once_and_its_score_comes_back_to_it(shape: tuple[int, int, int]) -> None:
+    mesh, score = mesh_of(*shape), Recorder()
+    reward, rollout, prompts = ask(score, mesh)
+    np.testing.assert_array_equal(reward.value, expected(rollout, prompts))
+    np.testing.assert_array_equal(reward.correct, np.repeat(np.asarray(prompts.id), GROUP) % 2)
+    shards = batch_shards(mesh)
+    assert len(score.calls) == shards
+    assert all(len(ids) == PROMPTS * GROUP // shards for _, _, ids in score.calls)
+    asked = np.concatenate([np.column_stack([ids, tokens]) for tokens, _, ids in score.calls])
+    wanted = np.column_stack([np.repeat(np.asarray(prompts.id), GROUP), np.asarray(rollout.tokens)])
+    np.testing.assert_array_equal(np.unique(asked, axis=0), np.unique(wanted, axis=0))
+
+
+def test_every_device_hears_the_same_answer() -> None:
+    def fickle(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.random.default_rng().random(len(ids), np.float32), np.zeros(len(ids), np.float32)
+
+    reward, *_ = ask(fickle, mesh_of(2, 2, 2))
+    heard: dict[str, set[bytes]] = {}
+    for shard in reward.value.addressable_shards:
+        heard.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
+    assert len(heard) == 4 and all(len(answers) == 1 for answers in heard.values())
+
+
+def test_the_scorer_is_handed_plain_numpy() -> None:
+    score = Recorder()
+    ask(score, mesh_of(8, 1, 1))
+    for call in score.calls:
+        assert [type(x) for x in call] == [np.ndarray] * 3
+        assert [x.dtype for x in call] == [np.int32] * 3
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_failed_samples_are_counted_and_masked(shape: tuple[int, int, int]) -> None:
+    reward, _, prompts = ask(Recorder(fail=(3, 11)), mesh_of(*shape))
+    failed = np.isin(np.repeat(np.asarray(prompts.id), GROUP), (3, 11))
+    np.testing.assert_array_equal(np.isnan(reward.value), failed)
+    advantages = group_advantages(jnp.asarray(np.asarray(reward.value)), GROUP)
+    np.testing.assert_array_equal(advantages.scored, ~failed)
+    metrics = reward_metrics(jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), reward), advantages)
+    assert metrics["reward/failed"] == 4 and np.isfinite(metrics["reward/mean"])
+
+
+def raises(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    raise RuntimeError("no answer today")
+
+
+def misshapen(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(len(ids) + 1, np.float32), np.zeros(len(ids), np.float32)
+
+
+@pytest.mark.parametrize("score", [raises, misshapen])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_a_broken_scorer_costs_its_samples_and_is_logged(
+    score: HostScore, shape: tuple[int, int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    reward, *_ = ask(score, mesh_of(*shape))
+    assert np.isnan(reward.value).all() and not np.asarray(reward.correct).any()
+    assert caplog.text.count("the scorer failed") == batch_shards(mesh_of(*shape))
+
+
+def test_shards_may_ask_at_once() -> None:
+    score = Recorder(pause=0.3)
+    reward, rollout, prompts = ask(score, mesh_of(8, 1, 1))
+    np.testing.assert_array_equal(reward.value, expected(rollout, prompts))
+    assert score.most_inside > 1
+
+
+def test_long_completions_do_not_block_the_callback() -> None:
+    score = Recorder()
+    reward, rollout, prompts = ask(score, mesh_of(2, 2, 2), budget=100_000)
+    np.testing.assert_array_equal(reward.value, expected(rollout, prompts).astype(np.float32))

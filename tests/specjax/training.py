@@ -1,0 +1,129 @@
+"""A policy, a draft and a job that compile in seconds, shared by the tests of the training step."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from models.config import DecoderConfig, Dtype
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.params import abstract_params, param_shardings
+from specjax.drafters import Eagle3Drafter
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.optimizer import OptimizerConfig
+from specjax.rollout import RolloutConfig
+from specjax.train_step import TrainConfig, init_train_state
+from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
+
+VOCAB = 16
+GROUP = 4
+BUDGET = 20
+STOP = 3
+DECODER = DecoderConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    qk_norm=True,
+    feature_layers=(0, 1),
+)
+HEAD = Eagle3Config(
+    hidden_size=16,
+    feature_size=32,
+    intermediate_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    draft_vocab_size=VOCAB,
+)
+# Without momentum and clipping the first moment that Adam keeps is the last gradient itself: see `last_gradients`.
+TRANSPARENT = OptimizerConfig(learning_rate=1e-2, b1=0.0, clip_norm=1e9)
+CONFIG = TrainConfig(
+    seed=7,
+    rollout=RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=2, stop_tokens=(STOP,)),
+    policy_optimizer=TRANSPARENT,
+    draft_optimizer=TRANSPARENT,
+)
+
+
+def networks(dtype: Dtype = "float32") -> tuple[Policy, Eagle3Drafter]:
+    policy = make_policy(replace(DECODER, dtype=dtype))
+    return policy, make_eagle3(replace(HEAD, dtype=dtype), policy)
+
+
+def mesh_of(*shape: int) -> Mesh:
+    return make_mesh(MeshConfig(*shape))
+
+
+@cache
+def _values() -> Params:
+    rng = np.random.default_rng(0)
+
+    def fill(x: jax.ShapeDtypeStruct) -> np.ndarray:
+        centre = 1.0 if x.ndim == 1 else 0.0
+        return (centre + 0.3 * rng.standard_normal(x.shape)).astype(x.dtype)
+
+    inits = partial(init_decoder, DECODER), partial(init_eagle3, HEAD)
+    return Params(*(jax.tree.map(fill, abstract_params(init)) for init in inits))
+
+
+def params_on(mesh: Mesh) -> Params:
+    """The same numbers on every mesh, in fresh buffers that a step may take over."""
+    inits = partial(init_decoder, DECODER), partial(init_eagle3, HEAD)
+    return jax.device_put(_values(), Params(*(param_shardings(init, mesh) for init in inits)))
+
+
+def state_on(mesh: Mesh, config: TrainConfig = CONFIG, with_reference: bool = False) -> TrainState:
+    return init_train_state(params_on(mesh), config, mesh, with_reference)
+
+
+def make_prompts(count: int = 8) -> Prompts:
+    """Ragged prompts, whose ids are not their places."""
+    rng = np.random.default_rng(1)
+    return Prompts(
+        tokens=jnp.array(rng.integers(4, VOCAB, (count, 6)), jnp.int32),
+        lengths=jnp.array(np.resize([6, 3, 1, 5, 4, 4, 2, 2], count), jnp.int32),
+        id=jnp.array(np.arange(100, 100 + count)[::-1], jnp.int32),
+    )
+
+
+def count_fives(rollout: Rollout, prompts: Prompts) -> Reward:
+    """A traced reward: how many tokens of a completion are 5; correct where any is."""
+    value = jnp.sum(rollout.tokens == 5, axis=1, dtype=jnp.float32)
+    return Reward(value, (value > 0).astype(jnp.float32))
+
+
+def last_gradients(state: TrainState) -> Params:
+    """The gradients of the update that made `state`, exactly, under the `TRANSPARENT` optimiser."""
+
+    def moment(state: PyTree) -> PyTree:
+        found = [x.mu for x in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(x)]
+        return found[0] if found else {}
+
+    return Params(moment(state.optimizer.policy), moment(state.optimizer.draft))
+
+
+def _is_adam(x: object) -> bool:
+    return isinstance(x, optax.ScaleByAdamState)
+
+
+def relative_gap(tree: PyTree, expected: PyTree) -> float:
+    """The largest norm of a leaf's difference, relative to the norm of the whole tree."""
+    scale = np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in map(np.asarray, jax.tree.leaves(expected))))
+    gaps = jax.tree.map(
+        lambda a, b: np.linalg.norm((np.asarray(a, np.float64) - np.asarray(b)).ravel()), tree, expected
+    )
+    return float(max(jax.tree.leaves(gaps)) / scale)
+
+
+def assert_same_bits(tree: PyTree, expected: PyTree) -> None:
+    for got, want in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

@@ -1,0 +1,166 @@
+"""A policy small enough to enumerate, one long enough to wander, and drafters of every quality for both."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from specjax.drafters import Drafter, Eagle3Drafter, NoDrafter
+from specjax.keys import SeedStep
+from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout
+from tests.doubles import PolicyDrafter, TableDrafter
+
+
+@dataclass(frozen=True)
+class World:
+    """A policy with its parameters, its prompts, and its drafters by name.
+
+    The parameters are random, enlarged by `scale` so that the policy has opinions that depend on its context.
+    `eagle3 reduced` lacks every third token.
+    """
+
+    vocab: int
+    layers: int
+    hidden: int
+    seed: int
+    scale: float
+    prompts: tuple[tuple[int, ...], ...]
+    stops: tuple[int, ...]
+
+    @functools.cached_property
+    def config(self) -> DecoderConfig:
+        return DecoderConfig(
+            **self._layer,
+            vocab_size=self.vocab,
+            num_layers=self.layers,
+            feature_layers=tuple(range(self.layers)),
+            qk_norm=True,
+        )
+
+    @property
+    def _layer(self) -> dict[str, int]:
+        return dict(
+            hidden_size=self.hidden, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=self.hidden // 3
+        )
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        return make_policy(self.config)
+
+    @functools.cached_property
+    def drafters(self) -> dict[str, Drafter]:
+        kept = np.flatnonzero(np.arange(self.vocab) % 3 != 2).astype(np.int32)
+        return {
+            "none": NoDrafter(),
+            "eagle3": make_eagle3(self._eagle3(self.vocab), self.policy),
+            "eagle3 reduced": make_eagle3(self._eagle3(len(kept)), self.policy, kept),
+            "policy": PolicyDrafter(self.policy),
+            "table": TableDrafter(tuple(np.random.default_rng(0).permutation(self.vocab).tolist())),
+        }
+
+    def _eagle3(self, draft_vocab: int) -> Eagle3Config:
+        return Eagle3Config(**self._layer, feature_size=self.hidden * self.layers, draft_vocab_size=draft_vocab)
+
+    @functools.cached_property
+    def policy_params(self) -> PyTree:
+        init = jax.jit(lambda key: nn.unbox(init_decoder(self.config, key)))
+        return jax.tree.map(lambda x: self.scale * x, init(jax.random.key(self.seed)))
+
+    @functools.cached_property
+    def batch(self) -> Prompts:
+        """The prompts, padded with junk, under ids that are neither ordered nor contiguous."""
+        lengths = np.array([len(p) for p in self.prompts], np.int32)
+        tokens = np.random.default_rng(1).integers(self.vocab, size=(len(lengths), lengths.max() + 1), dtype=np.int32)
+        for row, prompt in zip(tokens, self.prompts, strict=True):
+            row[: len(prompt)] = prompt
+        ids = np.random.default_rng(2).permutation(1000)[: len(lengths)].astype(np.int32)
+        return Prompts(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(ids))
+
+    @functools.cache  # noqa: B019
+    def draft(self, name: str, seed: int = 0) -> PyTree:
+        """Parameters: `random`, `random reduced`, `trained`, `identical`, `flat`, `adversarial`, `none`."""
+        scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
+        if name in scales:
+            return {"scale": jnp.float32(scales[name])}
+        if name == "none":
+            return {}
+        size = self.drafters["eagle3 reduced"].target_ids.size if "reduced" in name else self.vocab
+        init = jax.jit(lambda key: nn.unbox(init_eagle3(self._eagle3(size), key)))(jax.random.key(100 + seed))
+        return init if "random" in name else self._distil(self.drafters["eagle3"], init)
+
+    def params(self, draft: str, seed: int = 0) -> Params:
+        return Params(self.policy_params, self.draft(draft, seed))
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """Teacher-forced, without a cache."""
+        return np.asarray(self.forward(tokens)[0])
+
+    @functools.cached_property
+    def forward(self) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
+        """(logits, features) of full rows of tokens."""
+
+        @jax.jit
+        def apply(params: PyTree, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+            output = self.policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32))
+            return output.logits, output.features
+
+        return lambda tokens: apply(self.policy_params, np.asarray(tokens, np.int32))
+
+    def rollout(self, drafter: str, draft: str, config: RolloutConfig, run: SeedStep, seed: int = 0) -> Rollout:
+        """`speculative_rollout` with a drafter and a set of its parameters; compiled once a drafter and config."""
+        return self.program(drafter, config)(self.params(draft, seed), self.batch, run)
+
+    @functools.cache  # noqa: B019
+    def program(self, drafter: str, config: RolloutConfig) -> Callable[[Params, Prompts, SeedStep], Rollout]:
+        def run(params: Params, prompts: Prompts, seed_step: SeedStep) -> Rollout:
+            return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, config)
+
+        return jax.jit(run)
+
+    def _distil(self, drafter: Eagle3Drafter, draft: PyTree) -> PyTree:
+        """300 steps of Adam on random continuations of the first prompt."""
+        prompt = np.tile(self.prompts[0], (64, 1))
+        tokens = np.concatenate([prompt, np.random.default_rng(3).integers(self.vocab, size=(64, 6))], axis=1)
+        tokens = jnp.asarray(tokens, jnp.int32)
+        mask = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None] >= prompt.shape[1], tokens.shape)
+        optimiser = optax.adam(0.02)
+
+        @jax.jit
+        def train(policy: PyTree, draft: PyTree) -> PyTree:
+            output = jax.lax.stop_gradient(self.policy.apply(policy, tokens, jnp.zeros(64, jnp.int32)))
+
+            def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
+                draft, state = carry
+
+                def loss(draft: PyTree) -> jax.Array:
+                    return drafter.loss(Params(policy, draft), tokens, output, mask, SamplingLaw()).loss / mask.sum()
+
+                with jax.numpy_dtype_promotion("standard"):
+                    updates, state = optimiser.update(jax.grad(loss)(draft), state)
+                    return (optax.apply_updates(draft, updates), state), None
+
+            return jax.lax.scan(step, (draft, optimiser.init(draft)), length=300)[0][0]
+
+        return train(self.policy_params, draft)
+
+
+ENUMERABLE = World(vocab=5, layers=1, hidden=6, seed=305, scale=1.2, prompts=((3, 1),), stops=(2, 3, 4))
+WANDERING = World(
+    vocab=23,
+    layers=2,
+    hidden=12,
+    seed=0,
+    scale=1.3,
+    prompts=((4,), (7, 1, 19), (2, 2), (22, 0, 5, 9), (11, 3), (8, 16, 13)),
+    stops=(3, 10, 17),
+)
