@@ -18,10 +18,12 @@ from specjax.train_step import TrainConfig
 class ModelConfig:
     """The policy.
 
-    path:           a directory in Hugging Face layout, or one that launch.convert made; None starts from scratch.
-    architecture:   the network to start from scratch.
-    feature_layers: the layers on whose entry the draft reads the policy; empty for EAGLE-3's own choice.
-    dtype:          compute dtype. param_dtype: of the master weights.
+    Attributes:
+        path:           a directory in Hugging Face layout, or one that launch.convert made; None starts from scratch.
+        architecture:   the network to start from scratch.
+        feature_layers: the layers on whose entry the draft reads the policy; empty for EAGLE-3's own choice.
+        dtype:          of the computation.
+        param_dtype:    of the master weights.
     """
 
     path: str | None = None
@@ -35,10 +37,11 @@ class ModelConfig:
 class DraftConfig:
     """The draft, started from random weights. A width left at None is the policy's own.
 
-    kind:       eagle3, or none for autoregressive rollouts.
-    vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
-    train:      distil the draft from every rollout.
-    unroll:     passes of EAGLE-3's training-time test.
+    Attributes:
+        kind:       eagle3, or none for autoregressive rollouts.
+        vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
+        train:      distil the draft from every rollout.
+        unroll:     passes of EAGLE-3's training-time test.
     """
 
     kind: Literal["eagle3", "none"] = "eagle3"
@@ -54,7 +57,14 @@ class DraftConfig:
 
 @dataclass(frozen=True)
 class ArithmeticConfig:
-    """The built-in task: sums of min_terms .. max_terms numbers, each 1 .. max_value, with worked steps."""
+    """The built-in task: sums with worked steps.
+
+    Attributes:
+        problems:  how many, held-out ones included.
+        min_terms: numbers in a sum, at least.
+        max_terms: numbers in a sum, at most.
+        max_value: each number is 1 .. max_value.
+    """
 
     problems: int = 4096
     min_terms: int = 3
@@ -66,13 +76,21 @@ class ArithmeticConfig:
 class DataConfig:
     """The problems to train on and those held out.
 
-    train:         a JSONL file; None generates the built-in arithmetic task.
-    held_out:      a JSONL file to evaluate on; None holds `held_out_count` of the training problems out.
-    answer_after:  the answer is what follows the last such marker in its field ("####" in GSM8K).
-    instruction:   how a prompt is put to the model; {prompt} stands for it.
-    tokenizer:     `checkpoint` is the one in the model's directory with its chat template, `bytes` is built in.
-    enable_thinking: handed to the chat template where set.
-    prompts:       in a batch, over all shards. max_prompt_tokens: longer prompts are dropped and counted.
+    Attributes:
+        train:             a JSONL file; None generates the built-in task that `arithmetic` describes.
+        held_out:          a JSONL file to evaluate on; None holds some of the training problems out.
+        held_out_count:    how many of them.
+        prompt_field:      of a line, the problem.
+        answer_field:      of a line, the answer.
+        solution_field:    of a line, a worked solution to warm up on; None where there is none.
+        answer_after:      the answer is what follows the last such marker in its field ("####" in GSM8K).
+        instruction:       how a prompt is put to the model; {prompt} stands for it, other braces are doubled.
+        tokenizer:         `checkpoint` is the one in the model's directory, with its chat template; built in are
+                           `bytes` and `characters`, those of the built-in task.
+        enable_thinking:   handed to the chat template where set.
+        prompts:           in a batch, over all shards.
+        max_prompt_tokens: longer prompts are dropped and counted.
+        arithmetic:        the built-in task; None where the problems are to come from a file.
     """
 
     train: str | None = None
@@ -83,21 +101,22 @@ class DataConfig:
     solution_field: str | None = None
     answer_after: str | None = None
     instruction: str = "{prompt}"
-    tokenizer: Literal["checkpoint", "bytes"] = "checkpoint"
+    tokenizer: Literal["checkpoint", "bytes", "characters"] = "checkpoint"
     enable_thinking: bool | None = None
     prompts: int = 32
     max_prompt_tokens: int = 512
-    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    arithmetic: ArithmeticConfig | None = None
 
 
 @dataclass(frozen=True)
 class RewardConfig:
     """How completions are scored.
 
-    scorer:       exact (what follows the last '#'), math (math-verify) or package.module:function, on the host;
-                  or exact_traced, the first inside the program.
-    workers:      processes of a host scorer.
-    time_limit_s: for one sample; beyond it the sample counts as failed.
+    Attributes:
+        scorer:       exact (what follows the last '#'), math (math-verify) or package.module:function, on the host;
+                      or exact_traced, the first inside the program.
+        workers:      processes of a host scorer.
+        time_limit_s: for one sample; beyond it the sample counts as failed.
     """
 
     scorer: str = "exact"
@@ -107,7 +126,12 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised steps on the problems' own solutions before RL, for a policy from scratch; 0 skips them."""
+    """Supervised steps on the problems' own solutions before RL, for a policy from scratch.
+
+    Attributes:
+        steps:      how many; 0 skips them.
+        batch_size: problems in a step.
+    """
 
     steps: int = 0
     batch_size: int = 64
@@ -116,7 +140,13 @@ class WarmupConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """In-training validation on held-out prompts, by the rollout's own law, every `every` steps; 0 never."""
+    """In-training validation on held-out prompts, by the rollout's own law.
+
+    Attributes:
+        every:   steps from one to the next; 0 never.
+        prompts: how many, the first of those held out.
+        samples: completions of each.
+    """
 
     every: int = 0
     prompts: int = 64
@@ -125,7 +155,12 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """A save every `every` steps and at the end, the last `keep` kept; 0 never saves."""
+    """Saves that a run can be resumed from, the last of them at its end.
+
+    Attributes:
+        every: steps from one to the next; 0 never saves.
+        keep:  how many stay, the newest.
+    """
 
     every: int = 50
     keep: int = 2
@@ -135,7 +170,11 @@ class CheckpointConfig:
 class SpeedupConfig:
     """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
 
-    slots: sequences decoded at a time; empty skips the comparison. prompts: how many sequences in all.
+    Attributes:
+        slots:         sequences decoded at a time; empty skips the comparison.
+        draft_lengths: K of the speculative settings.
+        prompts:       how many sequences in all.
+        repeats:       timings of each setting, side by side.
     """
 
     slots: tuple[int, ...] = ()
@@ -148,11 +187,15 @@ class SpeedupConfig:
 class RunConfig:
     """A run of launch.train.
 
-    steps:        RL steps in all, those before a resume included.
-    out:          run directory; None takes runs/NAME, or the next free number behind it.
-    resume:       continue the run in `out` (or the newest of NAME) from its last checkpoint.
-    probe_every:  run every n-th step stage by stage against the clock; 0 never.
-    microbatches: parts in which gradients are accumulated.
+    Attributes:
+        name:                of the recipe.
+        steps:               RL steps in all, those before a resume included.
+        seed:                of the data's order, fresh parameters and all noise.
+        out:                 run directory; None takes runs/NAME, or the next free number behind it.
+        resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
+        probe_every:         run every n-th step stage by stage against the clock; 0 never.
+        microbatches:        parts in which gradients are accumulated.
+        allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
     name: str

@@ -12,6 +12,8 @@ import random
 from launch.data import Problem
 from launch.errors import ConfigError
 
+ALPHABET = "0123456789+=#\n"
+
 
 def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value: int) -> list[Problem]:
     """`count` distinct sums of min_terms .. max_terms terms, each 1 .. max_value, in random order.

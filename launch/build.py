@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs.schema import DataConfig, DraftConfig, ModelConfig, RunConfig
-from launch.arithmetic import arithmetic
+from launch.arithmetic import ALPHABET, arithmetic
 from launch.data import Problem, load_jsonl, split
 from launch.errors import ConfigError
-from launch.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
@@ -48,6 +48,8 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the checkpoint, or the built-in one."""
     if config.data.tokenizer == "bytes":
         return ByteTokenizer()
+    if config.data.tokenizer == "characters":
+        return CharacterTokenizer(ALPHABET)
     if config.model.path is None:
         raise ConfigError("model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes")
     return HuggingFaceTokenizer(
@@ -58,11 +60,12 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 def build_problems(config: RunConfig) -> Problems:
     """What the data section names: files, or the built-in task."""
     data = config.data
-    if data.train is None:
-        a = data.arithmetic
+    if data.train is not None:
+        problems = _load(data.train, data)
+    elif (a := data.arithmetic) is not None:
         problems = arithmetic(config.seed, a.problems, a.min_terms, a.max_terms, a.max_value)
     else:
-        problems = _load(data.train, data)
+        raise ConfigError("data.train = None: must be a JSONL file of problems")
     if data.held_out is None:
         return Problems(*split(problems, data.held_out_count))
     return Problems(problems, _load(data.held_out, data))

@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import tyro
 
+from launch.cli import parse, run_program
 from launch.errors import ConfigError
 from models.files import new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
@@ -82,9 +83,9 @@ def _copy_tokenizer(source: Path, out: Path) -> None:
             shutil.copyfile(source / name, out / name)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Raises ConfigError for whatever is wrong with the source or the place to write to."""
-    args = tyro.cli(ConvertArgs, args=argv)
+def main(argv: list[str]) -> int:
+    """Raises ConfigError for whatever is wrong with the arguments, the source or the place to write to."""
+    args = parse(ConvertArgs, argv, "python -m launch.convert")
     # Bytes are copied and nothing is computed: the policy need not fit an accelerator.
     jax.config.update("jax_platforms", "cpu")
     try:
@@ -97,4 +98,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -42,6 +42,10 @@ class PromptTable:
             dropped=len(prompts) - len(ids),
         )
 
+    def first(self, count: int) -> "PromptTable":
+        """The table of the first `count` usable prompts."""
+        return replace(self, rows=self.rows[:count], ids=self.ids[:count])
+
     def batch(self, picks: np.ndarray) -> Prompts:
         """The rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
         tokens, lengths = _pad([self.rows[pick] for pick in picks], self.max_length)

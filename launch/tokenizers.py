@@ -49,6 +49,28 @@ class ByteTokenizer:
         return self.encode(prompt)
 
 
+class CharacterTokenizer:
+    """The characters of `alphabet`, ids 0, 1, .., and one stop token behind them. A prompt is asked as it is."""
+
+    def __init__(self, alphabet: str) -> None:
+        self._alphabet = alphabet
+        self.vocab_size = len(alphabet) + 1
+        self.stop_tokens = (len(alphabet),)
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ConfigError for a character that is not in the alphabet."""
+        for character in text:
+            if character not in self._alphabet:
+                raise ConfigError(f"text = {text!r}: {character!r} is none of the characters {self._alphabet!r}")
+        return [self._alphabet.index(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet))
+
+    def chat(self, prompt: str) -> list[int]:
+        return self.encode(prompt)
+
+
 class HuggingFaceTokenizer:
     """The tokenizer in a checkpoint's directory, with its chat template where it has one.
 

@@ -38,7 +38,7 @@ def warm_up(
 
     def loss(params: PyTree, batch: SupervisedBatch) -> jax.Array:
         output = policy.apply(params, batch.tokens, jnp.zeros(len(batch.lengths), jnp.int32))
-        log_p = pick(jax.nn.log_softmax(output.logits[:, :-1].astype(jnp.float32)), batch.tokens[:, 1:])
+        log_p = pick(jax.nn.log_softmax(output.logits[:, :-1].astype(jnp.float32)), jnp.asarray(batch.tokens)[:, 1:])
         column = jnp.arange(1, length)[None]
         learnt = (column >= batch.prompt_lengths[:, None]) & (column < batch.lengths[:, None])
         return -jnp.sum(jnp.where(learnt, log_p, 0.0)) / jnp.sum(learnt, dtype=jnp.float32)

@@ -1,17 +1,14 @@
 """From a rollout to what training reads: prompt and completion joined, one row a sequence."""
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.advantage import Advantages
-from specjax.types import Prompts, PyTree, Rollout
+from specjax.types import Prompts, PyTree, Rollout, pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class Batch:
     """Rows of teacher-forced training; S = P + C.
 

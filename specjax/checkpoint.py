@@ -28,7 +28,7 @@ class Checkpointer:
         self._directory = directory.absolute()
         options = ocp.CheckpointManagerOptions(create=False)
         if keep is not None:
-            # What a killed process left half written never counts as a save; the next to write sweeps it up.
+            # What a killed process left half written never counts as a save; it is swept up by the next one.
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=ocp.checkpoint_managers.LatestN(keep), cleanup_tmp_directories=True
             )
@@ -49,7 +49,8 @@ class Checkpointer:
         self._manager.close()
 
     def latest_step(self) -> int | None:
-        """The newest step that is saved as a whole, or None."""
+        """The newest step that is saved, or None. Waits for a save that is under way."""
+        self._manager.wait_until_finished()
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, data: dict[str, Any], extra: dict[str, Any]) -> None:
@@ -57,7 +58,7 @@ class Checkpointer:
 
         data, extra: JSON-serialisable. Raises what kept the save before from being completed.
         """
-        if step != self.latest_step():
+        if step != self._manager.latest_step():
             items = ocp.args.Composite(
                 state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra)
             )
@@ -84,6 +85,7 @@ class Checkpointer:
 
     def _checked_step(self, step: int | None, abstract: PyTree, prefix: str) -> int:
         """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
+        self._manager.wait_until_finished()
         found = self._manager.all_steps()
         if step is None and found:
             step = max(found)

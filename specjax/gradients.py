@@ -35,13 +35,15 @@ def accumulate(
     drafter: Drafter,
     params: Params,
     batch: Batch,
-    reference: Float[Array, "R S"] | None,
+    reference: Float[Array, "R T"] | None,
     law: SamplingLaw,
     config: LossConfig,
     microbatches: int,
     train_draft: bool,
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
+
+    reference: log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
     gradient is the same program whether the draft is trained or not.
@@ -99,7 +101,7 @@ def accumulate(
 
 def reference_log_probs(
     policy: Policy, reference: PyTree, batch: Batch, law: SamplingLaw, microbatches: int
-) -> Float[Array, "R S-1"]:
+) -> Float[Array, "R T"]:
     """Log-probs of the batch's tokens, from the second on, under the reference policy."""
 
     def one(tokens: Array) -> Array:

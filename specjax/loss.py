@@ -10,10 +10,13 @@ from jaxtyping import Array, Bool, Float
 
 @dataclass(frozen=True)
 class LossConfig:
-    """clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high] (asymmetric: DAPO, arXiv 2503.14476).
+    """The clipped GRPO loss. The bounds of the ratio are asymmetric: DAPO, arXiv 2503.14476.
 
-    importance_cap: ceiling of the truncated importance weight old / mu; None leaves the weight out.
-    kl_coefficient: weight of the k3 estimate of KL(theta || reference); 0 needs no reference policy.
+    Attributes:
+        clip_low:       the ratio is clipped from below at 1 - clip_low.
+        clip_high:      the ratio is clipped from above at 1 + clip_high.
+        importance_cap: ceiling of the truncated importance weight old / mu; None leaves the weight out.
+        kl_coefficient: weight of the k3 estimate of KL(theta || reference); 0 needs no reference policy.
     """
 
     clip_low: float = 0.2

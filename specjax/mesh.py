@@ -28,7 +28,13 @@ RULES: dict[str | None, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; their product is the number of devices used."""
+    """Devices along each axis; their product is the number of devices used.
+
+    Attributes:
+        data:   splits the batch.
+        fsdp:   splits the batch, and parameters and optimiser state too.
+        tensor: splits attention heads, the MLP and the vocabulary.
+    """
 
     data: int = 1
     fsdp: int = 1

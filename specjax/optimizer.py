@@ -10,7 +10,16 @@ from specjax.types import Params, PyTree
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW behind a clip of the global gradient norm, its learning rate warmed up linearly over `warmup_steps`."""
+    """AdamW behind a clip of the global gradient norm.
+
+    Attributes:
+        learning_rate: reached after a linear warm-up.
+        warmup_steps:  steps of that warm-up; 0 starts at the full rate.
+        b1:            decay of the first moment.
+        b2:            decay of the second moment.
+        weight_decay:  decoupled, in units of the learning rate.
+        clip_norm:     ceiling of the gradient's global norm.
+    """
 
     learning_rate: float = 1e-6
     warmup_steps: int = 0

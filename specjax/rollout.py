@@ -16,7 +16,7 @@ from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.keys import SeedStep, sequence_keys
 from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits
-from specjax.types import Cache, Params, Policy, Prompts, Rollout
+from specjax.types import Cache, Params, Policy, Prompts, Rollout, pytree
 from specjax.verify import VERIFIERS, Noise
 
 
@@ -24,11 +24,12 @@ from specjax.verify import VERIFIERS, Noise
 class RolloutConfig:
     """How completions are generated.
 
-    group_size:     samples of each prompt.
-    max_new_tokens: length budget of a completion, the same with and without speculation.
-    draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
-    verifier:       `rejection` keeps the law, `coupled` keeps the very tokens (specjax.verify).
-    stop_tokens:    each ends a completion and is part of it.
+    Attributes:
+        group_size:     samples of each prompt.
+        max_new_tokens: length budget of a completion, the same with and without speculation.
+        draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
+        verifier:       `rejection` keeps the law, `coupled` keeps the very tokens (specjax.verify).
+        stop_tokens:    each ends a completion and is part of it.
     """
 
     group_size: int = 8
@@ -44,8 +45,7 @@ class RolloutConfig:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class RoundState:
     """All that a round reads and writes; every array has the row first. K and C as in `specjax.types`.
 
@@ -208,8 +208,10 @@ def _commit(
         full = pick(full_log_probs(logits, config.law), tokens) if config.law.truncates else law
         put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
-        ended = (count[:, None] <= accepted) & (column[:, :-1] >= count[:, None])
-        offered = (column[:, :-1] < proposal.length[:, None]) & (count > 0)[:, None] & ~ended
+        ending = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
+        reachable = (jnp.cumsum(ending, axis=1) == ending) & ~state.done[:, None]
+        most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
+        offered = reachable & (column[:, :-1] < most[:, None])
         pending = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         return replace(
             state,

@@ -11,10 +11,11 @@ from jaxtyping import Array, Float, Int
 class SamplingLaw:
     """How logits become a law: temperature, then top-k, then top-p, then min-p.
 
-    temperature: > 0, or 0 for greedy (all mass on the first argmax).
-    top_k:       keep the k most likely tokens (ties with the k-th are kept); None keeps all.
-    top_p:       keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all.
-    min_p:       keep tokens at least min_p times as likely as the most likely; 0 keeps all.
+    Attributes:
+        temperature: > 0, or 0 for greedy (all mass on the first argmax).
+        top_k:       keep the k most likely tokens (ties with the k-th are kept); None keeps all.
+        top_p:       keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all.
+        min_p:       keep tokens at least min_p times as likely as the most likely; 0 keeps all.
     """
 
     temperature: float = 1.0

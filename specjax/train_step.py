@@ -33,10 +33,11 @@ StepResult = tuple[TrainState, Rollout, Metrics]
 class TrainConfig:
     """One GRPO step.
 
-    seed:                all noise is keyed by (seed, step).
-    microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
-    train_draft:         distil the draft from every rollout; False freezes it.
-    allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
+    Attributes:
+        seed:                all noise is keyed by (seed, step).
+        microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
+        train_draft:         distil the draft from every rollout; False freezes it.
+        allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
     seed: int = 0

@@ -13,13 +13,22 @@ token in its row is its position.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, dataclass_transform, no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 PyTree = Any
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def pytree(cls: type[T]) -> type[T]:
+    """A frozen dataclass that is a pytree. Its fields go unchecked at run time: JAX also fills them with specs, shapes
+    and sentinels.
+    """
+    return no_type_check(jax.tree_util.register_dataclass(dataclass(frozen=True)(cls)))
 
 
 class LayerCache(NamedTuple):
@@ -32,8 +41,7 @@ class LayerCache(NamedTuple):
 Cache = tuple[LayerCache, ...]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class Params:
     """The parameters of both networks; `draft` is an empty dict where the drafter has none."""
 
@@ -41,8 +49,7 @@ class Params:
     draft: PyTree
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class TrainState:
     """All that an update reads and writes. Donated to each step.
 
@@ -57,8 +64,7 @@ class TrainState:
     reference: PyTree | None
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class Prompts:
     """A batch of prompts. `id` names a prompt in the host's table of answers and keys its noise: unique in a batch."""
 
@@ -67,8 +73,7 @@ class Prompts:
     id: Int[Array, "N"]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class PolicyOutput:
     """What one forward of the policy returns.
 
@@ -104,8 +109,7 @@ class Policy:
     dtype: jnp.dtype
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class Rollout:
     """Completions of R = N * G sequences, without their prompts. Only tokens and lengths are required of a fork.
 
@@ -131,8 +135,7 @@ class Rollout:
     trips: Int[Array, "shards"] | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@pytree
 class Reward:
     """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1."""
 

@@ -33,10 +33,10 @@ CASES = [
     *(("rejection", "temperature 0.7", 1, draft) for draft in ("trained", "random")),
     ("rejection", "top-p", 1, "random reduced"),
     ("rejection", "top-p", 0, "none"),
-    *(("coupled", "temperature 1", 3, draft) for draft in ("trained", "random")),
-    *(("coupled", "temperature 0.7", 1, draft) for draft in ("adversarial", "identical")),
-    *(("coupled", "top-k", 3, draft) for draft in ("adversarial", "identical")),
-    *(("coupled", "top-p", 1, draft) for draft in ("trained", "random")),
+    ("coupled", "temperature 1", 3, "trained"),
+    ("coupled", "temperature 0.7", 1, "identical"),
+    ("coupled", "top-k", 3, "adversarial"),
+    ("coupled", "top-p", 1, "random"),
 ]
 
 
@@ -100,4 +100,4 @@ def test_stop_tokens_occur_inside_accepted_spans(verifier: str, law: str, k: int
     rollout = sampled(verifier, law, k, "identical")
     own = np.asarray(rollout.lengths) - 1 - np.asarray(rollout.accepted).sum(axis=1)
     cut = np.asarray(rollout.stopped) & (own < np.asarray(rollout.rounds))
-    assert cut.sum() > 0.2 * DRAWS
+    assert cut.sum() > 0.1 * DRAWS

@@ -17,10 +17,10 @@ from jaxtyping import Array
 
 from specjax import rollout as rollout_module
 from specjax.drafters import Drafter, Proposal
-from specjax.keys import Purpose, gumbel, round_keys, seed_step
+from specjax.keys import Purpose, SeedStep, gumbel, round_keys, seed_step
 from specjax.rollout import RolloutConfig, speculative_rollout
-from specjax.sampling import SamplingLaw, sample
-from specjax.types import Params, Rollout
+from specjax.sampling import SamplingLaw, pick, sample
+from specjax.types import Params, Prompts, Rollout
 from specjax.verify import VERIFIERS, AcceptLaw, Noise, Verdict, Verifier, accept_law, draw
 from tests.doubles import PolicyDrafter, PolicyDraftState
 from tests.exact import LEVEL, completion_law, count_completions, fit
@@ -62,7 +62,7 @@ LOSSLESS = {Tamper.NONE, Tamper.ONE_HOT, Tamper.GREEDY_ONE_HOT, Tamper.CUT_AFTER
 
 
 def one_hot(tokens: Array, vocab: int) -> Array:
-    return jnp.where(tokens[..., None] == jnp.arange(vocab), 0.0, -jnp.inf)
+    return jnp.where(tokens[..., None] == jnp.arange(vocab).reshape((1,) * tokens.ndim + (-1,)), 0.0, -jnp.inf)
 
 
 def faulty(fault: Array) -> Verifier:
@@ -109,11 +109,10 @@ class TamperingDrafter(PolicyDrafter):
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw, window: int
     ) -> tuple[Proposal, PolicyDraftState]:
         drawn, state = super().propose(params, state, gumbel, law, window)
-        unsure = jnp.take_along_axis(drawn.log_q, drawn.tokens[..., None], axis=-1)[..., 0] < jnp.log(0.5)
+        unsure = pick(drawn.log_q, drawn.tokens) < jnp.log(0.3)
         before = jnp.where(unsure.any(axis=1), jnp.argmax(unsure, axis=1), K).astype(jnp.int32)
         first, other = drawn.tokens[:, 0], sample(drawn.log_q[:, 0], gumbel[:, 1])
-        scores = [jnp.take_along_axis(drawn.log_q[:, 0], x[:, None], axis=-1)[:, 0] for x in (first, other)]
-        better = jnp.where(scores[0] >= scores[1], first, other)
+        better = jnp.where(pick(drawn.log_q[:, 0], first) >= pick(drawn.log_q[:, 0], other), first, other)
         best = jnp.argmax(drawn.log_q[:, 0], axis=-1).astype(jnp.int32)
 
         def single(token: Array) -> Proposal:
@@ -146,12 +145,12 @@ def rollouts(
     """(params, fault, step) -> rollout, with `verifier(fault)` in the place of `rejection`."""
 
     @jax.jit
-    def program(params: Params, fault: Array, step: Array) -> Rollout:
+    def program(params: Params, prompts: Prompts, fault: Array, run: SeedStep) -> Rollout:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(VERIFIERS, "rejection", verifier(fault))
-            return speculative_rollout(WORLD.policy, drafter, params, WORLD.batch, (jnp.int32(2), step), config)
+            return speculative_rollout(WORLD.policy, drafter, params, prompts, run, config)
 
-    return lambda params, fault, step: program(params, jnp.int32(fault), jnp.int32(step))
+    return lambda params, fault, step: program(params, WORLD.batch, jnp.int32(fault), seed_step(2, step))
 
 
 def p_value(rollout: Rollout, law: SamplingLaw) -> float:
@@ -172,12 +171,12 @@ def switched() -> Callable[[Fault, Tamper], Rollout]:
     return run
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_a_wrong_law_at_any_emission_site_is_noticed(switched: Callable[[Fault, Tamper], Rollout], fault: Fault):
     assert (p_value(switched(fault, Tamper.NONE), PLAIN) > LEVEL) == (fault == Fault.NONE)
 
 
-@pytest.mark.parametrize("tamper", Tamper)
+@pytest.mark.parametrize("tamper", Tamper, ids=lambda tamper: tamper.name)
 def test_proposals_that_are_not_what_they_claim_are_noticed(
     switched: Callable[[Fault, Tamper], Rollout], tamper: Tamper
 ):
@@ -215,42 +214,40 @@ def block(by_position: Array) -> Verifier:
     """Block verification (arXiv 2403.10444), its noise keyed by the round's start or by absolute position alone."""
 
     def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
-        def fold(purpose: Purpose, i: int) -> tuple[Array, Array]:
-            positions = round_keys(keys, start + i, purpose)
-            rounds = round_keys(round_keys(keys, start, purpose), jnp.full_like(start, i), purpose)
-            return positions, rounds
+        def each(draw: Callable[[Array], Array], purpose: Purpose, count: int) -> list[Array]:
+            drawn = []
+            for i in range(count):
+                position = round_keys(keys, start + i, purpose)
+                in_round = round_keys(round_keys(keys, start, purpose), jnp.full_like(start, i), purpose)
+                drawn.append(jnp.where(by_position == 1, *(jax.vmap(draw)(x) for x in (position, in_round))))
+            return drawn
 
-        def gumbels(purpose: Purpose, count: int) -> Array:
-            draws = [[jax.vmap(lambda key: gumbel(key, (vocab,)))(x) for x in fold(purpose, i)] for i in range(count)]
-            chosen = [jnp.where(by_position == 1, *pair) for pair in draws]
-            return jnp.stack(chosen, axis=1) if chosen else jnp.zeros((len(keys), 0, vocab))
+        def row(key: Array) -> Array:
+            return gumbel(key, (vocab,))
 
-        def uniforms(count: int) -> Array:
-            draws = [[jax.vmap(jax.random.uniform)(x) for x in fold(Purpose.ACCEPT, i)] for i in range(count)]
-            chosen = [jnp.where(by_position == 1, *pair) for pair in draws]
-            return jnp.stack(chosen, axis=1) if chosen else jnp.zeros((len(keys), 0))
-
-        return Noise(gumbels(Purpose.DRAFT, k), uniforms(k), gumbels(Purpose.RESIDUAL, k + 1))
+        none = jnp.zeros((len(keys), 0))
+        return Noise(
+            draft=jnp.stack(each(row, Purpose.DRAFT, k), axis=1) if k else none[..., None],
+            uniform=jnp.stack(each(jax.random.uniform, Purpose.ACCEPT, k), axis=1) if k else none,
+            emit=jnp.stack(each(row, Purpose.RESIDUAL, k + 1), axis=1),
+        )
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
-        p, q = jnp.exp(log_p), jnp.exp(log_q)
-        k = draft.shape[1]
-        prefix, ends, excess = jnp.ones(len(draft)), jnp.zeros(len(draft), jnp.int32), p[:, 0]
-        excesses = []
+        p, q, k = jnp.exp(log_p), jnp.exp(log_q), draft.shape[1]
+        ratios = jnp.exp(pick(log_p[:, :k], draft) - pick(log_q, draft))
+        prefix, ends, laws = jnp.ones(len(draft)), jnp.zeros(len(draft), jnp.int32), []
         for i in range(k + 1):
             if i:
-                pick = functools.partial(jnp.take_along_axis, indices=draft[:, i - 1, None], axis=-1)
-                ratio = pick(p[:, i - 1])[:, 0] / pick(q[:, i - 1])[:, 0]
-                prefix = jnp.minimum(1.0, prefix * ratio)
-            excess = jnp.maximum(prefix[:, None] * p[:, i] - q[:, i], 0.0) if i < k else p[:, k]
-            excesses.append(excess)
+                prefix = jnp.minimum(1.0, prefix * ratios[:, i - 1])
+            laws.append(jnp.maximum(prefix[:, None] * p[:, i] - q[:, i], 0.0) if i < k else p[:, k])
             if i:
-                mass = excess.sum(axis=-1)
-                threshold = prefix if i == k else mass / jnp.maximum(mass + 1.0 - prefix, 1e-30)
+                left = laws[i].sum(axis=-1)
+                threshold = left / jnp.maximum(left + 1.0 - prefix, 1e-30) if i < k else prefix
                 ends = jnp.where(noise.uniform[:, i - 1] < threshold, i, ends)
-        choose = ends[:, None, None]
-        law = jnp.take_along_axis(jnp.stack(excesses, axis=1), choose, axis=1)[:, 0]
-        return Verdict(ends, sample(jnp.log(law), jnp.take_along_axis(noise.emit, choose, axis=1)[:, 0]))
+        law, emit = (
+            jnp.take_along_axis(x, ends[:, None, None], axis=1)[:, 0] for x in (jnp.stack(laws, axis=1), noise.emit)
+        )
+        return Verdict(ends, sample(jnp.log(law), emit))
 
     return Verifier(noise, verify)
 

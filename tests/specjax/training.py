@@ -44,6 +44,8 @@ HEAD = Eagle3Config(
     head_dim=8,
     draft_vocab_size=VOCAB,
 )
+# For `Lowered.compile`: optimising machine code is most of the compile time, and changes no tensor of the program.
+QUICKLY = {"xla_backend_optimization_level": 0}
 # Without momentum and clipping the first moment that Adam keeps is the last gradient itself: see `last_gradients`.
 TRANSPARENT = OptimizerConfig(learning_rate=1e-2, b1=0.0, clip_norm=1e9)
 CONFIG = TrainConfig(
@@ -54,9 +56,9 @@ CONFIG = TrainConfig(
 )
 
 
-def networks(dtype: Dtype = "float32") -> tuple[Policy, Eagle3Drafter]:
+def networks(dtype: Dtype = "float32", unroll: int = 1) -> tuple[Policy, Eagle3Drafter]:
     policy = make_policy(replace(DECODER, dtype=dtype))
-    return policy, make_eagle3(replace(HEAD, dtype=dtype), policy)
+    return policy, make_eagle3(replace(HEAD, dtype=dtype), policy, unroll=unroll)
 
 
 def mesh_of(*shape: int) -> Mesh:

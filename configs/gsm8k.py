@@ -1,0 +1,37 @@
+"""GSM8K with a small instruction-tuned model: `python -m launch.train gsm8k --model.path DIR`.
+
+Made for Qwen3-0.6B to Qwen3-1.7B on one GPU of 80 GB, answering step by step without thinking. The problems are
+gsm8k/train.jsonl and gsm8k/test.jsonl, each line a `question` and an `answer` that ends in "#### NUMBER", in the folder
+$SPECJAX_DATA, by default shared/data beside the clone.
+"""
+
+import os
+from pathlib import Path
+
+from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.rollout import RolloutConfig
+
+DATA = Path(os.environ.get("SPECJAX_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+
+config = RunConfig(
+    name="gsm8k",
+    steps=200,
+    microbatches=64,
+    data=DataConfig(
+        train=str(DATA / "gsm8k" / "train.jsonl"),
+        held_out=str(DATA / "gsm8k" / "test.jsonl"),
+        prompt_field="question",
+        answer_field="answer",
+        answer_after="####",
+        instruction="{prompt}\nReason step by step, and put your final answer within \\boxed{{}}.",
+        enable_thinking=False,
+        prompts=32,
+        max_prompt_tokens=320,
+    ),
+    reward=RewardConfig(scorer="math", workers=4),
+    rollout=RolloutConfig(group_size=8, max_new_tokens=512, draft_length=3),
+    policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
+    draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
+    eval=EvalConfig(every=20, prompts=256),
+)

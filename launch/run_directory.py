@@ -1,0 +1,113 @@
+"""The directory of a run: which it is, and what of a run may change when it is continued."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from configs.schema import RunConfig
+from launch.errors import ConfigError
+from specjax.checkpoint import Checkpointer
+
+RUNS = Path("runs")
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+
+# Sections and fields that leave the updates of the steps to come as they would have been.
+FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "eval", "checkpoint", "speedup", "mesh")
+
+
+def open_run(config: RunConfig) -> Path:
+    """The directory of a new run, made, or with `resume` that of the run to continue; its config.json says `config`.
+
+    Raises ConfigError where a new run would overwrite one, where there is no save to resume from, and where the run to
+    resume had another configuration, but for what FREE_ON_RESUME lists.
+    """
+    directory = _existing(config) if config.resume else _new(config)
+    text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    if config.resume:
+        _check_unchanged(directory / CONFIG_FILE, json.loads(text))
+    write_atomically(directory / CONFIG_FILE, text)
+    return directory
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file: whoever reads it, and whenever this process is killed, there is the old text or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _new(config: RunConfig) -> Path:
+    try:
+        if config.out is None:
+            return _next(config.name)
+        directory = Path(config.out)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out = {config.out}: cannot make a directory there: {error.strerror}") from None
+    if _holds_a_run(directory):
+        raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
+    return directory
+
+
+def _next(name: str) -> Path:
+    number = 1
+    while True:
+        directory = RUNS / (name if number == 1 else f"{name}-{number}")
+        # Of two runs that start at once, the one that makes the directory has it.
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(parents=True)
+            return directory
+        number += 1
+
+
+def _holds_a_run(directory: Path) -> bool:
+    """Whether there is something to lose: a run that failed before its first step leaves nothing."""
+    metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
+    return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def _existing(config: RunConfig) -> Path:
+    directory = _newest(config.name) if config.out is None else Path(config.out)
+    with Checkpointer(directory / CHECKPOINTS) as saves:
+        if saves.latest_step() is None:
+            raise ConfigError(f"resume: no checkpoint in {directory / CHECKPOINTS}")
+    return directory
+
+
+def _newest(name: str) -> Path:
+    numbered = {
+        int(match[1] or 1): path
+        for path in RUNS.glob("*")
+        if (match := re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", path.name))
+    }
+    if not numbered:
+        raise ConfigError(f"resume: no run of {name} in {RUNS.absolute()}; --out names a directory")
+    return numbered[max(numbered)]
+
+
+def _check_unchanged(path: Path, config: dict[str, Any]) -> None:
+    try:
+        stored = _flat(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"resume: cannot read {path}: {error}") from None
+    wanted = _flat(config)
+    for name in [*wanted, *stored]:
+        was, now = stored.get(name, "absent"), wanted.get(name, "absent")
+        if was != now and name.partition(".")[0] not in FREE_ON_RESUME:
+            raise ConfigError(
+                f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(FREE_ON_RESUME)} may change"
+            )
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    leaves = {}
+    for name, value in tree.items():
+        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves

@@ -1,0 +1,57 @@
+"""All that a program needs of a run before its first step."""
+
+from dataclasses import dataclass, replace
+
+from jax.sharding import Mesh
+
+from configs.schema import RunConfig
+from launch.build import Networks, Problems, build_networks, build_problems, build_tokenizer
+from launch.errors import ConfigError
+from launch.pipeline import PromptTable
+from launch.tokenizers import Tokenizer
+from specjax.mesh import batch_shards, make_mesh
+from specjax.train_step import TrainConfig
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run's mesh, networks and problems; `train` is its configuration with the tokenizer's stop tokens filled in."""
+
+    config: RunConfig
+    train: TrainConfig
+    mesh: Mesh
+    tokenizer: Tokenizer
+    problems: Problems
+    networks: Networks
+
+    def table(self, held_out: bool = False) -> PromptTable:
+        """The training prompts, or those held out, as token ids."""
+        problems = self.problems.held_out if held_out else self.problems.train
+        return PromptTable.build(problems, self.tokenizer, self.config.data.max_prompt_tokens)
+
+
+def set_up(config: RunConfig) -> Setup:
+    """Build everything that `config` names. Raises ConfigError where its parts do not fit each other."""
+    try:
+        mesh = make_mesh(config.mesh)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _check_split(config, batch_shards(mesh))
+    tokenizer = build_tokenizer(config)
+    problems = build_problems(config)
+    networks = build_networks(config, mesh, tokenizer, problems.train)
+    stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+    train = config.train_config()
+    train = replace(train, rollout=replace(train.rollout, stop_tokens=stop_tokens))
+    return Setup(config, train, mesh, tokenizer, problems, networks)
+
+
+def _check_split(config: RunConfig, shards: int) -> None:
+    prompts = config.data.prompts
+    if prompts % shards:
+        raise ConfigError(f"data.prompts = {prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}")
+    sequences = prompts * config.rollout.group_size // shards
+    if sequences % config.microbatches:
+        raise ConfigError(
+            f"microbatches = {config.microbatches}: must divide the {sequences} sequences of a data shard"
+        )

@@ -1,0 +1,186 @@
+"""Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from launch.cli import parse_run, run_program, use_compile_cache
+from launch.errors import ConfigError
+from launch.evaluation import Evaluate, make_evaluate
+from launch.loggers import RunLogger
+from launch.pipeline import PromptPipeline, fixed_batches
+from launch.run_directory import CHECKPOINTS, open_run
+from launch.scoring import make_pool, make_reward
+from launch.setup import Setup, set_up
+from launch.speedup import compare_plans, print_speedup
+from launch.warmup import warm_up
+from specjax.checkpoint import Checkpointer
+from specjax.mesh import batch_shards
+from specjax.probe import ProbeStep
+from specjax.rewards import RewardFn
+from specjax.train_step import init_train_state, make_train_step
+from specjax.types import TrainState
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def main(argv: list[str]) -> int:
+    """Run, or continue, what the command line describes."""
+    use_compile_cache()
+    config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
+    setup = set_up(config)
+    pool = make_pool(config.reward)
+    with pool or nullcontext():
+        train(
+            setup,
+            make_reward(pool, setup.problems.train, setup.tokenizer, setup.mesh),
+            make_reward(pool, setup.problems.held_out, setup.tokenizer, setup.mesh),
+        )
+    return 0
+
+
+def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
+    """The run: warm-up or resume, the steps, the closing comparison."""
+    config, networks, mesh = setup.config, setup.networks, setup.mesh
+    table = setup.table()
+    if table.dropped:
+        console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+    pipeline = PromptPipeline(table, config.data.prompts, config.seed)
+    evaluate = _evaluator(setup, held_out_reward)
+    parts = networks.policy, networks.drafter, reward_fn, setup.train, mesh
+    step, probe = make_train_step(*parts), ProbeStep(*parts)
+    directory = open_run(config)
+    console.print(f"run directory: {directory}")
+    with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep) as saves:
+        if config.resume:
+            state, first, before = _resumed(setup, saves, pipeline)
+        else:
+            state, first = _warmed_up(setup), 0
+            before = evaluate(state.params) if config.eval.every else None
+        with RunLogger(directory, config.rollout.draft_length, first if config.resume else None) as logger:
+            record = StepRecord(logger)
+            for number in range(first + 1, config.steps + 1):
+                start = time.perf_counter()
+                prompts = next(pipeline)
+                data_s = time.perf_counter() - start
+                probing = _due(number, config.probe_every)
+                if probing:
+                    record.wait()
+                    start = time.perf_counter()
+                state, _, metrics = (probe if probing else step)(state, prompts)
+                record.dispatched(number, start, metrics | {"time/data": data_s})
+                if _due(number, config.eval.every):
+                    record.wait()
+                    record.finish({"eval/accuracy": evaluate(state.params)})
+                if _due(number, config.checkpoint.every) or (config.checkpoint.every and number == config.steps):
+                    saves.save(number, state, pipeline.get_state(), {"accuracy_before": before})
+            record.finish()
+    if before is not None:
+        console.print(f"held-out accuracy: {before:.1%} before RL, {evaluate(state.params):.1%} after")
+    if config.speedup.slots:
+        print_speedup(
+            compare_plans(
+                networks.policy,
+                networks.drafter,
+                state.params,
+                setup.train.rollout,
+                setup.table(held_out=True),
+                config.speedup,
+                mesh,
+            ),
+            console,
+        )
+
+
+class StepRecord:
+    """Times each step, and logs it when the next is under way, so that fetching its metrics stalls nothing."""
+
+    def __init__(self, logger: RunLogger) -> None:
+        self._logger = logger
+        self._pending: tuple[int, float, dict[str, Any]] | None = None
+        self._done = 0.0
+
+    def dispatched(self, number: int, start: float, metrics: dict[str, Any]) -> None:
+        """Step `number`, begun at `start`, is on the device: the one before it can be logged."""
+        self.finish()
+        self._pending = number, start, metrics
+
+    def wait(self) -> None:
+        """Let the step last dispatched end, so that what follows is not counted as its time."""
+        if self._pending is not None and "time/step" not in self._pending[2]:
+            _, start, metrics = self._pending
+            jax.block_until_ready(metrics)
+            now = time.perf_counter()
+            # A step that was dispatched while the one before still ran begins when that one ends.
+            metrics["time/step"] = now - max(start, self._done)
+            self._done = now
+
+    def finish(self, more: dict[str, float] | None = None) -> None:
+        """Log the step last dispatched, with what was measured after it."""
+        self.wait()
+        if self._pending is not None:
+            number, _, metrics = self._pending
+            self._logger.log(number, metrics | (more or {}))
+            self._pending = None
+
+
+def _due(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0
+
+
+def _warmed_up(setup: Setup) -> TrainState:
+    config, params = setup.config, setup.networks.params
+    if config.warmup.steps:
+        policy = warm_up(
+            setup.networks.policy,
+            params.policy,
+            setup.problems.train,
+            setup.tokenizer,
+            config.data.max_prompt_tokens + config.rollout.max_new_tokens,
+            config.warmup,
+            config.seed,
+            setup.mesh,
+            report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
+        )
+        params = replace(params, policy=policy)
+    return init_train_state(params, setup.train, setup.mesh, with_reference=config.loss.kl_coefficient > 0)
+
+
+def _resumed(setup: Setup, saves: Checkpointer, pipeline: PromptPipeline) -> tuple[TrainState, int, float | None]:
+    config = setup.config
+    fresh = init_train_state(
+        setup.networks.params, setup.train, setup.mesh, with_reference=config.loss.kl_coefficient > 0
+    )
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
+    try:
+        checkpoint = saves.restore(abstract)
+    except ValueError as error:
+        raise ConfigError(f"resume: {error}") from error
+    pipeline.set_state(checkpoint.data)
+    console.print(f"resumed after step {checkpoint.step}")
+    return checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"]
+
+
+def _evaluator(setup: Setup, reward_fn: RewardFn) -> Evaluate:
+    config, networks = setup.config, setup.networks
+    shards = batch_shards(setup.mesh)
+    table = setup.table(held_out=True)
+    size = min(config.eval.prompts, len(table.rows))
+    return make_evaluate(
+        networks.policy,
+        networks.drafter,
+        reward_fn,
+        setup.train.rollout,
+        config.eval.samples,
+        fixed_batches(table.first(size), -(-size // shards) * shards),
+        config.seed,
+        setup.mesh,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,210 @@
+import dataclasses
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import pytest
+
+from configs.schema import RunConfig
+from launch.cli import load_recipe, parse, parse_run, parse_run_and, recipes, run_program, use_compile_cache
+from launch.errors import ConfigError
+
+
+def run(*argv: str) -> RunConfig:
+    return parse_run(argv, "python -m launch.train", "Train.")
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        run(*argv)
+    return str(error.value)
+
+
+def test_recipes_by_name_and_by_path(tmp_path: Path):
+    assert {"tiny", "gsm8k"} <= set(recipes()) and "schema" not in recipes()
+    assert load_recipe("tiny").name == "tiny"
+    own = tmp_path / "own.py"
+    own.write_text("from configs.schema import RunConfig\nconfig = RunConfig(name='mine', steps=3)\n")
+    assert load_recipe(str(own)) == RunConfig(name="mine", steps=3)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "must be one of gsm8k, .*tiny, or a path to such a .py file"),
+        ("config = 3", "must define `config`, a RunConfig"),
+        ("from configs.schema import nothing", "ImportError: cannot import name 'nothing'"),
+        (
+            "from specjax.rollout import RolloutConfig\nRolloutConfig(group_size=0)",
+            "ValueError: group_size = 0: must be at least 1",
+        ),
+    ],
+)
+def test_no_such_recipe(tmp_path: Path, text: str | None, message: str):
+    path = tmp_path / "recipe.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^CONFIG = {path}: {message}"):
+        load_recipe(str(path))
+
+
+def test_the_recipe_comes_first():
+    assert refusal().startswith("CONFIG must come first: one of ")
+    assert refusal("--steps", "3").startswith("CONFIG must come first: one of ")
+
+
+def test_options_change_the_recipe():
+    recipe = load_recipe("tiny")
+    assert run("tiny") == recipe
+    changed = run(
+        *("tiny", "--steps", "7", "--out", "there", "--resume", "--rollout.draft_length", "5"),
+        *("--policy-optimizer.learning-rate=1e-2", "--speedup.slots", "1", "2", "--rollout.stop-tokens"),
+        *("--loss.importance-cap", "None", "--draft.train", "False", "--mesh.data", "8"),
+        *("--model.architecture.num-layers", "8"),
+    )
+    assert changed == dataclasses.replace(
+        recipe,
+        steps=7,
+        out="there",
+        resume=True,
+        rollout=dataclasses.replace(recipe.rollout, draft_length=5, stop_tokens=()),
+        policy_optimizer=dataclasses.replace(recipe.policy_optimizer, learning_rate=1e-2),
+        speedup=dataclasses.replace(recipe.speedup, slots=(1, 2)),
+        loss=dataclasses.replace(recipe.loss, importance_cap=None),
+        draft=dataclasses.replace(recipe.draft, train=False),
+        mesh=dataclasses.replace(recipe.mesh, data=8),
+        model=dataclasses.replace(
+            recipe.model, architecture=dataclasses.replace(recipe.model.architecture, num_layers=8)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--stepz 3", "Unrecognized options: --stepz, 3; did you mean --steps?"),
+        ("--draft-length 3", "Unrecognized options: --draft-length, 3; did you mean --rollout.draft-length?"),
+        ("--zzz 3", "Unrecognized options: --zzz, 3"),
+        ("more", "Unrecognized options: more"),
+        ("--steps", "Missing value for argument '--steps'. Expected 1 values."),
+        ("--steps many", "--steps: invalid literal for int() with base 10: 'many' (expected INT)"),
+        ("--loss.importance-cap x", "--loss.importance-cap: no type matching {None}|FLOAT could be instantiated from "),
+        ("--speedup.slots 1 x", "--speedup.slots: Could not find valid parse for arguments: ['1', 'x'] (expected [INT"),
+        ("--draft.train 1", "invalid choice '1' for argument '--draft.train'. Expected one of ('True', 'False')."),
+        ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
+        ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
+        ("--model.architecture.num-kv-heads 3", "model.architecture.num_kv_heads = 3: must divide num_heads = 4"),
+        ("--microbatches 0", "microbatches = 0: must be at least 1"),
+        ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw(temperature=1.0, top_k=None, top_p=0.5, min_p=0.0): "),
+    ],
+)
+def test_bad_options_are_named_in_one_line(option: str, message: str):
+    said = refusal("tiny", *option.split())
+    assert said.startswith(message) and "\n" not in said and "│" not in said
+
+
+def test_a_frame_of_colours_is_taken_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert refusal("tiny", "--stepz", "3") == "Unrecognized options: --stepz, 3; did you mean --steps?"
+
+
+@dataclass(frozen=True)
+class Own:
+    """Options of a program.
+
+    Attributes:
+        prompt: what to say.
+    """
+
+    prompt: str
+    checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("prompt = '': must not be empty")
+
+
+def test_a_program_with_options_of_its_own():
+    argv = "tiny --prompt 1+2= --checkpoint there --checkpoint.every 3 --rollout.draft-length 0".split()
+    config, own = parse_run_and(Own, argv, "python -m launch.generate", "Generate.")
+    assert own == Own("1+2=", Path("there"))
+    assert (config.checkpoint.every, config.rollout.draft_length) == (3, 0)
+    for argv, message in [
+        (["tiny"], "Missing from python -m launch.generate tiny: --prompt STR what to say. (required)"),
+        (["tiny", "--prompt", ""], "prompt = '': must not be empty"),
+        (["tiny", "--promt", "x", "--prompt", "y"], "Unrecognized options: --promt, x; did you mean --prompt?"),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            parse_run_and(Own, argv, "python -m launch.generate", "Generate.")
+        assert str(error.value) == message
+
+
+def test_a_plain_dataclass():
+    assert parse(Own, ["--prompt", "x"], "program") == Own("x")
+    with pytest.raises(ConfigError, match="^prompt = '': must not be empty$"):
+        parse(Own, ["--prompt", ""], "program")
+
+
+def test_help_tells_what_options_mean(capsys: pytest.CaptureFixture[str]):
+    for argv in (["tiny", "--help"], ["--help"]):
+        with pytest.raises(SystemExit) as end:
+            run(*argv)
+        assert not end.value.code
+        text = " ".join(capsys.readouterr().out.replace("│", "").split())
+        assert "Train. CONFIG is one of gsm8k, " in text
+        assert "--rollout.draft-length INT K, tokens proposed a round; 0 is plain autoregressive sampling. (def" in text
+        # Not once more, as a block, over the options of a section.
+        assert text.count("K, tokens proposed a round") == 1
+
+
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["program", "a", "b"])
+
+    def program(error: BaseException | None) -> int:
+        def main(argv: list[str]) -> int:
+            assert argv == ["a", "b"]
+            if error is not None:
+                raise error
+            return 5
+
+        return run_program(main)
+
+    for error, code, said in [
+        (None, 5, ""),
+        (ConfigError("steps = 0:\n  must be more"), 2, "error: steps = 0: must be more\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ]:
+        assert program(error) == code
+        assert capsys.readouterr() == ("", said)
+    with pytest.raises(ValueError, match="a fault"):
+        program(ValueError("a fault"))
+
+
+def test_compile_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPECJAX_CACHE", "elsewhere")
+    kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    use_compile_cache()
+    assert jax.config.jax_compilation_cache_dir == kept  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        use_compile_cache()
+        assert jax.config.jax_compilation_cache_dir == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def launch(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_programs_exit_codes():
+    bad = launch("launch.train", "tiny", "--rollout.draft-lenght", "3")
+    expected = "error: Unrecognized options: --rollout.draft-lenght, 3; did you mean --rollout.draft-length?\n"
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", expected)
+    helped = launch("launch.train", "--help")
+    assert (helped.returncode, helped.stderr) == (0, "") and "--probe-every INT" in helped.stdout

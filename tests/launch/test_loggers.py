@@ -1,0 +1,130 @@
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from launch.loggers import RunLogger, metric_names
+
+STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
+PROBE = {
+    **{"time/data": 0.01, "time/prepare": 0.02, "time/generation": 0.2, "time/logprob": 0.0, "time/train": 0.25},
+    **{"perf/generation_tokens_per_s": 5000.0, "perf/speedup_vs_autoregressive": 1.5},
+}
+
+
+def log(directory: Path, steps: range, resume_step: int | None = None) -> None:
+    with RunLogger(directory, draft_length=2, resume_step=resume_step) as logger:
+        for step in steps:
+            logger.log(step, STEP | {"reward/mean": step / 10})
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = (directory / "metrics.jsonl").read_text()
+    assert text.endswith("\n") or not text
+    return [json.loads(line, parse_constant=no_constants) for line in text.splitlines()]
+
+
+def events(directory: Path) -> list[Event]:
+    """The records of the TensorBoard files, oldest first: length, checksum, bytes, checksum."""
+    found = []
+    for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_every_name_is_in_every_line(tmp_path: Path):
+    with RunLogger(tmp_path, draft_length=2) as logger:
+        logger.log(1, STEP)
+        assert lines(tmp_path)[0] == {"step": 1} | dict.fromkeys(metric_names(2)) | STEP
+        logger.log(2, STEP | PROBE)
+    assert [set(line) for line in lines(tmp_path)] == [{"step", *metric_names(2)}] * 2
+    assert lines(tmp_path)[1]["time/generation"] == 0.2
+    assert "rollout/acceptance_rate_pos_2" in metric_names(2)
+    assert "rollout/acceptance_rate_pos_3" not in metric_names(2)
+
+
+def test_scalars_of_any_kind(tmp_path: Path):
+    with RunLogger(tmp_path, draft_length=0) as logger:
+        logger.log(
+            1,
+            {
+                "reward/mean": jnp.float32(0.5),
+                "reward/failed": jnp.int32(3),
+                "rollout/rounds": np.int64(7),
+                "reward/std": None,
+                "entropy": jnp.nan,
+                "ratio/max": jnp.float32(jnp.inf),
+            },
+        )
+    (line,) = lines(tmp_path)
+    assert (line["reward/mean"], line["reward/failed"], line["rollout/rounds"]) == (0.5, 3, 7)
+    assert line["reward/std"] is line["entropy"] is line["ratio/max"] is None
+
+
+def test_what_is_no_metric_and_what_is_logged_already(tmp_path: Path):
+    with RunLogger(tmp_path, draft_length=2) as logger:
+        for name in ("reward/meen", "rollout/acceptance_rate_pos_3", "step"):
+            with pytest.raises(ValueError, match=f"^{name}: not a metric$"):
+                logger.log(1, {name: 1.0})
+        logger.log(3, STEP)
+        with pytest.raises(ValueError, match="^step = 3: must be behind 3"):
+            logger.log(3, STEP)
+    assert [line["step"] for line in lines(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize("restored, kept", [(3, [1, 2, 3]), (5, [1, 2, 3, 4, 5]), (0, [])])
+def test_no_step_appears_twice_after_a_resume(tmp_path: Path, restored: int, kept: list[int]):
+    log(tmp_path, range(1, 6))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "reward/me')
+    with RunLogger(tmp_path, draft_length=2, resume_step=restored) as logger:
+        assert [line["step"] for line in lines(tmp_path)] == kept
+        logger.log(restored + 1, STEP | {"reward/mean": -1.0})
+    assert [line["step"] for line in lines(tmp_path)] == [*kept, restored + 1]
+    assert lines(tmp_path)[-1]["reward/mean"] == -1.0
+
+
+def test_tensorboard(tmp_path: Path):
+    log(tmp_path, range(1, 4))
+    log(tmp_path, range(3, 5), resume_step=2)
+    rewards = [
+        (event.step, round(value.simple_value, 6))
+        for event in events(tmp_path)
+        for value in event.summary.value
+        if value.tag == "reward/mean"
+    ]
+    assert rewards == [(1, 0.1), (2, 0.2), (3, 0.3), (3, 0.3), (4, 0.4)]
+    # TensorBoard drops what it has of steps from here on.
+    assert [event.step for event in events(tmp_path) if event.session_log.status] == [0, 3]
+    assert not any(value.tag == "time/generation" for event in events(tmp_path) for value in event.summary.value)
+
+
+def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with RunLogger(tmp_path, draft_length=2) as logger:
+        for step in range(1, 22):
+            logger.log(step, STEP | {"rollout/acceptance_length": 2.5})
+        logger.log(22, STEP | PROBE | {"eval/accuracy": 0.4, "reward/failed": 2})
+        logger.log(23, {})
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    header = "step reward accuracy acceptance length tokens/s s/step".split()
+    assert [i for i, line in enumerate(said) if line == header] == [0, 21]
+    assert said[1] == ["1", "0.500", "25.0%", "2.50", "2000", "0.50"]
+    probed = next(i for i, line in enumerate(said) if line[:1] == ["22"])
+    assert said[probed] == "22 0.500 25.0% - 2000 0.50 held out 40.0% 2 not scored".split()
+    table = said[probed:]
+    assert "data prepare generation logprob train step tokens/s speed-up".split() in table
+    assert "0.010 0.020 0.200 0.000 0.250 0.500 5000 1.50".split() in table
+    assert said[-1] == ["23", "-", "-", "-", "-", "-"]
+    assert sum("prepare" in line for line in said) == 1

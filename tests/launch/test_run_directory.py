@@ -1,0 +1,113 @@
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from configs.schema import CheckpointConfig, EvalConfig, RunConfig
+from launch.errors import ConfigError
+from launch.run_directory import CHECKPOINTS, FREE_ON_RESUME, open_run
+from specjax.checkpoint import Checkpointer
+from specjax.mesh import MeshConfig
+from specjax.types import Params, TrainState
+
+CONFIG = RunConfig(name="sums", steps=10)
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(directory: Path) -> None:
+    with Checkpointer(directory / CHECKPOINTS, keep=1) as saves:
+        saves.save(3, TrainState(jnp.int32(3), Params({"x": jnp.zeros(2)}, {}), Params({}, {}), None), {}, {})
+
+
+def refusal(config: RunConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        open_run(config)
+    return str(error.value)
+
+
+def test_a_new_run_never_takes_an_old_ones_place():
+    assert [str(open_run(CONFIG)) for _ in range(3)] == ["runs/sums", "runs/sums-2", "runs/sums-3"]
+    assert str(open_run(replace(CONFIG, name="other"))) == "runs/other"
+    assert json.loads(Path("runs/sums-2/config.json").read_text()) == json.loads(json.dumps(asdict(CONFIG)))
+    assert [path.name for path in Path("runs/sums").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("left", ["metrics", "checkpoint"])
+def test_a_directory_of_ones_own(left: str):
+    config = replace(CONFIG, out="a/b")
+    assert open_run(config) == Path("a/b")
+    # Nothing to lose yet.
+    Path("a/b/metrics.jsonl").touch()
+    assert open_run(replace(config, seed=1)) == Path("a/b")
+    assert json.loads(Path("a/b/config.json").read_text())["seed"] == 1
+    if left == "metrics":
+        Path("a/b/metrics.jsonl").write_text("{}\n")
+    else:
+        save(Path("a/b"))
+    assert refusal(config) == "out = a/b: holds a run already; --resume continues it"
+
+
+def test_no_directory_can_be_made():
+    Path("file").touch()
+    assert refusal(replace(CONFIG, out="file")) == "out = file: cannot make a directory there: File exists"
+    assert refusal(replace(CONFIG, out="file/x")) == "out = file/x: cannot make a directory there: Not a directory"
+
+
+def test_resume_takes_the_newest():
+    for _ in range(11):
+        open_run(CONFIG)
+    open_run(replace(CONFIG, name="sums-of-others"))
+    save(Path("runs/sums-9"))
+    assert refusal(replace(CONFIG, resume=True)) == "resume: no checkpoint in runs/sums-11/checkpoints"
+    save(Path("runs/sums-11"))
+    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11")
+    assert open_run(replace(CONFIG, resume=True, out="runs/sums-9")) == Path("runs/sums-9")
+
+
+def test_nothing_to_resume(working_directory: Path):
+    message = f"resume: no run of sums in {working_directory}/runs; --out names a directory"
+    assert refusal(replace(CONFIG, resume=True)) == message
+    assert refusal(replace(CONFIG, resume=True, out="x")) == "resume: no checkpoint in x/checkpoints"
+    save(Path("x"))
+    assert refusal(replace(CONFIG, resume=True, out="x")).startswith("resume: cannot read x/config.json: ")
+
+
+def test_what_may_change_on_resume():
+    config = replace(CONFIG, out="x")
+    save(open_run(config))
+    resumed = replace(config, resume=True)
+    changed = replace(
+        resumed,
+        steps=20,
+        probe_every=3,
+        mesh=MeshConfig(data=2),
+        eval=EvalConfig(every=1),
+        checkpoint=CheckpointConfig(every=1),
+        speedup=replace(CONFIG.speedup, slots=(1,)),
+    )
+    open_run(changed)
+    assert json.loads(Path("x/config.json").read_text())["steps"] == 20
+    only = f"; only {', '.join(FREE_ON_RESUME)} may change"
+    for other, message in [
+        (replace(resumed, seed=3), "seed = 3: the run to resume has 0 (x/config.json)"),
+        (
+            replace(resumed, rollout=replace(CONFIG.rollout, stop_tokens=(1, 2))),
+            "rollout.stop_tokens = [1, 2]: the run to resume has [] (x/config.json)",
+        ),
+        (
+            replace(resumed, policy_optimizer=replace(CONFIG.policy_optimizer, learning_rate=1.0)),
+            "policy_optimizer.learning_rate = 1.0: the run to resume has 1e-06 (x/config.json)",
+        ),
+    ]:
+        assert refusal(other) == message + only
+    stored = json.loads(Path("x/config.json").read_text())
+    del stored["loss"]["clip_low"]
+    Path("x/config.json").write_text(json.dumps(stored | {"old": 1}))
+    assert refusal(resumed).startswith("loss.clip_low = 0.2: the run to resume has absent")

@@ -1,0 +1,236 @@
+"""The EAGLE-3 head and its drafter against `eagle3_reference`, within 1e-4."""
+
+from dataclasses import dataclass, replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.config import DecoderConfig
+from models.decoder import make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from specjax.cache import decode_view
+from specjax.drafters import Eagle3Drafter, Proposal
+from specjax.drafters.eagle3 import Eagle3State
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, PolicyOutput, Prompts, PyTree
+from tests.models.eagle3_reference import (
+    KeysValues,
+    Shape,
+    Weights,
+    draft_logits,
+    full_pass,
+    to_full_vocabulary,
+)
+from tests.tiny import light_jit
+
+VOCAB, WIDTH, FEATURES, K = 17, 12, 36, 3
+LAYER = dict(
+    hidden_size=WIDTH, intermediate_size=16, num_heads=4, num_kv_heads=2, head_dim=6, rope_theta=50.0, norm_eps=1e-3
+)
+SHAPE = Shape(heads=4, kv_heads=2, head_dim=6, rope_theta=50.0, eps=1e-3)
+LAW = SamplingLaw(temperature=0.8)
+IDS = {"full": np.arange(VOCAB), "reduced": np.array([0, 1, 4, 5, 6, 9, 12, 13, 16])}
+
+
+@dataclass(frozen=True)
+class Head:
+    drafter: Eagle3Drafter
+    params: Params
+    weights: Weights
+    table: np.ndarray
+    ids: np.ndarray
+
+    def log_q(self, logits: np.ndarray) -> np.ndarray:
+        full = to_full_vocabulary(logits, self.ids - np.arange(len(self.ids)), VOCAB) / LAW.temperature
+        return full - np.log(np.exp(full).sum(axis=-1, keepdims=True))
+
+
+def published(params: PyTree) -> Weights:
+    """The parameters under their public names, [out, in]."""
+
+    def matrix(kernel: jax.Array, inputs: int) -> np.ndarray:
+        return np.asarray(kernel, np.float64).reshape(inputs, -1).T
+
+    attention, mlp = params["attention"], params["mlp"]
+    norms = {
+        "midlayer.input_layernorm": "input_norm",
+        "midlayer.hidden_norm": "hidden_norm",
+        "midlayer.post_attention_layernorm": "mlp_norm",
+        "norm": "norm",
+    }
+    return {
+        "fc.weight": matrix(params["fc"]["kernel"], FEATURES),
+        "lm_head.weight": matrix(params["head"]["kernel"], WIDTH),
+        **{f"midlayer.self_attn.{x}_proj.weight": matrix(attention[x]["kernel"], 2 * WIDTH) for x in "qkv"},
+        "midlayer.self_attn.o_proj.weight": matrix(attention["o"]["kernel"], 24),
+        **{f"midlayer.mlp.{x}_proj.weight": matrix(mlp[x]["kernel"], WIDTH) for x in ("gate", "up")},
+        "midlayer.mlp.down_proj.weight": matrix(mlp["down"]["kernel"], 16),
+        **{f"{name}.weight": np.asarray(params[ours]["scale"], np.float64) for name, ours in norms.items()},
+    }
+
+
+@pytest.fixture(scope="module", params=IDS)
+def head(request: pytest.FixtureRequest) -> Head:
+    """Random weights, all of them: kernels three times their usual size, norms anything from 0.5 to 1.5."""
+    generator, ids = np.random.default_rng(0), IDS[request.param]
+    config = Eagle3Config(**LAYER, feature_size=FEATURES, draft_vocab_size=len(ids))
+    init = nn.unbox(jax.jit(lambda key: init_eagle3(config, key))(jax.random.key(0)))
+    kernels = jax.tree.map(lambda x: 3 * x, init)
+    draft = {
+        name: {"scale": jnp.asarray(generator.uniform(0.5, 1.5, WIDTH), jnp.float32)} if "norm" in name else part
+        for name, part in kernels.items()
+    }
+    policy = make_policy(DecoderConfig(**LAYER, vocab_size=VOCAB, num_layers=7, feature_layers=(2, 3, 4)))
+    table = generator.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    drafter = make_eagle3(config, policy, ids.astype(np.int32) if len(ids) < VOCAB else None)
+    params = Params({"embed": {"embedding": jnp.asarray(table)}}, draft)
+    return Head(drafter, params, published(draft), table.astype(np.float64), ids)
+
+
+def test_full_pass(head: Head):
+    rows, length = 3, 9
+    generator = np.random.default_rng(1)
+    features = generator.normal(size=(rows, length, FEATURES)).astype(np.float32)
+    embedded = generator.normal(size=(rows, length, WIDTH)).astype(np.float32)
+    network = head.drafter.network
+
+    @light_jit
+    def run(draft: PyTree, features: jax.Array, embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        view = decode_view(jnp.zeros(rows, jnp.int32), length, length)
+        cache = network.init_cache(rows, length)
+        return network.step(draft, network.fuse(draft, features), embedded, cache, view)[:2]
+
+    logits, hidden = run(head.params.draft, features, embedded)
+    for row in range(rows):
+        expected = full_pass(head.weights, SHAPE, features[row], embedded[row], KeysValues())
+        np.testing.assert_allclose(logits[row], expected[0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(hidden[row], expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_decode_rounds_repair_the_cache(head: Head):
+    """Each round drafts as if from scratch over the true features of what is committed, at ragged lengths.
+
+    accepted[round][row] drafts are kept, None finishes the row. What a verification returns beyond them is junk.
+    """
+    prompts = [[3], [5, 0, 16, 2], [7, 7], [1, 12, 4, 9, 10]]
+    accepted = [[0, 1, 2, 3], [3, 0, 3, 1], [2, None, 0, 3], [1, None, 3, 0]]
+    rows, longest, budget = len(prompts), 5, 18
+    generator = np.random.default_rng(2)
+    features = generator.normal(size=(rows, longest + budget, FEATURES)).astype(np.float32)
+    padded = np.array([[*prompt, *[11] * (longest - len(prompt))] for prompt in prompts])
+    lengths = np.array([len(prompt) for prompt in prompts])
+    drafter, window = head.drafter, longest + budget
+
+    @light_jit
+    def start(params: Params, prompts: Prompts, features: jax.Array) -> Eagle3State:
+        return drafter.start(params, prompts, features, longest + budget, K + 1)
+
+    @light_jit
+    def propose(params: Params, state: Eagle3State, gumbel: jax.Array) -> tuple[Proposal, Eagle3State]:
+        return drafter.propose(params, state, gumbel, LAW, window)
+
+    committed = [[*prompt, int(generator.integers(VOCAB))] for prompt in prompts]
+    state = start(
+        head.params, Prompts(jnp.asarray(padded), jnp.asarray(lengths), jnp.arange(rows)), features[:, :longest]
+    )
+    state = drafter.observe(
+        state,
+        jnp.asarray(features[np.arange(rows), lengths - 1][:, None]),
+        jnp.asarray([[row[-1]] for row in committed]),
+        jnp.ones(rows, jnp.int32),
+    )
+    for kept in accepted:
+        gumbel = generator.gumbel(size=(rows, K, VOCAB)).astype(np.float32)
+        proposal, state = propose(head.params, state, gumbel)
+        drafts = np.asarray(proposal.tokens)
+        np.testing.assert_array_equal(proposal.length, np.full(rows, K))
+        np.testing.assert_array_equal(drafts, np.argmax(proposal.log_q + gumbel, axis=-1))
+        seen = generator.normal(size=(rows, K + 1, FEATURES)).astype(np.float32)
+        emitted = generator.integers(VOCAB, size=(rows, K + 1))
+        counts = np.array([0 if m is None else m + 1 for m in kept])
+        for row, m in enumerate(kept):
+            if m is None:
+                continue
+            known = len(committed[row]) - 1
+            logits = draft_logits(
+                head.weights, SHAPE, features[row, :known], head.table, committed[row], drafts[row, :-1]
+            )
+            np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
+            seen[row, : m + 1] = features[row, known : known + m + 1]
+            emitted[row, :m] = drafts[row, :m]
+            committed[row] += emitted[row, : m + 1].tolist()
+        state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
+    assert len({len(row) for row in committed}) == rows
+
+
+def reference_loss(
+    head: Head, weights: Weights, features: np.ndarray, tokens: np.ndarray, logits: np.ndarray, mask: np.ndarray
+) -> tuple[float, float]:
+    """(loss, overlap): from every position the head drafts along the true tokens, each pass scored at its own token."""
+    loss = overlap = 0.0
+    length = tokens.shape[1]
+    for row in range(len(tokens)):
+        for t in range(length - 2):
+            passes = min(head.drafter.unroll, length - 2 - t)
+            drafted = draft_logits(
+                weights,
+                SHAPE,
+                features[row, : t + 1],
+                head.table,
+                tokens[row, : t + 2],
+                tokens[row, t + 2 : t + 1 + passes],
+            )
+            for i in range(passes):
+                if not mask[row, t + 2 + i]:
+                    continue
+                scores = drafted[i] / LAW.temperature
+                log_q = scores - np.log(np.exp(scores).sum())
+                law = np.exp(logits[row, t + 1 + i].astype(np.float64) / LAW.temperature)
+                p = (law / law.sum())[head.ids]
+                loss -= head.drafter.decay**i * (p @ log_q)
+                overlap += np.minimum(p, np.exp(log_q)).sum() if i == 0 else 0.0
+    return loss, overlap
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_loss_and_gradient(head: Head, unroll: int):
+    """The gradient is compared along one random direction over all weights of the head; the policy's is zero."""
+    head = replace(head, drafter=replace(head.drafter, unroll=unroll, decay=0.7))
+    rows, length = 2, 8
+    generator = np.random.default_rng(3)
+    tokens = generator.integers(VOCAB, size=(rows, length)).astype(np.int32)
+    features = generator.normal(size=(rows, length, FEATURES)).astype(np.float32)
+    logits = 2 * generator.normal(size=(rows, length, VOCAB)).astype(np.float32)
+    mask = np.arange(length) >= np.array([[2], [4]])
+    mask[0, -2:] = False
+
+    @light_jit
+    def run(params: Params, tokens: jax.Array, output: PolicyOutput, mask: jax.Array) -> tuple[tuple, Params]:
+        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            return head.drafter.loss(params, tokens, output, mask, LAW)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    output = PolicyOutput(jnp.asarray(logits), jnp.asarray(features), jnp.zeros((rows, length, WIDTH)), None)
+    (loss, overlap), gradient = run(head.params, tokens, output, mask)
+    expected = reference_loss(head, head.weights, features, tokens, logits, mask)
+    np.testing.assert_allclose([loss, overlap], expected, rtol=1e-4)
+
+    direction = {name: generator.normal(size=w.shape) for name, w in head.weights.items()}
+    ahead, behind = (
+        reference_loss(
+            head,
+            {name: w + step * direction[name] for name, w in head.weights.items()},
+            features,
+            tokens,
+            logits,
+            mask,
+        )[0]
+        for step in (1e-5, -1e-5)
+    )
+    slope = sum(float(np.vdot(g, direction[name])) for name, g in published(gradient.draft).items())
+    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-3)
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy))

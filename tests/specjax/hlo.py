@@ -1,0 +1,165 @@
+"""What a compiled program does in its decode loop, read from its text."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jax.sharding import Mesh
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast", "all-to-all")
+# What makes no new array of its size, or writes into the one it was given; a fusion's or call's own lines are read too.
+FREE = (
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "scatter",
+    "dynamic-update-slice",
+    "while",
+    "call",
+    "fusion",
+)
+
+Groups = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: `name` = `shape` `opcode`(...); `computation` is the one that holds it."""
+
+    computation: str
+    name: str
+    shape: str
+    opcode: str
+    line: str
+
+    @cached_property
+    def references(self) -> set[str]:
+        """Everything the line names: operands and called computations."""
+        return set(re.findall(r"%([\w.\-]+)", self.line.split(" = ", 1)[1]))
+
+    @property
+    def arrays(self) -> list[tuple[int, ...]]:
+        """The dimensions of each array of the result."""
+        return [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\w+\[([\d,]*)\]", self.shape)]
+
+    @property
+    def elements(self) -> int:
+        return max((math.prod(dims) for dims in self.arrays), default=0)
+
+
+class Program:
+    """The computations of `Compiled.as_text()`."""
+
+    def __init__(self, text: str) -> None:
+        self.computations: dict[str, list[Instruction]] = {}
+        lines: list[Instruction] = []
+        for line in text.splitlines():
+            if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+                lines = self.computations[header[1]] = []
+                name = header[1]
+            elif instruction := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)", line):
+                shape, rest = _split_shape(instruction[2])
+                lines.append(Instruction(name, instruction[1], shape, rest.split("(", 1)[0], line.strip()))
+
+    def loop(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
+        """Everything run by the one while-loop that carries at least `times` arrays of these dimensions."""
+        found = [
+            line
+            for lines in self.computations.values()
+            for line in lines
+            if line.opcode == "while" and line.arrays.count(carries) >= times
+        ]
+        assert len(found) == 1, f"{len(found)} loops carry {times} arrays of {carries}"
+        reached, waiting = set(), found[0].references & self.computations.keys()
+        while waiting:
+            name = waiting.pop()
+            reached.add(name)
+            for line in self.computations[name]:
+                waiting |= (line.references & self.computations.keys()) - reached
+        return [line for name in sorted(reached) for line in self.computations[name]]
+
+    def copies(self, loop: list[Instruction], elements: int) -> list[Instruction]:
+        """The lines of a loop that make an array of at least so many elements, other than a matmul's own operands.
+
+        A backend may stage an operand in the layout its matmul wants; that is read, and dropped, within the round.
+        """
+        makes = [line for line in loop if line.opcode not in FREE and line.elements >= elements]
+        return [line for line in makes if not self._feeds_matmuls_alone(line)]
+
+    def _feeds_matmuls_alone(self, line: Instruction) -> bool:
+        body = self.computations[line.computation]
+        users = [other for other in body if line.name in other.references]
+        if not users:
+            users = [
+                caller
+                for lines in self.computations.values()
+                for caller in lines
+                if caller.opcode in ("fusion", "call") and line.computation in caller.references
+            ]
+            return bool(users) and all(self._feeds_matmuls_alone(user) for user in users)
+        return all(self._is_matmul(user) or self._passes_to_matmuls(user, line) for user in users)
+
+    def _passes_to_matmuls(self, user: Instruction, line: Instruction) -> bool:
+        return user.opcode in ("bitcast", "copy", "transpose") and self._feeds_matmuls_alone(user)
+
+    def _is_matmul(self, line: Instruction) -> bool:
+        called = [self.computations[name] for name in line.references & self.computations.keys()]
+        return line.opcode == "dot" or any(body[-1].opcode == "dot" for body in called)
+
+
+def collectives(lines: list[Instruction]) -> list[Instruction]:
+    """Those that move data between devices; of an asynchronous pair, the start."""
+    return [line for line in lines if line.opcode.removesuffix("-start").startswith(COLLECTIVES)]
+
+
+def groups(line: str) -> Groups | None:
+    """The groups of partitions that a collective joins; None for all of them in one."""
+    if pairs := re.search(r"source_target_pairs=\{(.*?\})\}", line):
+        return _explicit(pairs[1])
+    if listed := re.search(r"replica_groups=\{(\{.*?\})\}", line):
+        return _explicit(listed[1])
+    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        dims, reshape = _numbers(iota[1]), _numbers(iota[2])
+        order = _numbers(iota[3]) if iota[3] else tuple(range(len(reshape)))
+        devices = np.arange(math.prod(reshape)).reshape(reshape).transpose(order).reshape(dims)
+        return [tuple(group) for group in devices.tolist()]
+    if named := re.search(r"replica_groups=mesh\[('\w+'=\d+(?:,'\w+'=\d+)*)\] \{('\w+'(?:,'\w+')*)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        joined = re.findall(r"'(\w+)'", named[2])
+        order = [list(sizes).index(name) for name in [*(name for name in sizes if name not in joined), *joined]]
+        devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values())).transpose(order)
+        return [tuple(group) for group in devices.reshape(-1, math.prod(sizes[name] for name in joined)).tolist()]
+    if "replica_groups={}" in line:
+        return None
+    raise ValueError(f"no groups in {line}")
+
+
+def within_tensor(line: str, mesh: Mesh) -> bool:
+    """Whether a collective joins only devices that differ along the tensor axis."""
+    width = mesh.shape["tensor"]
+    joined = groups(line)
+    return joined is not None and all(len({device // width for device in group}) == 1 for group in joined)
+
+
+def _explicit(text: str) -> Groups:
+    return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def _split_shape(text: str) -> tuple[str, str]:
+    """A result's shape, which may be a tuple, and what follows it."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for end, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if not depth:
+            return text[: end + 1], text[end + 2 :]
+    raise ValueError(text)

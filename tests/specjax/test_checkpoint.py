@@ -1,0 +1,164 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.checkpoint import Checkpointer
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.train_step import TrainConfig, init_train_state
+from specjax.types import Params, PyTree, TrainState
+
+MESH = MeshConfig(data=2, fsdp=2, tensor=2)
+DATA, EXTRA = {"position": 7}, {"accuracy": [0.5, None]}
+
+
+def weights(mesh: MeshConfig, shape: tuple[int, int] = (8, 8)) -> jax.Array:
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    return jax.device_put(values, NamedSharding(make_mesh(mesh), P("fsdp", "tensor")))
+
+
+def make_state(mesh: MeshConfig = MESH, with_draft: bool = True, with_reference: bool = False) -> TrainState:
+    policy = {"layer": {"kernel": weights(mesh)}, "scale": jnp.copy(weights(mesh)[0])}
+    params = Params(policy=policy, draft={"kernel": weights(mesh) + 1} if with_draft else {})
+    return init_train_state(params, TrainConfig(train_draft=with_draft), make_mesh(mesh), with_reference)
+
+
+def abstract(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def assert_same(found: PyTree, expected: PyTree) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype and x.sharding == y.sharding
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("with_draft, with_reference", [(True, False), (False, True)])
+def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
+    state = make_state(with_draft=with_draft, with_reference=with_reference)
+    with Checkpointer(tmp_path, keep=2) as saves:
+        saves.save(3, state, DATA, EXTRA)
+    with Checkpointer(tmp_path) as saves:
+        checkpoint = saves.restore(abstract(state))
+        params = saves.restore_params(abstract(state).params)
+    assert (checkpoint.step, checkpoint.data, checkpoint.extra) == (3, DATA, EXTRA)
+    assert_same(checkpoint.state, state)
+    assert_same(params, state.params)
+
+
+def test_onto_another_mesh(tmp_path: Path):
+    with Checkpointer(tmp_path, keep=1) as saves:
+        saves.save(1, make_state(), DATA, EXTRA)
+        other = make_state(MeshConfig(data=1, fsdp=4, tensor=1))
+        assert_same(saves.restore(abstract(other)).state, other)
+
+
+def test_the_newest_are_kept(tmp_path: Path):
+    state = make_state()
+    with Checkpointer(tmp_path, keep=2) as saves:
+        assert saves.latest_step() is None
+        for step in (1, 2, 5):
+            saves.save(step, replace(state, step=state.step + step), DATA, EXTRA)
+        saves.save(5, state, DATA, EXTRA)
+        assert saves.latest_step() == 5
+        assert int(saves.restore(abstract(state)).state.step) == 5
+        assert int(saves.restore(abstract(state), step=2).state.step) == 2
+        with pytest.raises(ValueError, match=f"^{tmp_path}: no save of step 1$"):
+            saves.restore(abstract(state), step=1)
+
+
+def test_a_state_may_be_donated_at_once(tmp_path: Path):
+    state = make_state()
+    expected = jax.device_get(state.params)
+    wipe = jax.jit(lambda state: jax.tree.map(jnp.zeros_like, state), donate_argnums=0)
+    with Checkpointer(tmp_path, keep=1) as saves:
+        layout = abstract(state)
+        saves.save(1, state, DATA, EXTRA)
+        jax.block_until_ready(wipe(state))
+    with Checkpointer(tmp_path) as saves:
+        found = saves.restore(layout).state.params
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def wider(state: TrainState) -> TrainState:
+    return replace(state, params=replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))}))
+
+
+def narrower(state: TrainState) -> TrainState:
+    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy)
+    return replace(state, params=replace(state.params, policy=half))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (wider, "params.draft.kernel is float32[8, 8], expected float32[8, 16]"),
+        (narrower, "params.policy.layer.kernel is float32[8, 8], expected bfloat16[8, 8]"),
+        (
+            lambda state: replace(state, reference=state.params.policy),
+            "reference.layer.kernel is absent, expected float32[8, 8]",
+        ),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path: Path, change: Callable[[TrainState], TrainState], message: str):
+    state = make_state()
+    with Checkpointer(tmp_path, keep=1) as saves:
+        saves.save(1, state, DATA, EXTRA)
+        with pytest.raises(ValueError) as error:
+            saves.restore(change(abstract(state)))
+    assert str(error.value) == f"{tmp_path}/1: {message}"
+
+
+def test_nothing_to_read(tmp_path: Path):
+    with Checkpointer(tmp_path / "none") as saves:
+        assert saves.latest_step() is None
+        with pytest.raises(ValueError, match="none: no save$"):
+            saves.restore_params(abstract(make_state()).params)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import jax.numpy as jnp
+from specjax.checkpoint import Checkpointer
+from specjax.types import Params, TrainState
+
+def state(step):
+    policy = {str(i): jnp.full((4, 1024, 1024), float(step)) for i in range(8)}
+    return TrainState(jnp.int32(step), Params(policy, {}), Params({}, {}), None)
+
+saves = Checkpointer(Path(sys.argv[1]), keep=2)
+saves.save(1, state(1), {}, {})
+saves.save(2, state(2), {}, {})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    everything = {path.name for path in tmp_path.iterdir()}
+    with Checkpointer(tmp_path) as saves:
+        step = saves.latest_step()
+        assert step is not None
+        # The kill comes while 128 MB are being written; were it too late, the save of step 2 would be whole.
+        assert step == 2 or any(name.startswith("2.") for name in everything)
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        policy = {str(i): jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32, sharding=one) for i in range(8)}
+        for value in saves.restore_params(Params(policy, {})).policy.values():
+            assert (np.asarray(value) == step).all()
+    with Checkpointer(tmp_path, keep=2) as saves:
+        saves.save(3, make_state(), DATA, EXTRA)
+    assert not any(path.name.startswith("2.") for path in tmp_path.iterdir())

@@ -1,0 +1,83 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.generate import Generate, make_generate, place, prepare
+from specjax.keys import seed_step
+from specjax.types import Rollout
+from tests.specjax.training import BUDGET, CONFIG, GROUP, STOP, make_prompts, mesh_of, networks, params_on
+
+POLICY, DRAFTER = networks()
+COUPLED = replace(CONFIG.rollout, verifier="coupled")
+
+
+def generate_on(*shape: int) -> Generate:
+    return make_generate(POLICY, DRAFTER, COUPLED, mesh_of(*shape))
+
+
+@pytest.fixture(scope="module")
+def single() -> Generate:
+    return generate_on(1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def expected(single) -> Rollout:
+    return single(params_on(mesh_of(1, 1, 1)), make_prompts(), seed_step(7, 0))
+
+
+def test_the_completions_are_well_formed(expected) -> None:
+    tokens, lengths, stopped = (np.asarray(x) for x in (expected.tokens, expected.lengths, expected.stopped))
+    assert tokens.shape == (8 * GROUP, BUDGET)
+    assert stopped.any() and not stopped.all() and len(np.unique(lengths)) > 3
+    for row, length, stop in zip(tokens, lengths, stopped, strict=True):
+        assert (row[length:] == 0).all() and STOP not in row[: length - 1]
+        assert stop == (row[length - 1] == STOP) and (stop or length == BUDGET)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
+    mesh = mesh_of(*shape)
+    got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
+    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "rounds"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(got.full, expected.full, atol=1e-4)
+    np.testing.assert_allclose(got.law, expected.law, atol=1e-4)
+    rows = np.asarray(got.rounds).reshape(len(got.trips), -1)
+    np.testing.assert_array_equal(got.trips, rows.max(axis=1))
+
+
+def test_a_second_call_compiles_nothing_and_another_seed_or_step_says_something_else(single, expected) -> None:
+    params, seen = params_on(mesh_of(1, 1, 1)), [np.asarray(expected.tokens).tobytes()]
+    for seed, step in ((7, 0), (7, 1), (8, 0)):
+        noise = seed_step(seed, step)
+        with jax.no_tracing():
+            seen.append(np.asarray(single(params, make_prompts(), noise).tokens).tobytes())
+    assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def test_the_parameters_survive_generation(single) -> None:
+    params = params_on(mesh_of(1, 1, 1))
+    single(params, make_prompts(), seed_step(7, 0))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(params))
+
+
+def test_prompts_that_do_not_divide_over_the_mesh_are_refused() -> None:
+    with pytest.raises(ValueError, match="prompts = 6: must be a multiple of the mesh's data x fsdp = 4"):
+        generate_on(2, 2, 2)(params_on(mesh_of(2, 2, 2)), make_prompts(6), seed_step(0, 0))
+
+
+def test_place_splits_the_prompts_in_order() -> None:
+    prompts = place(make_prompts(), mesh_of(2, 2, 2))
+    shards = sorted(prompts.id.addressable_shards, key=lambda shard: shard.device.id)
+    np.testing.assert_array_equal(prompts.id, make_prompts().id)
+    assert [shard.index[0].start for shard in shards] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+def test_prepare_casts_to_the_compute_dtype() -> None:
+    policy, _ = networks("bfloat16")
+    params = params_on(mesh_of(1, 1, 1))
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy))} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY))} == {jnp.dtype("float32")}

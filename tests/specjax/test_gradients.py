@@ -1,0 +1,206 @@
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.batch import Batch
+from specjax.gradients import Sums, accumulate, reference_log_probs
+from specjax.loss import LossConfig
+from specjax.sampling import SamplingLaw
+from specjax.types import Params
+from tests.specjax.training import QUICKLY, VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap
+
+ROWS, LENGTH, FAILED = 8, 14, 5
+LAW = SamplingLaw(temperature=0.7)
+LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
+POLICY, DRAFTER = networks()
+
+Accumulate = Callable[[Params, Batch, jax.Array | None], tuple[Params, Sums]]
+
+
+def compiled(microbatches: int = 1, train_draft: bool = True) -> Accumulate:
+    def run(params: Params, batch: Batch, reference: jax.Array | None) -> tuple[Params, Sums]:
+        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches, train_draft)
+
+    return jax.jit(run, compiler_options=QUICKLY)
+
+
+@pytest.fixture(scope="module")
+def gradients() -> Accumulate:
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return params_on(mesh_of(1, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def log_probs() -> Callable[[Params, jax.Array], np.ndarray]:
+    """float64 [R, S, V] from one forward: position t holds the law of token t + 1 at LAW's temperature."""
+    forward = jax.jit(lambda params, tokens: POLICY.apply(params.policy, tokens, jnp.zeros(ROWS, jnp.int32)).logits)
+
+    def run(params: Params, tokens: jax.Array) -> np.ndarray:
+        scaled = np.asarray(forward(params, tokens), np.float64) / LAW.temperature
+        scaled -= scaled.max(axis=-1, keepdims=True)
+        return scaled - np.log(np.exp(scaled).sum(axis=-1, keepdims=True))
+
+    return run
+
+
+def pick(law: np.ndarray, tokens: jax.Array) -> np.ndarray:
+    """The log-probs of the tokens from the second on, float64 [R, S - 1]."""
+    return np.take_along_axis(law[:, :-1], np.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
+
+
+@pytest.fixture(scope="module")
+def batch(params, log_probs) -> Batch:
+    """Ragged prompts and completions, one row of which could not be scored."""
+    rng = np.random.default_rng(0)
+    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 10, (ROWS, 1))
+    column = np.arange(LENGTH)[None]
+    tokens = jnp.array(rng.integers(0, VOCAB, (ROWS, LENGTH)), jnp.int32)
+    theta = np.pad(pick(log_probs(params, tokens), tokens), ((0, 0), (1, 0)))
+    return Batch(
+        tokens=tokens,
+        completion=jnp.array((column >= start) & (column < start + length)),
+        mu=jnp.array(theta + rng.normal(0, 0.5, theta.shape), jnp.float32),
+        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
+        scored=jnp.arange(ROWS) != FAILED,
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(params, batch, log_probs) -> jax.Array:
+    theta = pick(log_probs(params, batch.tokens), batch.tokens)
+    return jnp.array(theta + np.random.default_rng(1).normal(0, 0.5, theta.shape), jnp.float32)
+
+
+def trained_tokens(batch: Batch) -> list[tuple[int, int]]:
+    return [(row, t) for row in range(ROWS) for t in range(1, LENGTH) if batch.completion[row, t] and batch.scored[row]]
+
+
+def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndarray) -> float:
+    """The objective that `accumulate` differentiates, token by token; theta and old are [R, S, V]."""
+    tokens, total = trained_tokens(batch), 0.0
+    for row, t in tokens:
+        token, advantage = int(batch.tokens[row, t]), float(batch.advantage[row])
+        now, before = theta[row, t - 1, token], old[row, t - 1, token]
+        ratio = np.exp(now - before)
+        surrogate = min(ratio * advantage, np.clip(ratio, 1 - LOSS.clip_low, 1 + LOSS.clip_high) * advantage)
+        surrogate *= min(np.exp(before - float(batch.mu[row, t])), LOSS.importance_cap)
+        gap = float(reference[row, t - 1]) - now
+        total += LOSS.kl_coefficient * (np.exp(gap) - gap - 1) - surrogate
+    return total / len(tokens)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradients, params, batch, reference) -> None:
+    whole, whole_sums = gradients(params, batch, reference)
+    parts, part_sums = compiled(microbatches)(params, batch, reference)
+    assert relative_gap(parts.policy, whole.policy) < 1e-5
+    assert relative_gap(parts.draft, whole.draft) < 1e-5
+    for name, value in part_sums._asdict().items():
+        np.testing.assert_allclose(value, getattr(whole_sums, name), rtol=1e-5, err_msg=name)
+
+
+def test_the_policy_gradient_is_the_slope_of_the_loss(gradients, params, batch, reference, log_probs) -> None:
+    got, sums = gradients(params, batch, reference)
+    here = log_probs(params, batch.tokens)
+    np.testing.assert_allclose(sums.policy_loss, loss_of(here, here, batch, reference), rtol=1e-5)
+    norm = float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(got.policy))))
+    step = 3e-3
+
+    def moved(by: float) -> float:
+        weights = jax.tree.map(lambda w, g: w + g * (by / norm), params.policy, got.policy)
+        return loss_of(log_probs(replace(params, policy=weights), batch.tokens), here, batch, reference)
+
+    np.testing.assert_allclose((moved(step) - moved(-step)) / (2 * step), norm, rtol=1e-2)
+
+
+def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, reference, log_probs) -> None:
+    _, sums = gradients(params, batch, reference)
+    law, tokens = log_probs(params, batch.tokens), trained_tokens(batch)
+    old = np.array([law[row, t - 1, int(batch.tokens[row, t])] for row, t in tokens])
+    mu = np.array([batch.mu[row, t] for row, t in tokens], np.float64)
+    k3_gap = np.array([reference[row, t - 1] for row, t in tokens], np.float64) - old
+    entropy = [-np.sum(np.exp(law[row, t - 1]) * law[row, t - 1]) for row, t in tokens]
+    expected = dict(
+        tokens=len(tokens),
+        clipped=0,
+        kl=np.sum(np.exp(k3_gap) - k3_gap - 1),
+        entropy=np.sum(entropy),
+        ratio=np.sum(np.exp(old - mu)),
+        ratio_max=np.max(np.exp(old - mu)),
+        gap=np.sum(np.abs(old - mu)),
+        gap_max=np.max(np.abs(old - mu)),
+        draft_tokens=int(batch.completion.sum()),
+    )
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=1e-4, err_msg=name)
+
+
+def test_training_the_draft_leaves_every_bit_of_the_policy_gradient(gradients, params, batch, reference) -> None:
+    on, _ = gradients(params, batch, reference)
+    off, sums = compiled(train_draft=False)(params, batch, reference)
+    assert_same_bits(off.policy, on.policy)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft)) and sums.draft_loss == 0
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
+
+
+def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params, batch, reference) -> None:
+    before, _ = gradients(params, batch, reference)
+    other_draft = replace(params, draft=jax.tree.map(lambda x: x * 1.5, params.draft))
+    after, _ = gradients(other_draft, batch, reference)
+    assert_same_bits(after.policy, before.policy)
+    assert relative_gap(after.draft, before.draft) > 1e-2
+    after, _ = gradients(params, replace(batch, advantage=-2 * batch.advantage), reference)
+    assert_same_bits(after.draft, before.draft)
+    assert relative_gap(after.policy, before.policy) > 1e-2
+
+
+def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> None:
+    def draft_loss(params: Params) -> jax.Array:
+        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, 1, True)[1].draft_loss
+
+    slope = jax.jit(jax.grad(draft_loss), compiler_options=QUICKLY)(params)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
+
+
+def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
+    with_failed, sums = gradients(params, batch, reference)
+    absent = replace(batch, completion=batch.completion.at[FAILED].set(False), scored=jnp.ones(ROWS, bool))
+    without, sums_without = gradients(params, absent, reference)
+    assert sums.tokens == sums_without.tokens
+    assert relative_gap(with_failed.policy, without.policy) < 1e-6
+    assert relative_gap(with_failed.draft, without.draft) > 1e-2
+    all_scored, _ = gradients(params, replace(batch, scored=jnp.ones(ROWS, bool)), reference)
+    assert_same_bits(all_scored.draft, with_failed.draft)
+
+
+def test_when_every_sample_failed_there_is_no_policy_gradient(gradients, params, batch, reference) -> None:
+    failed = replace(batch, scored=jnp.zeros(ROWS, bool), advantage=jnp.zeros(ROWS))
+    got, sums = gradients(params, failed, reference)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(got.policy))
+    assert all(np.isfinite(x) for x in sums)
+
+
+def test_without_mu_the_importance_weight_is_one(gradients, params, batch, reference, log_probs) -> None:
+    theta = pick(log_probs(params, batch.tokens), batch.tokens)
+    recorded = jnp.array(np.pad(theta, ((0, 0), (1, 0))), jnp.float32)
+    expected, _ = gradients(params, replace(batch, mu=recorded), reference)
+    got, sums = gradients(params, replace(batch, mu=None), reference)
+    assert relative_gap(got.policy, expected.policy) < 1e-5
+    assert sums.ratio == sums.tokens and sums.gap == 0
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_reference_log_probs_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
+    run = jax.jit(partial(reference_log_probs, POLICY, law=LAW, microbatches=microbatches))
+    expected = pick(log_probs(params, batch.tokens), batch.tokens)
+    np.testing.assert_allclose(run(params.policy, batch), expected, atol=1e-5)

@@ -1,0 +1,183 @@
+"""One step on four meshes: the same tokens and gradients, a decode loop that stays within its shard, and its probe."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from specjax.generate import place
+from specjax.loss import LossConfig
+from specjax.mesh import batch_shards
+from specjax.metrics import Metrics
+from specjax.probe import ProbeStep
+from specjax.rewards import RewardFn, host_reward
+from specjax.train_step import TrainConfig, make_train_step
+from specjax.types import Params, Rollout, TrainState
+from tests.specjax.hlo import Program, collectives, within_tensor
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    DECODER,
+    GROUP,
+    QUICKLY,
+    count_fives,
+    last_gradients,
+    make_prompts,
+    mesh_of,
+    networks,
+    relative_gap,
+    state_on,
+)
+
+POLICY, DRAFTER = networks(unroll=2)
+MICROBATCHES = {(1, 1, 1): 1, (8, 1, 1): 2, (2, 2, 2): 4, (1, 4, 2): 2}
+SHARDED = [shape for shape in MICROBATCHES if shape != (1, 1, 1)]
+CALLS: list[int] = []
+
+
+def count_fives_on_the_host(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    CALLS.append(len(ids))
+    value = (tokens == 5).sum(axis=1).astype(np.float32)
+    return value, (value > 0).astype(np.float32)
+
+
+def config_on(shape: tuple[int, int, int]) -> TrainConfig:
+    return replace(CONFIG, loss=LossConfig(kl_coefficient=0.1), microbatches=MICROBATCHES[shape])
+
+
+def fresh_state(mesh: Mesh) -> TrainState:
+    """With a reference policy that differs from the one being trained."""
+    state = state_on(mesh, with_reference=True)
+    return replace(state, reference=jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), state.reference))
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one step on a mesh did, and the text of its program."""
+
+    mesh: Mesh
+    text: str
+    rollout: Rollout
+    metrics: Metrics
+    gradients: Params
+    params: Params
+    asked: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    done: dict[tuple[int, int, int], Stepped] = {}
+
+    def on(shape: tuple[int, int, int]) -> Stepped:
+        if shape not in done:
+            mesh = mesh_of(*shape)
+            reward: RewardFn = host_reward(count_fives_on_the_host, mesh) if shape == (2, 2, 2) else count_fives
+            step = make_train_step(POLICY, DRAFTER, reward, config_on(shape), mesh)
+            state, prompts = fresh_state(mesh), place(make_prompts(), mesh)
+            compiled = step.lower(state, prompts).compile(QUICKLY)
+            CALLS.clear()
+            state, rollout, metrics = jax.block_until_ready(compiled(state, prompts))
+            asked, gradients = tuple(CALLS), last_gradients(state)
+            done[shape] = Stepped(mesh, compiled.as_text(), rollout, metrics, gradients, state.params, asked)
+        return done[shape]
+
+    return on
+
+
+def assert_same_rollout(rollout: Rollout, expected: Rollout) -> None:
+    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "rounds"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(rollout.full, expected.full, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHARDED)
+def test_every_mesh_samples_the_same_tokens(shape, stepped) -> None:
+    assert_same_rollout(stepped(shape).rollout, stepped((1, 1, 1)).rollout)
+    trips = stepped(shape).rollout.trips
+    assert len(trips) == batch_shards(stepped(shape).mesh) and len(np.unique(trips)) > 1
+
+
+@pytest.mark.parametrize("shape", SHARDED)
+def test_every_mesh_and_number_of_microbatches_has_the_same_gradients(shape, stepped) -> None:
+    got, expected = stepped(shape), stepped((1, 1, 1))
+    assert relative_gap(got.gradients.policy, expected.gradients.policy) < 1e-5
+    assert relative_gap(got.gradients.draft, expected.gradients.draft) < 1e-5
+    assert got.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        np.testing.assert_allclose(got.metrics[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def test_the_host_is_asked_once_per_data_shard(stepped) -> None:
+    assert stepped((2, 2, 2)).asked == (8, 8, 8, 8)
+    assert stepped((8, 1, 1)).asked == ()
+
+
+def decode_loop(stepped: Stepped) -> tuple[Program, list, int]:
+    """The program, everything its decode loop runs, and the elements of one layer's keys on one device."""
+    mesh, k = stepped.mesh, CONFIG.rollout.draft_length
+    prompts = make_prompts()
+    keys = (
+        len(prompts.lengths) * GROUP // batch_shards(mesh),
+        prompts.tokens.shape[1] + BUDGET + k + 1,
+        DECODER.num_kv_heads // mesh.shape["tensor"],
+        DECODER.head_dim,
+    )
+    program = Program(stepped.text)
+    return program, program.loop(carries=keys, times=2 * DECODER.num_layers), int(np.prod(keys))
+
+
+def test_data_shards_decode_without_a_collective(stepped) -> None:
+    _, loop, _ = decode_loop(stepped((8, 1, 1)))
+    assert any(line.opcode == "dot" for line in loop)
+    assert not collectives(loop)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 2)])
+def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, stepped) -> None:
+    _, loop, _ = decode_loop(stepped(shape))
+    used = collectives(loop)
+    assert used
+    assert not [line.line for line in used if not within_tensor(line.line, stepped(shape).mesh)]
+
+
+@pytest.mark.parametrize("shape", MICROBATCHES)
+def test_no_cache_is_copied_while_decoding(shape, stepped) -> None:
+    program, loop, keys = decode_loop(stepped(shape))
+    assert not [line.line for line in program.copies(loop, keys)]
+
+
+def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
+    shape = (2, 2, 2)
+    fused, mesh = stepped(shape), stepped(shape).mesh
+    probe = ProbeStep(POLICY, DRAFTER, count_fives, config_on(shape), mesh)
+    start = fresh_state(mesh)
+    state, rollout, metrics = probe(start, make_prompts())
+    assert all(x.is_deleted() for x in jax.tree.leaves(start))
+    assert_same_rollout(rollout, fused.rollout)
+    assert relative_gap(last_gradients(state).policy, fused.gradients.policy) < 1e-6
+    assert relative_gap(last_gradients(state).draft, fused.gradients.draft) < 1e-6
+    assert relative_gap(state.params, fused.params) < 1e-6
+    assert state.step == 1
+
+    times = {name for name in metrics if name.startswith(("time/", "perf/"))}
+    assert times == {
+        "time/prepare",
+        "time/generation",
+        "time/logprob",
+        "time/train",
+        "perf/generation_tokens_per_s",
+        "perf/speedup_vs_autoregressive",
+    }
+    assert all(metrics[name] > 0 for name in times)
+    speed = int(rollout.lengths.sum()) / metrics["time/generation"]
+    np.testing.assert_allclose(metrics["perf/generation_tokens_per_s"], speed, rtol=1e-5)
+    assert metrics.keys() - times == fused.metrics.keys()
+    for name, value in fused.metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+    compiled = dict(probe._compiled)
+    state, _, _ = probe(state, make_prompts())
+    assert state.step == 2 and probe._compiled == compiled

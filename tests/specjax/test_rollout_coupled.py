@@ -1,0 +1,113 @@
+"""`coupled` and greedy rollouts in float32: the same tokens whatever is drafted, by whom, and in which slot."""
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.keys import seed_step
+from specjax.rollout import RolloutConfig
+from specjax.sampling import SamplingLaw
+from specjax.types import Prompts, Rollout
+from tests.tiny import WANDERING as WORLD
+
+GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
+DRAFTS = [
+    ("eagle3", "random", 0),
+    ("eagle3", "random", 1),
+    ("policy", "identical", 0),
+    ("policy", "adversarial", 0),
+]
+
+
+def config(k: int, verifier: str = "coupled", temperature: float = 0.8) -> RolloutConfig:
+    return RolloutConfig(
+        group_size=GROUP,
+        max_new_tokens=BUDGET,
+        draft_length=k,
+        verifier=verifier,
+        law=SamplingLaw(temperature=temperature),
+        stop_tokens=WORLD.stops,
+    )
+
+
+def assert_same(rollout: Rollout, other: Rollout) -> None:
+    for name in ("tokens", "lengths", "stopped"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
+    for name in ("law", "full"):
+        np.testing.assert_allclose(getattr(rollout, name), getattr(other, name), atol=1e-4, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Rollout:
+    return WORLD.rollout("none", "none", config(0), RUN)
+
+
+@pytest.fixture(scope="module")
+def greedy() -> Rollout:
+    return WORLD.rollout("none", "none", config(0, "rejection", 0.0), RUN)
+
+
+def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout):
+    """Samples differ, some stop at once, some later, some run into the budget, at several stop tokens."""
+    tokens, lengths, stopped = (np.asarray(x) for x in (plain.tokens, plain.lengths, plain.stopped))
+    assert len(np.unique(tokens, axis=0)) > 0.9 * len(tokens)
+    assert {1, BUDGET} < set(lengths.tolist())
+    assert len(set(tokens[stopped, lengths[stopped] - 1].tolist())) > 1
+    assert not stopped[lengths == BUDGET].all()
+    assert len(np.unique(greedy.tokens, axis=0)) > 3
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize("k", range(1, 5))
+def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
+    drafter, params, seed = draft
+    assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
+
+
+def test_coupled_tokens_depend_on_no_draft_vocabulary(plain: Rollout):
+    assert_same(WORLD.rollout("eagle3 reduced", "random reduced", config(2), RUN), plain)
+
+
+def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
+    rounds = [
+        int(np.sum(WORLD.rollout(drafter, params, config(4), RUN, seed).rounds)) for drafter, params, seed in DRAFTS
+    ]
+    assert rounds[2] < 0.4 * min(rounds[0], rounds[1], rounds[3])
+    assert len(set(rounds)) == len(rounds)
+    assert max(rounds) <= int(np.sum(plain.rounds))
+
+
+@pytest.mark.parametrize("drafter, draft, k", [("none", "none", 0), ("eagle3", "random", 3)])
+def test_tokens_depend_on_no_slot_order(plain: Rollout, drafter: str, draft: str, k: int):
+    order = np.array([3, 0, 5, 1, 4, 2])
+    permuted: Prompts = jax.tree.map(lambda x: x[order], WORLD.batch)
+    rollout = WORLD.program(drafter, config(k))(WORLD.params(draft), permuted, RUN)
+    rows = (order[:, None] * GROUP + np.arange(GROUP)).ravel()
+    assert_same(rollout, jax.tree.map(lambda x: x[rows] if len(x) == len(rows) else x, plain))
+
+
+def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
+    for run in (seed_step(3, 6), seed_step(4, 5)):
+        assert (WORLD.rollout("none", "none", config(0), run).tokens != plain.tokens).any(axis=1).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    "verifier, drafter, draft, k",
+    [
+        ("rejection", "eagle3", "random", 3),
+        ("rejection", "policy", "identical", 2),
+        ("rejection", "policy", "adversarial", 2),
+        ("coupled", "eagle3", "random", 3),
+    ],
+)
+def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, verifier: str, drafter: str, draft: str, k: int):
+    assert_same(WORLD.rollout(drafter, draft, config(k, verifier, 0.0), RUN), greedy)
+
+
+def test_greedy_takes_the_most_likely_tokens(greedy: Rollout):
+    prompts, lengths = WORLD.prompts, np.asarray(greedy.lengths)
+    for row, (length, tokens) in enumerate(zip(lengths, np.asarray(greedy.tokens), strict=True)):
+        prompt = prompts[row // GROUP]
+        logits = WORLD.logits(np.array([[*prompt, *tokens, *[0] * (8 - len(prompt))]]))[0]
+        best = logits[len(prompt) - 1 :].argmax(axis=-1)
+        np.testing.assert_array_equal(tokens[:length], best[:length])

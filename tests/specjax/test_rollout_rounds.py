@@ -1,0 +1,217 @@
+"""A rollout one round at a time: its caches, its log-probs, its budget and its counts."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.keys import seed_step
+from specjax.rollout import RolloutConfig, RoundState, admit, round_once
+from specjax.sampling import SamplingLaw
+from specjax.types import Cache, LayerCache, Params, Prompts, PyTree, Rollout
+from tests.exact import reference_law
+from tests.tiny import ENUMERABLE, WANDERING, light_jit
+
+GROUP, BUDGET, K = 4, 12, 3
+CONFIG = RolloutConfig(
+    group_size=GROUP,
+    max_new_tokens=BUDGET,
+    draft_length=K,
+    law=SamplingLaw(temperature=0.7, top_p=0.9),
+    stop_tokens=WANDERING.stops,
+)
+RUN = seed_step(6, 1)
+
+
+@pytest.fixture(scope="module")
+def history() -> list[RoundState]:
+    """The state after the prefill and after each round."""
+    world, drafter, params = WANDERING, WANDERING.drafters["eagle3"], WANDERING.params("random")
+
+    @light_jit
+    def begin(params: Params, prompts: Prompts) -> RoundState:
+        return admit(world.policy, drafter, params, prompts, RUN, CONFIG)
+
+    @light_jit
+    def advance(params: Params, state: RoundState) -> RoundState:
+        return round_once(world.policy, drafter, params, state, CONFIG, state.cache[0].k.shape[1])
+
+    states = [begin(params, world.batch)]
+    while not states[-1].done.all():
+        states.append(advance(params, states[-1]))
+    return [jax.tree.map(np.asarray, replace(state, keys=jax.random.key_data(state.keys))) for state in states]
+
+
+def sequences(state: RoundState) -> np.ndarray:
+    """Prompt and committed tokens of each row, zeros after."""
+    rows = np.zeros((len(state.prompt), WANDERING.batch.tokens.shape[1] + BUDGET), np.int32)
+    for i, row in enumerate(rows):
+        committed = [*WANDERING.prompts[i // GROUP], *state.tokens[i, : state.emitted[i]]]
+        row[: len(committed)] = committed
+    return rows
+
+
+@pytest.fixture(scope="module")
+def prefill() -> Callable[[np.ndarray], tuple[Cache, LayerCache, jax.Array]]:
+    """tokens [R, T] -> (the policy's cache, the head's cache, the features) of a fresh pass over them."""
+    world, drafter = WANDERING, WANDERING.drafters["eagle3"]
+
+    @light_jit
+    def fresh(params: Params, tokens: jax.Array) -> tuple[Cache, LayerCache, jax.Array]:
+        rows, length = tokens.shape
+        zeros = jnp.zeros(rows, jnp.int32)
+        output = world.policy.apply(params.policy, tokens, zeros, world.policy.init_cache(rows, length), None)
+        prompts = Prompts(tokens, jnp.full(rows, length), zeros)
+        head = drafter.start(params, prompts, output.features, length, 1).cache
+        return output.cache, head, output.features
+
+    return lambda tokens: jax.tree.map(np.asarray, fresh(WANDERING.params("random"), tokens))
+
+
+def assert_visible_equal(got: PyTree, expected: PyTree, visible: np.ndarray) -> None:
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        for row, length in enumerate(visible):
+            np.testing.assert_allclose(x[row, :length], y[row, :length], atol=1e-4)
+
+
+def test_the_rounds_are_ragged(history: list[RoundState]):
+    advances = np.diff([state.emitted for state in history], axis=0)
+    assert set(range(K + 1)) <= set(advances.ravel().tolist())
+    assert any(len(set(row.tolist())) > 2 for row in advances)
+    assert len(history) > 5
+
+
+def test_after_every_round_the_policy_cache_is_that_of_a_prefill(history: list[RoundState], prefill: Callable):
+    for state in history:
+        assert_visible_equal(state.cache, prefill(sequences(state))[0], state.prompt + state.emitted - 1)
+
+
+def test_after_every_round_the_draft_cache_is_made_of_true_features(history: list[RoundState], prefill: Callable):
+    """What the cache still lacks waits beside it: the features of the positions that follow, and their next tokens."""
+    for state in history:
+        tokens = sequences(state)
+        _, head, features = prefill(tokens)
+        length, waiting = state.draft.length, state.draft.waiting
+        assert_visible_equal(state.draft.cache, head, length)
+        np.testing.assert_array_equal((length + waiting)[~state.done], (state.prompt + state.emitted - 1)[~state.done])
+        for row, (at, count) in enumerate(zip(length, waiting, strict=True)):
+            np.testing.assert_allclose(state.draft.features[row, :count], features[row, at : at + count], atol=1e-4)
+            np.testing.assert_array_equal(state.draft.tokens[row, :count], tokens[row, at + 1 : at + count + 1])
+
+
+def test_finished_rows_stand_still(history: list[RoundState]):
+    for before, after in itertools.pairwise(history):
+        for name in ("emitted", "pending", "done", "stopped", "drafted", "accepted", "rounds"):
+            then, now = getattr(before, name), getattr(after, name)
+            np.testing.assert_array_equal(now[before.done], then[before.done], err_msg=name)
+
+
+def teacher_forced(rollout: Rollout, law: SamplingLaw) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs of each completion token under the processed law and under temperature alone; zero beyond the end."""
+    records = np.zeros((2, *rollout.tokens.shape))
+    for row, (tokens, length) in enumerate(zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)):
+        prompt = WANDERING.prompts[row // GROUP]
+        padding = WANDERING.batch.tokens.shape[1] - len(prompt)
+        logits = WANDERING.logits(np.array([[*prompt, *tokens, *[0] * padding]]))[0].astype(np.float64)
+        for t in range(length):
+            for record, used in zip(records, (law, SamplingLaw(law.temperature)), strict=True):
+                record[row, t] = np.log(reference_law(logits[len(prompt) - 1 + t], used)[tokens[t]])
+    return records[0], records[1]
+
+
+def rollout_of(state: RoundState) -> Rollout:
+    real = np.arange(BUDGET) < state.emitted[:, None]
+    tokens, law, full = (np.where(real, x[:, :BUDGET], 0) for x in (state.tokens, state.law, state.full))
+    return Rollout(
+        tokens=jnp.asarray(tokens), lengths=jnp.asarray(state.emitted), law=jnp.asarray(law), full=jnp.asarray(full)
+    )
+
+
+def test_log_probs_are_those_of_a_teacher_forced_forward(history: list[RoundState]):
+    rollout = rollout_of(history[-1])
+    law, full = teacher_forced(rollout, CONFIG.law)
+    np.testing.assert_allclose(rollout.law, law, atol=1e-4)
+    np.testing.assert_allclose(rollout.full, full, atol=1e-4)
+    assert (np.asarray(rollout.law) - np.asarray(rollout.full)).max() > 0.05
+
+
+def coupled(drafter: str, draft: str, k: int, budget: int = BUDGET) -> Rollout:
+    config = RolloutConfig(
+        group_size=GROUP,
+        max_new_tokens=budget,
+        draft_length=k,
+        verifier="coupled",
+        law=SamplingLaw(temperature=0.8),
+        stop_tokens=WANDERING.stops,
+    )
+    return WANDERING.rollout(drafter, draft, config, RUN)
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_the_budget_is_the_same_when_less_than_a_draft_is_left(budget: int):
+    longer, rollout = coupled("none", "none", 0), coupled("policy", "identical", K, budget)
+    np.testing.assert_array_equal(rollout.tokens, longer.tokens[:, :budget])
+    np.testing.assert_array_equal(rollout.lengths, np.minimum(longer.lengths, budget))
+    np.testing.assert_array_equal(rollout.stopped, np.asarray(longer.stopped) & (np.asarray(longer.lengths) <= budget))
+    assert int(rollout.trips[0]) == budget - 1
+    np.testing.assert_array_equal(np.asarray(rollout.drafted).sum(axis=0) > 0, np.arange(K) < budget - 1)
+
+
+def test_every_record_ends_with_its_row():
+    rollout = coupled("policy", "identical", 4)
+    beyond = np.arange(BUDGET) >= np.asarray(rollout.lengths)[:, None]
+    for record in (rollout.tokens, rollout.law, rollout.full):
+        assert record.shape == beyond.shape
+        assert not np.asarray(record)[beyond].any()
+
+
+def test_rows_end_inside_accepted_spans():
+    """With an identical draft every drafted token is accepted: rows are cut at stop tokens and at the budget."""
+    rollout = coupled("policy", "identical", 4)
+    lengths, stopped = np.asarray(rollout.lengths), np.asarray(rollout.stopped)
+    inside = lengths - 1 - np.asarray(rollout.accepted).sum(axis=1) < np.asarray(rollout.rounds)
+    assert (inside & stopped).any()
+    assert (inside & ~stopped).any()
+    plain = coupled("none", "none", 0)
+    np.testing.assert_array_equal(lengths, plain.lengths)
+    np.testing.assert_array_equal(stopped, plain.stopped)
+
+
+def read_counts(
+    tokens: list[int], table: tuple[int, ...], stops: tuple[int, ...], k: int, budget: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """(drafted, accepted, rounds) of one finished row whose every draft follows from its last token."""
+    drafted, accepted, rounds, at = np.zeros(k, int), np.zeros(k, int), 0, 1
+    while at < len(tokens):
+        rounds += 1
+        last, kept = tokens[at - 1], True
+        for i in range(min(k, budget - at)):
+            last = table[last]
+            drafted[i] += 1
+            kept = kept and at < len(tokens) and tokens[at] == last
+            if kept:
+                accepted[i] += 1
+                at += 1
+            if last in stops:
+                break
+        at += 1
+    return drafted, accepted, rounds
+
+
+def test_counts_are_those_of_a_slow_reading():
+    config = RolloutConfig(group_size=256, max_new_tokens=9, draft_length=K, stop_tokens=(2, 4))
+    rollout = ENUMERABLE.rollout("table", "none", config, RUN)
+    counts = [
+        read_counts(
+            tokens[:length].tolist(), ENUMERABLE.drafters["table"].table, config.stop_tokens, K, config.max_new_tokens
+        )
+        for tokens, length in zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
+    ]
+    for i, got in enumerate((rollout.drafted, rollout.accepted, rollout.rounds)):
+        np.testing.assert_array_equal(got, np.stack([row[i] for row in counts]))
+    assert int(rollout.trips[0]) == np.max(rollout.rounds)
+    assert (np.asarray(rollout.accepted).sum(axis=0) > 0).all()

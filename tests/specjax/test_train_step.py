@@ -1,0 +1,221 @@
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.drafters import NoDrafter
+from specjax.generate import place
+from specjax.keys import seed_step
+from specjax.loss import LossConfig
+from specjax.rollout import speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.train_step import StepResult, TrainConfig, TrainStep, init_train_state, make_train_step
+from specjax.types import Prompts, Rollout, TrainState
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    GROUP,
+    QUICKLY,
+    assert_same_bits,
+    count_fives,
+    last_gradients,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+    relative_gap,
+    state_on,
+)
+
+POLICY, DRAFTER = networks()
+MESH = mesh_of(1, 1, 1)
+
+
+def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompts], StepResult]:
+    program = step.lower(state, make_prompts()).compile(QUICKLY)
+    return lambda state, prompts: program(state, place(prompts, MESH))
+
+
+def copy(tree):
+    """Into host memory, beyond the reach of donation."""
+    return jax.tree.map(lambda x: np.array(x), tree)
+
+
+@pytest.fixture(scope="module")
+def step() -> TrainStep:
+    """Refuses to be traced a second time."""
+    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    return make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, rollout_fn)
+
+
+@pytest.fixture(scope="module")
+def first(step) -> tuple[TrainState, Rollout, dict]:
+    return copy(step(state_on(MESH), make_prompts()))
+
+
+def test_three_steps_trace_once_and_count_up(step, first) -> None:
+    state, seen = state_on(MESH), []
+    for done in range(3):
+        assert state.step == done
+        with jax.no_tracing():
+            state, rollout, metrics = step(state, make_prompts())
+        seen.append(np.asarray(rollout.tokens).tobytes())
+        assert all(np.isfinite(x) for x in metrics.values())
+    assert state.step == 3 and len(set(seen)) == 3
+
+
+def test_noise_differs_from_step_to_step_even_when_nothing_was_learnt(step, first) -> None:
+    later = replace(state_on(MESH), step=jax.device_put(jnp.int32(5), state_on(MESH).step.sharding))
+    _, rollout, _ = step(later, make_prompts())
+    assert (np.asarray(rollout.tokens) != first[1].tokens).any()
+
+
+def test_the_same_seed_and_step_reproduce_every_bit(step, first) -> None:
+    again = copy(step(state_on(MESH), make_prompts()))
+    assert_same_bits(again, first)
+
+
+def test_the_state_is_donated(step, first) -> None:
+    old = state_on(MESH)
+    new, _, _ = step(old, make_prompts())
+    assert all(x.is_deleted() for x in jax.tree.leaves(old))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+    assert jax.tree.map(lambda x: x.sharding, new) == jax.tree.map(lambda x: x.sharding, state_on(MESH))
+
+
+def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
+    state, rollout, metrics = first
+    start = copy(params_on(MESH))
+    assert relative_gap(state.params.policy, start.policy) > 1e-4
+    assert relative_gap(state.params.draft, start.draft) > 1e-4
+    assert metrics.keys() == {
+        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "groups/zero_variance"),
+        *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
+        *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
+        *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
+        *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
+        *("rollout/acceptance_rate_pos_2", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
+    }
+    assert all(x.shape == () for x in metrics.values())
+    assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))
+    assert metrics["rollout/logprob_gap_max"] < 1e-4 and abs(metrics["ratio/mean"] - 1) < 1e-5
+
+
+def test_measured_acceptance_is_what_the_training_batch_predicts(first) -> None:
+    """Position 1 of the drafts and the mean of sum(min(p, q)) over the training batch estimate the same number."""
+    _, _, metrics = first
+    assert abs(metrics["rollout/acceptance_rate_pos_1"] - metrics["draft/predicted_acceptance"]) < 0.1
+
+
+def test_draft_training_changes_no_bit_of_the_policys_gradient_and_off_freezes_it(first) -> None:
+    frozen = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, train_draft=False), MESH)
+    start = state_on(MESH, replace(CONFIG, train_draft=False))
+    state, rollout, metrics = frozen(start, make_prompts())
+    np.testing.assert_array_equal(rollout.tokens, first[1].tokens)
+    assert_same_bits(last_gradients(state).policy, last_gradients(first[0]).policy)
+    assert_same_bits(state.params.policy, first[0].params.policy)
+    assert_same_bits(state.params.draft, copy(params_on(MESH).draft))
+    assert first[2].keys() - metrics.keys() == {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
+
+
+def test_without_a_drafter_and_with_a_reference_policy() -> None:
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, draft_length=0), loss=LossConfig(kl_coefficient=0.1))
+    state = init_train_state(replace(params_on(MESH), draft={}), config, MESH, with_reference=True)
+    bare = compiled(make_train_step(POLICY, NoDrafter(), count_fives, config, MESH), state)
+    reference, divergence = copy(state.reference), []
+    for _ in range(2):
+        state, rollout, metrics = bare(state, make_prompts())
+        divergence.append(float(metrics["kl/reference"]))
+    assert divergence[0] < 1e-10 and divergence[1] > 1e-5
+    assert_same_bits(state.reference, reference)
+    assert metrics["rollout/acceptance_length"] == 1 and rollout.accepted.shape == (8 * GROUP, 0)
+    assert not metrics.keys() & {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
+
+
+def test_bfloat16_compute_keeps_float32_masters() -> None:
+    step = make_train_step(*networks("bfloat16"), count_fives, replace(CONFIG, microbatches=2), MESH)
+    # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        run = compiled(step, state_on(MESH))
+    state, rollout, metrics = run(state_on(MESH), make_prompts())
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert rollout.full.dtype == jnp.float32
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    assert relative_gap(state.params.policy, copy(params_on(MESH).policy)) > 1e-4
+    assert metrics["rollout/logprob_gap_mean"] < 0.05
+
+
+def best_half(policy, drafter, params, prompts, seed_step, config):
+    """Twice as many samples as asked for, of which a toy reward model keeps the better half of each group."""
+    asked = config.group_size
+    rollout = speculative_rollout(policy, drafter, params, prompts, seed_step, replace(config, group_size=2 * asked))
+    score = jnp.sum(rollout.tokens == 5, axis=1).reshape(-1, 2 * asked)
+    first = 2 * asked * jnp.arange(len(score))[:, None]
+    best = (first + jnp.argsort(-score, axis=1)[:, :asked]).ravel()
+    return Rollout(rollout.tokens[best], rollout.lengths[best])
+
+
+def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
+    assert len(inspect.getsource(best_half).splitlines()) <= 20
+    forked = make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, best_half)
+    state, rollout, metrics = compiled(forked, state_on(MESH))(state_on(MESH), make_prompts())
+
+    doubled = replace(CONFIG.rollout, group_size=2 * GROUP)
+    everything = jax.jit(
+        lambda params: speculative_rollout(POLICY, DRAFTER, params, make_prompts(), seed_step(7, 0), doubled),
+        compiler_options=QUICKLY,
+    )(params_on(MESH))
+    fives = np.sum(np.asarray(everything.tokens) == 5, axis=1).reshape(-1, 2 * GROUP)
+    kept = np.sum(np.asarray(rollout.tokens) == 5, axis=1).reshape(-1, GROUP)
+    np.testing.assert_array_equal(np.sort(kept), np.sort(fives)[:, GROUP:])
+
+    assert rollout.tokens.shape == (8 * GROUP, BUDGET)
+    assert all(getattr(rollout, name) is None for name in ("law", "full", "stopped", "drafted", "accepted", "rounds"))
+    assert {name for name in metrics if name.startswith("rollout/")} == {
+        "rollout/tokens",
+        "rollout/length_mean",
+        "rollout/length_max",
+    }
+    assert not any(name.startswith("ratio/") for name in metrics)
+    assert all(np.isfinite(x) for x in metrics.values()) and metrics["grad_norm/policy"] > 0
+    assert state.step == 1
+
+
+def test_prompts_that_do_not_divide_over_the_mesh_are_refused() -> None:
+    step = make_train_step(POLICY, DRAFTER, count_fives, CONFIG, mesh_of(8, 1, 1))
+    with pytest.raises(ValueError, match="prompts = 12: must be a multiple of the mesh's data x fsdp = 8"):
+        step(state_on(mesh_of(8, 1, 1)), make_prompts(12))
+
+
+def test_microbatches_that_do_not_divide_a_shard_are_refused() -> None:
+    step = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, microbatches=8), mesh_of(8, 1, 1))
+    with pytest.raises(ValueError, match="microbatches = 8: must divide the 4 sequences of a data shard"):
+        step.lower(state_on(mesh_of(8, 1, 1)), make_prompts())
+
+
+def test_a_kl_coefficient_without_a_reference_policy_is_refused() -> None:
+    config = replace(CONFIG, loss=LossConfig(kl_coefficient=0.1))
+    step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH)
+    with pytest.raises(ValueError, match="kl_coefficient = 0.1: the state has no reference policy"):
+        step.lower(state_on(MESH), make_prompts())
+
+
+@pytest.mark.parametrize(
+    "law", [SamplingLaw(top_k=5), SamplingLaw(top_p=0.9), SamplingLaw(min_p=0.1), SamplingLaw(temperature=0.0)]
+)
+def test_training_under_a_truncated_law_needs_the_flag(law: SamplingLaw) -> None:
+    rollout = replace(CONFIG.rollout, law=law)
+    with pytest.raises(ValueError, match="allow_truncated_law"):
+        TrainConfig(rollout=rollout)
+    assert TrainConfig(rollout=rollout, allow_truncated_law=True).rollout.law is law
+
+
+def test_no_microbatches_are_refused() -> None:
+    with pytest.raises(ValueError, match="microbatches = 0"):
+        TrainConfig(microbatches=0)
