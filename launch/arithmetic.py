@@ -1,10 +1,10 @@
 """The built-in task: sums with worked steps.
 
-prompt    7+5+9=
-solution  7+5=12
-          12+9=21
-          #21
-answer    21
+prompt    3+8+6+2=
+solution  11+6+2
+          17+2
+          #19
+answer    19
 """
 
 import random
@@ -43,12 +43,10 @@ def exact_answer(completion: str, answer: str) -> float:
 
 
 def _problem(terms: tuple[int, ...]) -> Problem:
-    total, steps = terms[0], []
-    for term in terms[1:]:
-        steps.append(f"{total}+{term}={total + term}")
-        total += term
+    steps = [(sum(terms[:done]), *terms[done:]) for done in range(2, len(terms))]
+    answer = str(sum(terms))
     return Problem(
         prompt="+".join(map(str, terms)) + "=",
-        answer=str(total),
-        solution="\n".join([*steps, f"#{total}"]),
+        answer=answer,
+        solution="\n".join(["+".join(map(str, step)) for step in steps] + [f"#{answer}"]),
     )

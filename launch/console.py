@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
@@ -47,7 +46,8 @@ def _line(step: int, values: Values) -> str:
 
 
 def _stages(values: Values) -> Table:
-    table = Table(*STAGES, "tokens/s", "speed-up", box=box.SIMPLE, title=STAGES_TITLE, title_justify="left")
+    columns = (Column(name, justify="right", no_wrap=True) for name in (*STAGES, "tokens/s", "speed-up"))
+    table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=STAGES_TITLE, title_justify="left")
     table.add_row(
         *(_show(values[f"time/{stage}"], ".3f") for stage in STAGES),
         _show(values["perf/generation_tokens_per_s"], ".0f"),

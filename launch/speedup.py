@@ -69,8 +69,8 @@ class Plan:
         seconds = time.perf_counter() - start
         tokens = sum(int(rollout.lengths.sum()) for rollout in rollouts)
         rows = sum(len(rollout.lengths) for rollout in rollouts)
-        verifications = sum(int(np.sum(rollout.rounds)) for rollout in rollouts)
-        trips = sum(int(np.max(rollout.trips)) for rollout in rollouts)
+        verifications = sum(int(np.sum(np.asarray(rollout.rounds))) for rollout in rollouts)
+        trips = sum(int(np.max(np.asarray(rollout.trips))) for rollout in rollouts)
         return Measurement(tokens, (tokens - rows) / max(verifications, 1), seconds, trips)
 
 

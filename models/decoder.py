@@ -68,7 +68,8 @@ class Decoder(nn.Module):
         head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")
         return PolicyOutput(
             logits=constrain(head(hidden), "batch", None, None),
-            features=jnp.concatenate(features, axis=-1) if features else x[..., :0],
+            # Pinned: its consumer's sharding would otherwise spread the whole residual stream over tensor.
+            features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,
             cache=None if cache is None else tuple(layers),
         )

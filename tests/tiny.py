@@ -107,18 +107,20 @@ class World:
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Teacher-forced, without a cache."""
-        return np.asarray(self.forward(tokens)[0])
+        return np.asarray(self._forward(self.policy_params, np.asarray(tokens, np.int32)))
+
+    def completion_logits(self, prompt: int, completion: np.ndarray) -> np.ndarray:
+        """The logits that each token of a completion was drawn from, [C, V]."""
+        tokens = [*self.prompts[prompt], *completion]
+        padding = [0] * (self.batch.tokens.shape[1] - len(self.prompts[prompt]))
+        start = len(self.prompts[prompt]) - 1
+        return self.logits(np.array([tokens + padding]))[0, start : start + len(completion)]
 
     @functools.cached_property
-    def forward(self) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
-        """(logits, features) of full rows of tokens."""
-
-        @jax.jit
-        def apply(params: PyTree, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-            output = self.policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32))
-            return output.logits, output.features
-
-        return lambda tokens: apply(self.policy_params, np.asarray(tokens, np.int32))
+    def _forward(self) -> Callable[[PyTree, np.ndarray], jax.Array]:
+        return light_jit(
+            lambda params, tokens: self.policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
+        )
 
     def rollout(self, drafter: str, draft: str, config: RolloutConfig, run: SeedStep, seed: int = 0) -> Rollout:
         """`speculative_rollout` with a drafter and a set of its parameters; compiled once a drafter and config."""

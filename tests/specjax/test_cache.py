@@ -33,10 +33,25 @@ def test_write_keeps_the_dtype_of_the_cache():
     assert not after.k[:, 1:].any()
 
 
-def test_mask_shows_each_token_the_positions_up_to_its_own():
+def test_a_decoding_token_sees_the_positions_up_to_its_own():
     start = np.array([0, 3, 5])
-    mask = np.asarray(kv.causal_mask(jnp.asarray(start), 4, 7))
+    view = kv.decode_view(jnp.asarray(start), 4, 7)
+    np.testing.assert_array_equal(view.positions, start[:, None] + np.arange(4))
+    np.testing.assert_array_equal(view.write, start)
+    mask = np.asarray(view.mask)
     assert mask.shape == (3, 4, 7)
     for row, query, key in np.ndindex(mask.shape):
         assert mask[row, query, key] == (key <= start[row] + query)
-    np.testing.assert_array_equal(kv.positions(jnp.asarray(start), 3), start[:, None] + np.arange(3))
+    uncached = kv.uncached_view(jnp.asarray(start), 4)
+    np.testing.assert_array_equal(uncached.positions, view.positions)
+    assert uncached.write is None and uncached.mask is None
+
+
+def test_an_unrolled_pass_sees_the_first_causally_and_the_later_ones_at_its_own_index():
+    rows, count, depth = 2, 4, 2
+    view = kv.unrolled_view(rows, count, depth)
+    np.testing.assert_array_equal(view.positions, np.tile(np.arange(count) + depth, (rows, 1)))
+    np.testing.assert_array_equal(view.write, np.full(rows, depth * count))
+    mask = np.asarray(view.mask).reshape(rows, count, depth + 1, count)
+    for row, query, made_in, key in np.ndindex(mask.shape):
+        assert mask[row, query, made_in, key] == (key <= query if made_in == 0 else key == query)

@@ -141,6 +141,9 @@ def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, ste
     used = collectives(loop)
     assert used
     assert not [line.line for line in used if not within_tensor(line.line, stepped(shape).mesh)]
+    # Two a layer, one after the embedding's lookup and one for the logits: the policy once, the draft at each step.
+    policy, draft = 2 * DECODER.num_layers + 2, CONFIG.rollout.draft_length * 4
+    assert len(used) <= policy + draft
 
 
 @pytest.mark.parametrize("shape", MICROBATCHES)

@@ -1,14 +1,16 @@
 """`coupled` and greedy rollouts in float32: the same tokens whatever is drafted, by whom, and in which slot."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.keys import seed_step
+from specjax.keys import SeedStep, coupled_gumbel, seed_step, sequence_keys
 from specjax.rollout import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
+from tests.tiny import light_jit
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
 DRAFTS = [
@@ -57,6 +59,22 @@ def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout)
     assert len(np.unique(greedy.tokens, axis=0)) > 3
 
 
+def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
+    """The largest of the policy's law plus the noise of the token's own position, whatever came before."""
+
+    @light_jit
+    def noise_of(batch: Prompts, run: SeedStep) -> jax.Array:
+        ids, starts = (jnp.repeat(x, GROUP) for x in (batch.id, batch.lengths))
+        keys = sequence_keys(run, ids, jnp.tile(jnp.arange(GROUP), len(batch.id)))
+        return coupled_gumbel(keys, starts, BUDGET, WORLD.vocab)
+
+    noise = np.asarray(noise_of(WORLD.batch, RUN))
+    for row, (length, tokens) in enumerate(zip(plain.lengths.tolist(), np.asarray(plain.tokens), strict=True)):
+        logits = WORLD.completion_logits(row // GROUP, tokens)
+        drawn = (logits / 0.8 + noise[row]).argmax(axis=-1)
+        np.testing.assert_array_equal(tokens[:length], drawn[:length])
+
+
 @pytest.mark.parametrize("draft", DRAFTS, ids=str)
 @pytest.mark.parametrize("k", range(1, 5))
 def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
@@ -77,13 +95,16 @@ def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
     assert max(rounds) <= int(np.sum(plain.rounds))
 
 
-@pytest.mark.parametrize("drafter, draft, k", [("none", "none", 0), ("eagle3", "random", 3)])
-def test_tokens_depend_on_no_slot_order(plain: Rollout, drafter: str, draft: str, k: int):
+@pytest.mark.parametrize(
+    "verifier, drafter, k", [("coupled", "none", 0), ("coupled", "eagle3", 3), ("rejection", "eagle3", 3)]
+)
+def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int):
+    program, params = WORLD.program(drafter, config(k, verifier)), WORLD.params("random" if k else "none")
     order = np.array([3, 0, 5, 1, 4, 2])
     permuted: Prompts = jax.tree.map(lambda x: x[order], WORLD.batch)
-    rollout = WORLD.program(drafter, config(k))(WORLD.params(draft), permuted, RUN)
     rows = (order[:, None] * GROUP + np.arange(GROUP)).ravel()
-    assert_same(rollout, jax.tree.map(lambda x: x[rows] if len(x) == len(rows) else x, plain))
+    rollout = program(params, WORLD.batch, RUN)
+    assert_same(program(params, permuted, RUN), jax.tree.map(lambda x: x[rows] if len(x) == len(rows) else x, rollout))
 
 
 def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
@@ -105,9 +126,6 @@ def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, verifier: str, drafte
 
 
 def test_greedy_takes_the_most_likely_tokens(greedy: Rollout):
-    prompts, lengths = WORLD.prompts, np.asarray(greedy.lengths)
-    for row, (length, tokens) in enumerate(zip(lengths, np.asarray(greedy.tokens), strict=True)):
-        prompt = prompts[row // GROUP]
-        logits = WORLD.logits(np.array([[*prompt, *tokens, *[0] * (8 - len(prompt))]]))[0]
-        best = logits[len(prompt) - 1 :].argmax(axis=-1)
+    for row, (length, tokens) in enumerate(zip(greedy.lengths.tolist(), np.asarray(greedy.tokens), strict=True)):
+        best = WORLD.completion_logits(row // GROUP, tokens).argmax(axis=-1)
         np.testing.assert_array_equal(tokens[:length], best[:length])

@@ -114,12 +114,10 @@ def teacher_forced(rollout: Rollout, law: SamplingLaw) -> tuple[np.ndarray, np.n
     """Log-probs of each completion token under the processed law and under temperature alone; zero beyond the end."""
     records = np.zeros((2, *rollout.tokens.shape))
     for row, (tokens, length) in enumerate(zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)):
-        prompt = WANDERING.prompts[row // GROUP]
-        padding = WANDERING.batch.tokens.shape[1] - len(prompt)
-        logits = WANDERING.logits(np.array([[*prompt, *tokens, *[0] * padding]]))[0].astype(np.float64)
+        logits = WANDERING.completion_logits(row // GROUP, tokens).astype(np.float64)
         for t in range(length):
             for record, used in zip(records, (law, SamplingLaw(law.temperature)), strict=True):
-                record[row, t] = np.log(reference_law(logits[len(prompt) - 1 + t], used)[tokens[t]])
+                record[row, t] = np.log(reference_law(logits[t], used)[tokens[t]])
     return records[0], records[1]
 
 

@@ -98,9 +98,9 @@ def emitted_laws(p: Tree, drawn: Tree, lengths: np.ndarray, verified: Tree | Non
     weight = np.prod([level[tuple(drafts[:, : i + 1].T)] for i, level in enumerate(drawn[:k])], axis=0)
     log_p, log_q = logs(p, drafts), logs((verified or drawn)[:k], drafts)
     cases = len(lengths)
-    stop, residual = stops_and_residuals(
-        np.tile(log_p, (cases, 1, 1)), np.tile(log_q, (cases, 1, 1)), np.tile(drafts, (cases, 1)), lengths.ravel()
-    )
+    log_p, log_q = (jnp.asarray(np.tile(x, (cases, 1, 1))) for x in (log_p, log_q))
+    rows = jnp.asarray(np.tile(drafts, (cases, 1)))
+    stop, residual = stops_and_residuals(log_p, log_q, rows, jnp.asarray(lengths.ravel()))
     stop = np.asarray(stop, np.float64).reshape(cases, len(drafts), k + 1)
     residual = np.exp(np.asarray(residual, np.float64)).reshape(cases, len(drafts), k + 1, vocab)
     assert not stop[np.arange(k + 1) > lengths[..., None]].any()

@@ -1,0 +1,100 @@
+"""Answer a prompt: `python -m launch.generate CONFIG --prompt TEXT [--checkpoint DIR]`."""
+
+import itertools
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from launch.cli import parse_run_and, run_program, use_compile_cache
+from launch.data import Problem
+from launch.errors import ConfigError
+from launch.pipeline import PromptTable, fixed_batches
+from launch.run_directory import CHECKPOINTS
+from launch.setup import Setup, set_up
+from specjax.checkpoint import Checkpointer
+from specjax.generate import make_generate
+from specjax.keys import seed_step
+from specjax.mesh import batch_shards
+from specjax.metrics import rollout_metrics
+from specjax.types import Params, Rollout
+
+console = Console(highlight=False, soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateArgs:
+    """Options of launch.generate alone.
+
+    Attributes:
+        prompt:     what to answer.
+        checkpoint: the directory of a run, whose newest save is used; None takes the networks as the recipe starts
+                    them.
+        samples:    how many answers.
+    """
+
+    prompt: str
+    checkpoint: str | None = None
+    samples: int = 1
+
+
+def main(argv: list[str]) -> int:
+    """Print the answers, and how they came about."""
+    use_compile_cache()
+    config, own = parse_run_and(
+        GenerateArgs, argv, "python -m launch.generate", "Answer a prompt by speculative decoding."
+    )
+    if own.samples < 1:
+        raise ConfigError(f"samples = {own.samples}: must be at least 1")
+    if own.checkpoint is None and config.model.path is None:
+        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+    setup = set_up(config)
+    params = setup.networks.params if own.checkpoint is None else _saved(Path(own.checkpoint), setup.networks.params)
+    rollout, seconds = _generate(setup, params, own)
+    rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
+    # What follows the samples belongs to prompts that only fill up the mesh.
+    for tokens, length in itertools.islice(rows, own.samples):
+        console.print(setup.tokenizer.decode(tokens[:length].tolist()), end="\n\n")
+    console.print(_summary(rollout, seconds))
+    return 0
+
+
+def _saved(directory: Path, params: Params) -> Params:
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+    if not (directory / CHECKPOINTS).is_dir():
+        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
+    try:
+        with Checkpointer(directory / CHECKPOINTS) as saves:
+            return saves.restore_params(abstract)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint: {error}") from error
+
+
+def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout, float]:
+    """The rollout of one prompt, and the seconds it took once compiled."""
+    limit = setup.config.data.max_prompt_tokens
+    table = PromptTable.build([Problem(prompt=own.prompt, answer="")], setup.tokenizer, limit)
+    if table.dropped:
+        raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
+    (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
+    networks = setup.networks
+    config = replace(setup.train.rollout, group_size=own.samples)
+    generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
+    noise = seed_step(setup.config.seed, 0)
+    jax.block_until_ready(generate(params, prompts, noise))
+    start = time.perf_counter()
+    rollout = jax.block_until_ready(generate(params, prompts, noise))
+    return rollout, time.perf_counter() - start
+
+
+def _summary(rollout: Rollout, seconds: float) -> str:
+    metrics = rollout_metrics(rollout)
+    tokens, alpha = float(metrics["rollout/tokens"]), float(metrics["rollout/acceptance_length"])
+    return f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s), {alpha:.2f} tokens a round"
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

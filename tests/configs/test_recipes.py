@@ -1,0 +1,134 @@
+import json
+import math
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from configs.schema import RunConfig
+from launch.build import build_problems
+from launch.cli import load_recipe, recipes
+from launch.errors import ConfigError
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3
+from models.layers import init_cache
+from models.params import Init, abstract_params
+from specjax.mesh import AXES, spec
+from specjax.optimizer import make_optimizers
+from specjax.types import PyTree
+
+GIB = 2**30
+GPU_BYTES = 141e9
+
+QWEN3_8B = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    qk_norm=True,
+    rope_theta=1e6,
+    dtype="bfloat16",
+    feature_layers=eagle3_feature_layers(36),
+)
+HEAD = Eagle3Config(
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    dtype="bfloat16",
+    feature_size=3 * 4096,
+    draft_vocab_size=151_936,
+)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipe(name: str):
+    config = load_recipe(name)
+    assert config.name == name
+    assert json.loads(json.dumps(asdict(config)))["steps"] == config.steps
+    rollout = config.train_config().rollout
+    shards = config.mesh.data * config.mesh.fsdp
+    assert config.data.prompts % shards == 0
+    assert config.data.prompts // shards * rollout.group_size % config.microbatches == 0
+    assert "17" in config.data.instruction.format(prompt="17")
+
+
+def test_gsm8k_finds_its_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SPECJAX_DATA", str(tmp_path))
+    config = load_recipe("gsm8k")
+    assert (config.data.train, config.data.held_out) == (
+        str(tmp_path / "gsm8k" / "train.jsonl"),
+        str(tmp_path / "gsm8k" / "test.jsonl"),
+    )
+    (tmp_path / "gsm8k").mkdir()
+    for name in ("train", "test"):
+        line = {"question": f"How many in {name}?", "answer": "Two and two.\n#### 4"}
+        (tmp_path / "gsm8k" / f"{name}.jsonl").write_text(json.dumps(line))
+    problems = build_problems(config)
+    assert [(problem.prompt, problem.answer) for problem in problems.train] == [("How many in train?", "4")]
+    assert problems.held_out[0].prompt == "How many in test?"
+
+
+@pytest.mark.parametrize("name", ["qwen3_8b_rl_zero", "qwen3_8b_rl_think"])
+def test_data_is_given_by_the_user(name: str):
+    with pytest.raises(ConfigError, match="^data.train = None: must be a JSONL file of problems$"):
+        build_problems(load_recipe(name))
+
+
+def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> float:
+    """GiB of a network's float32 parameters on each device, sharded over the axes `along` alone."""
+    boxed = jax.eval_shape(init, jax.random.key(0))
+
+    def of(x: jax.ShapeDtypeStruct, logical: PartitionSpec) -> float:
+        partition = spec(tuple(logical), x.shape, mesh)
+        axes = [axis for entry in partition for axis in (entry if isinstance(entry, tuple) else (entry,))]
+        return 4 * x.size / math.prod(mesh.shape[axis] for axis in axes if axis in along)
+
+    return sum(jax.tree.leaves(jax.tree.map(of, nn.unbox(boxed), nn.get_partition_spec(boxed)))) / GIB
+
+
+def cache_size(config: RunConfig) -> float:
+    """GiB of both networks' caches on each device."""
+    rollout, mesh = config.rollout, config.mesh
+    rows = config.data.prompts * rollout.group_size // (mesh.data * mesh.fsdp)
+    length = config.data.max_prompt_tokens + rollout.max_new_tokens + rollout.draft_length + 1
+    caches = jax.eval_shape(lambda: (make_policy(QWEN3_8B).init_cache(rows, length), init_cache(HEAD, rows, length)))
+    assert HEAD.num_kv_heads % mesh.tensor == 0
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches)) / mesh.tensor / GIB
+
+
+@pytest.mark.parametrize(
+    "name, state, gradients, copy, caches",
+    [("qwen3_8b_rl_zero", 13, 4, 2, 37), ("qwen3_8b_rl_think", 6, 2, 2, 28)],
+)
+def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, copy: int, caches: int):
+    """Against the GiB a device that the recipe's docstring names."""
+    config = load_recipe(name)
+    mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    networks = partial(init_decoder, QWEN3_8B), partial(init_eagle3, HEAD)
+    assert count(abstract_params(networks[0])) == 8_190_735_360
+    optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer)
+    for init, optimizer in zip(networks, (optimizers.policy, optimizers.draft), strict=True):
+        params = abstract_params(init)
+        moments = jax.eval_shape(optimizer.init, params)
+        assert count([x for x in jax.tree.leaves(moments) if x.ndim]) == 2 * count(params)
+
+    master = sum(shares(init, mesh) for init in networks)
+    narrow = sum(shares(init, mesh, along=("tensor",)) for init in networks) / 2
+    found = 3 * master, master, narrow, cache_size(config)
+    assert tuple(map(round, found)) == (state, gradients, copy, caches)
+    generating, training = 3 * master + narrow + cache_size(config), 5 * master + narrow
+    assert max(generating, training) * GIB < 0.5 * GPU_BYTES, "no room for activations"
+
+
+def count(tree: PyTree) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))
