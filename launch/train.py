@@ -77,6 +77,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                     record.wait()
                     record.finish({"eval/accuracy": evaluate(state.params)})
                 if _due(number, config.checkpoint.every) or (config.checkpoint.every and number == config.steps):
+                    # Logged first: a run killed behind the save resumes behind this step's line.
+                    record.finish()
                     saves.save(number, state, pipeline.get_state(), {"accuracy_before": before})
             record.finish()
     if before is not None:

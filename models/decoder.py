@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens [B, T], start [B], cache, window -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
+    """tokens [B, T], start [B], cache, window, only -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
 
     config: DecoderConfig
 
@@ -39,6 +39,7 @@ class Decoder(nn.Module):
         start: Int[Array, "B"],
         cache: Cache | None = None,
         window: int | None = None,
+        only: Int[Array, "B"] | None = None,
     ) -> PolicyOutput:
         c = self.config
         embed = nn.Embed(
@@ -65,9 +66,10 @@ class Decoder(nn.Module):
             x, layer = Block(c, name=f"layer_{i}")(x, None if cache is None else cache[i], view)
             layers.append(layer)
         hidden = RMSNorm(c, name="norm")(x)
+        read = hidden if only is None else jnp.take_along_axis(hidden, only[:, None, None], axis=1)
         head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")
         return PolicyOutput(
-            logits=constrain(head(hidden), "batch", None, None),
+            logits=constrain(head(read), "batch", None, None),
             # Pinned: its consumer's sharding would otherwise spread the whole residual stream over tensor.
             features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,

@@ -104,11 +104,9 @@ def admit(
     length = width + config.max_new_tokens + k + 1
     cache = policy.init_cache(count, length)
     with jax.named_scope("prefill"):
-        output = policy.apply(params.policy, prompts.tokens, jnp.zeros(count, jnp.int32), cache)
+        start, final = jnp.zeros(count, jnp.int32), prompts.lengths - 1
+        output = policy.apply(params.policy, prompts.tokens, start, cache, width, final)
         draft = drafter.start(params, prompts, output.features, length, k + 1) if k else ()
-
-    def last(x: Float[Array, "N P d"]) -> Float[Array, "R 1 d"]:
-        return group(jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1))
 
     def group(x: Array) -> Array:
         return jnp.repeat(x, samples, axis=0)
@@ -133,9 +131,8 @@ def admit(
         trips=jnp.int32(0),
     )
     noise = VERIFIERS[config.verifier].noise(state.keys, state.prompt, 0, policy.vocab_size)
-    return _commit(
-        state, drafter, last(output.logits), last(output.features), _no_proposal(state, policy), noise, config
-    )
+    features = group(jnp.take_along_axis(output.features, final[:, None, None], axis=1))
+    return _commit(state, drafter, group(output.logits), features, _no_proposal(state, policy), noise, config)
 
 
 def rounds(

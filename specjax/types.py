@@ -93,10 +93,10 @@ class PolicyOutput:
 class Policy:
     """A causal language model as functions.
 
-    apply:      (params, tokens [B, T], start [B], cache or None, window or None) -> PolicyOutput. Row b holds
+    apply:      (params, tokens [B, T], start [B], cache=None, window=None, only=None) -> PolicyOutput. Row b holds
                 positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
                 attends to the cached positions up to its own, of which the first `window` are looked at; without,
-                to the earlier tokens of its own row.
+                to the earlier tokens of its own row. With only [B], logits are [B, 1, V]: of that token of each row.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
     dtype:      the compute dtype, to which the rollout casts the parameters once a step.

@@ -252,7 +252,7 @@ def block(by_position: Array) -> Verifier:
 
 @pytest.fixture(scope="module")
 def block_rollouts() -> Callable[[Params, int, int], Rollout]:
-    return rollouts(PolicyDrafter(WORLD.policy), config(PLAIN, draws=2 * DRAWS), block)
+    return rollouts(PolicyDrafter(WORLD.policy), config(PLAIN, draws=3 * DRAWS), block)
 
 
 @pytest.mark.parametrize("by_position", [0, 1])
