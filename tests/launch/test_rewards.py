@@ -15,6 +15,7 @@ from launch.data import Problem
 from launch.errors import ConfigError
 from launch.rewards import HostScorer, RewardPool
 from launch.tokenizers import ByteTokenizer
+from tests.launch.processes import alive, gone
 
 HERE = Path(__file__).parent
 TIME_LIMIT_S = 2.0
@@ -26,21 +27,6 @@ def pool():
         patch.syspath_prepend(HERE)
         with RewardPool("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S) as pool:
             yield pool
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, zombies aside."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int], within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(map(alive, pids))
 
 
 def score(pool: RewardPool, *completions: str) -> list[float]:

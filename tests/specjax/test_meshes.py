@@ -181,6 +181,7 @@ def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
     for name, value in fused.metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
-    compiled = dict(probe._compiled)
-    state, _, _ = probe(state, make_prompts())
-    assert state.step == 2 and probe._compiled == compiled
+    prompts = make_prompts()
+    with jax.no_tracing():
+        state, _, _ = probe(state, prompts)
+    assert state.step == 2

@@ -1,0 +1,62 @@
+"""A random policy with a tokenizer in Hugging Face layout, and problems as GSM8K words them, all very small."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+
+from models.config import DecoderConfig
+from models.decoder import init_decoder
+from models.hf_export import save_policy
+from models.params import init_params
+from specjax.mesh import MeshConfig, make_mesh
+
+# Answers are 1, 2 or 3, so that a policy which knows nothing is right now and then.
+WORDS = ("<eos>", "<user>", "<bot>", "<unk>", "and", "?", "1", "2", "3")
+TEMPLATE = (
+    "{% for message in messages %}<user> {{ message.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<bot> {% endif %}"
+)
+
+
+def write_checkpoint(directory: Path, words: Sequence[str] = WORDS, num_layers: int = 2) -> None:
+    """A Qwen3 policy and a tokenizer of whole `words`; skips the test where what writes them is missing."""
+    pytest.importorskip("safetensors")
+    pytest.importorskip("transformers")
+    config = DecoderConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=num_layers,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        qk_norm=True,
+        tie_embeddings=True,
+    )
+    params = init_params(partial(init_decoder, config), jax.random.key(0), make_mesh(MeshConfig()))
+    save_policy(directory, params, config)
+    write_tokenizer(directory, words)
+
+
+def write_tokenizer(directory: Path, words: Sequence[str]) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens(["<eos>", "<user>", "<bot>", "<unk>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_problems(path: Path, answers: Sequence[str]) -> None:
+    """A problem an answer, none like another."""
+    lines = [
+        {"question": " and ".join("123"[(i // 3**place) % 3] for place in range(4)) + " ?", "answer": f"So\n#### {answer}"}
+        for i, answer in enumerate(answers)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
