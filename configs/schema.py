@@ -14,6 +14,12 @@ from specjax.rollout import RolloutConfig
 from specjax.train_step import TrainConfig
 
 
+def _at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The policy.
@@ -152,6 +158,9 @@ class EvalConfig:
     prompts: int = 64
     samples: int = 1
 
+    def __post_init__(self) -> None:
+        _at_least_one(self, "prompts", "samples")
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -164,6 +173,9 @@ class CheckpointConfig:
 
     every: int = 50
     keep: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "keep")
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,14 @@ class SpeedupConfig:
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4)
     prompts: int = 128
     repeats: int = 5
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "prompts", "repeats")
+        for name in ("slots", "draft_lengths"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise ValueError(f"{name} = {getattr(self, name)}: each must be at least 1")
+        if self.slots and not self.draft_lengths:
+            raise ValueError("draft_lengths = (): must name one to compare with, or slots be empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +239,9 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "steps")
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""

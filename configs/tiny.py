@@ -4,6 +4,7 @@ from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
+    DraftConfig,
     EvalConfig,
     ModelConfig,
     RewardConfig,
@@ -17,7 +18,8 @@ from specjax.rollout import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=60,
+    steps=90,
+    probe_every=45,
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
@@ -31,6 +33,7 @@ config = RunConfig(
         ),
         dtype="float32",
     ),
+    draft=DraftConfig(intermediate_size=320, head_dim=32),
     data=DataConfig(
         tokenizer="characters",
         prompts=16,
@@ -38,11 +41,11 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=5, max_value=9),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=8, max_new_tokens=40, draft_length=3),
-    policy_optimizer=OptimizerConfig(learning_rate=2e-4, b2=0.98, warmup_steps=5),
-    draft_optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
-    warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
-    eval=EvalConfig(every=20, prompts=256),
-    checkpoint=CheckpointConfig(every=30),
-    speedup=SpeedupConfig(slots=(32, 128, 256), draft_lengths=(2, 3, 4), prompts=256),
+    rollout=RolloutConfig(group_size=8, max_new_tokens=32, draft_length=3),
+    policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=5),
+    draft_optimizer=OptimizerConfig(learning_rate=1.5e-2, b2=0.95, warmup_steps=5),
+    warmup=WarmupConfig(steps=250, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    eval=EvalConfig(every=30, prompts=256),
+    checkpoint=CheckpointConfig(every=45),
+    speedup=SpeedupConfig(slots=(64, 256), draft_lengths=(3, 5), prompts=256),
 )

@@ -131,7 +131,9 @@ def _one_line(box: str, root: str) -> str:
     """What a box of tyro's says, without the frame and the help text; in tyro's words where it says something new."""
     plain = Text.from_ansi(box).plain
     rows = re.findall(r"^[│|](.*)[│|]$", plain, re.MULTILINE)
-    first, *rest = re.split(r"\n *[─-]+ *\n", "\n".join(rows) or plain)
+    parts = re.split(r"\n *[─-]+ *\n", "\n".join(rows) or plain)
+    # Where the terminal has no characters to frame a box with, its title is a part of its own.
+    first, *rest = parts[1:] if len(parts) > 1 and not rows else parts
     message, hints = " ".join(first.split()), [row.strip() for part in rest for row in part.splitlines()]
     if invalid := re.match(r"Error parsing (\S+): (.*?)(?: Got errors:.*)?$", message):
         name, reason = invalid.groups()

@@ -126,19 +126,33 @@ def supervised_batch(
     """
     if not 0 < batch_size <= len(problems):
         raise ConfigError(f"batch_size={batch_size}: must be between 1 and {len(problems)}, the problems there are")
-    rows, prompt_lengths = [], []
-    for pick in np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False):
-        problem = problems[pick]
-        if problem.solution is None:
-            raise ConfigError(f"problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
-        prompt = tokenizer.chat(problem.prompt)
-        row = [*prompt, *tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
-        if len(row) > length:
-            raise ConfigError(f"length={length}: problem {pick} takes {len(row)} tokens with its solution")
-        rows.append(row)
-        prompt_lengths.append(len(prompt))
-    tokens, lengths = _pad(rows, length)
-    return SupervisedBatch(tokens, lengths, np.asarray(prompt_lengths, np.int32))
+    picks = np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False)
+    pairs = [_supervised(problems, pick, tokenizer, length) for pick in picks]
+    tokens, lengths = _pad([prompt + solution for prompt, solution in pairs], length)
+    return SupervisedBatch(tokens, lengths, np.asarray([len(prompt) for prompt, _ in pairs], np.int32))
+
+
+def check_supervised(problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int) -> None:
+    """Raise what `supervised_batch` would raise, sooner or later, of these problems."""
+    supervised_batch(problems, tokenizer, batch_size, length, seed=0, step=0)
+    for pick in range(len(problems)):
+        _supervised(problems, pick, tokenizer, length)
+
+
+def _supervised(
+    problems: Sequence[Problem], pick: int, tokenizer: Tokenizer, length: int
+) -> tuple[list[int], list[int]]:
+    """The tokens of a problem's prompt, and of its solution with the stop token."""
+    problem = problems[pick]
+    if problem.solution is None:
+        raise ConfigError(f"problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
+    prompt = tokenizer.chat(problem.prompt)
+    solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
+    if len(prompt) + len(solution) > length:
+        raise ConfigError(
+            f"length={length}: problem {pick} takes {len(prompt) + len(solution)} tokens with its solution"
+        )
+    return prompt, solution
 
 
 def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:

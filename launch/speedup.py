@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from configs.schema import SpeedupConfig
+from configs.schema import DraftConfig, SpeedupConfig
+from launch.errors import ConfigError
 from launch.pipeline import PromptTable
 from specjax.drafters import Drafter
 from specjax.generate import make_generate, place
@@ -88,6 +89,23 @@ class Speedup:
     speedup: float
     alpha: float
     cost: float
+
+
+def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, shards: int) -> None:
+    """Raise ConfigError where plans of these options could not be made, or would not generate the same prompts."""
+    if not options.slots:
+        return
+    if draft.kind == "none":
+        raise ConfigError(f"speedup.slots = {options.slots}: must be empty with draft.kind none")
+    usable = len(table.rows)
+    if options.prompts > usable:
+        raise ConfigError(f"speedup.prompts = {options.prompts}: must be at most {usable}, the usable held-out prompts")
+    for slots in options.slots:
+        if options.prompts % slots or slots % shards:
+            raise ConfigError(
+                f"speedup.slots = {options.slots}: each must divide speedup.prompts = {options.prompts} "
+                f"and be a multiple of mesh.data x mesh.fsdp = {shards}"
+            )
 
 
 def compare_plans(

@@ -1,6 +1,7 @@
 """Text to token ids and back."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -115,6 +116,8 @@ class HuggingFaceTokenizer:
 def _load(directory: Path) -> Any:
     if not directory.is_dir():
         raise ConfigError(f"tokenizer: no directory {str(directory)!r}")
+    # Of transformers we use the tokenizers alone: that it finds no PyTorch is no news.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
     except ImportError:

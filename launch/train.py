@@ -12,11 +12,11 @@ from launch.cli import parse_run, run_program, use_compile_cache
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
-from launch.pipeline import PromptPipeline, fixed_batches
+from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.run_directory import CHECKPOINTS, open_run
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
-from launch.speedup import compare_plans, print_speedup
+from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.warmup import warm_up
 from specjax.checkpoint import Checkpointer
 from specjax.mesh import batch_shards
@@ -47,14 +47,17 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     """The run: warm-up or resume, the steps, the closing comparison."""
     config, networks, mesh = setup.config, setup.networks, setup.mesh
     table = setup.table()
-    if table.dropped:
-        console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
     pipeline = PromptPipeline(table, config.data.prompts, config.seed)
     evaluate = _evaluator(setup, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, setup.train, mesh
     step, probe = make_train_step(*parts), ProbeStep(*parts)
+    if config.warmup.steps and not config.resume:
+        check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
+    check_plans(config.speedup, setup.table(held_out=True), config.draft, batch_shards(mesh))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
+    if table.dropped:
+        console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep) as saves:
         if config.resume:
             state, first, before = _resumed(setup, saves, pipeline)
@@ -108,8 +111,13 @@ class StepRecord:
 
     def dispatched(self, number: int, start: float, metrics: dict[str, Any]) -> None:
         """Step `number`, begun at `start`, is on the device: the one before it can be logged."""
-        self.finish()
-        self._pending = number, start, metrics
+        self.wait()
+        previous, self._pending = self._pending, (number, start, metrics)
+        # Where calling a step runs it to its end, as on CPU, the next one would only count as a part of this one.
+        arrays = (x for x in metrics.values() if isinstance(x, jax.Array))
+        if all(x.is_ready() for x in arrays):  # pyright: ignore[reportAttributeAccessIssue]
+            self.wait()
+        self._log(previous)
 
     def wait(self) -> None:
         """Let the step last dispatched end, so that what follows is not counted as its time."""
@@ -124,14 +132,21 @@ class StepRecord:
     def finish(self, more: dict[str, float] | None = None) -> None:
         """Log the step last dispatched, with what was measured after it."""
         self.wait()
-        if self._pending is not None:
-            number, _, metrics = self._pending
+        self._log(self._pending, more)
+        self._pending = None
+
+    def _log(self, step: tuple[int, float, dict[str, Any]] | None, more: dict[str, float] | None = None) -> None:
+        if step is not None:
+            number, _, metrics = step
             self._logger.log(number, metrics | (more or {}))
-            self._pending = None
 
 
 def _due(number: int, every: int) -> bool:
     return every > 0 and number % every == 0
+
+
+def _warmup_length(setup: Setup) -> int:
+    return setup.config.data.max_prompt_tokens + setup.config.rollout.max_new_tokens
 
 
 def _warmed_up(setup: Setup) -> TrainState:
@@ -142,7 +157,7 @@ def _warmed_up(setup: Setup) -> TrainState:
             params.policy,
             setup.problems.train,
             setup.tokenizer,
-            config.data.max_prompt_tokens + config.rollout.max_new_tokens,
+            _warmup_length(setup),
             config.warmup,
             config.seed,
             setup.mesh,

@@ -40,6 +40,11 @@ class MeshConfig:
     fsdp: int = 1
     tensor: int = 1
 
+    def __post_init__(self) -> None:
+        for name in AXES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.data, self.fsdp, self.tensor

@@ -56,7 +56,10 @@ def write_tokenizer(directory: Path, words: Sequence[str]) -> None:
 def write_problems(path: Path, answers: Sequence[str]) -> None:
     """A problem an answer, none like another."""
     lines = [
-        {"question": " and ".join("123"[(i // 3**place) % 3] for place in range(4)) + " ?", "answer": f"So\n#### {answer}"}
+        {
+            "question": " and ".join("123"[(i // 3**place) % 3] for place in range(4)) + " ?",
+            "answer": f"So\n#### {answer}",
+        }
         for i, answer in enumerate(answers)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

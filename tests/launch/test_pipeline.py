@@ -6,7 +6,7 @@ import pytest
 from launch.arithmetic import arithmetic
 from launch.data import Problem
 from launch.errors import ConfigError
-from launch.pipeline import PromptPipeline, PromptTable, fixed_batches, supervised_batch
+from launch.pipeline import PromptPipeline, PromptTable, check_supervised, fixed_batches, supervised_batch
 from launch.tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -131,3 +131,12 @@ def test_supervised_batches_name_what_does_not_fit():
         supervised_batch(problems, TOKENIZER, 2, 7, 0, 0)
     with pytest.raises(ConfigError, match="problem 0 has no solution"):
         supervised_batch([Problem(prompt="x", answer="")], TOKENIZER, 1, 7, 0, 0)
+
+
+def test_the_one_problem_that_no_supervised_batch_could_hold_is_found_at_once():
+    problems = [Problem(prompt="1+1=", answer="2", solution="#2")] * 99
+    check_supervised(problems, TOKENIZER, batch_size=1, length=7)
+    with pytest.raises(ConfigError, match="length=7: problem 99 takes 8 tokens"):
+        check_supervised([*problems, Problem(prompt="9+9=", answer="18", solution="#18")], TOKENIZER, 1, 7)
+    with pytest.raises(ConfigError, match="batch_size=100: must be between 1 and 99"):
+        check_supervised(problems, TOKENIZER, 100, 7)

@@ -15,7 +15,7 @@ from launch.data import Problem
 from launch.errors import ConfigError
 from launch.rewards import HostScorer, RewardPool
 from launch.tokenizers import ByteTokenizer
-from tests.launch.processes import alive, gone
+from tests.launch.processes import gone
 
 HERE = Path(__file__).parent
 TIME_LIMIT_S = 2.0
