@@ -18,8 +18,8 @@ from specjax.rollout import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=90,
-    probe_every=45,
+    steps=80,
+    probe_every=40,
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
@@ -27,13 +27,13 @@ config = RunConfig(
             intermediate_size=160,
             num_layers=12,
             num_heads=4,
-            num_kv_heads=1,
+            num_kv_heads=4,
             head_dim=16,
             qk_norm=True,
         ),
         dtype="float32",
     ),
-    draft=DraftConfig(intermediate_size=320, head_dim=32),
+    draft=DraftConfig(intermediate_size=320),
     data=DataConfig(
         tokenizer="characters",
         prompts=16,
@@ -44,8 +44,8 @@ config = RunConfig(
     rollout=RolloutConfig(group_size=8, max_new_tokens=32, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=5),
     draft_optimizer=OptimizerConfig(learning_rate=1.5e-2, b2=0.95, warmup_steps=5),
-    warmup=WarmupConfig(steps=250, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
-    eval=EvalConfig(every=30, prompts=256),
-    checkpoint=CheckpointConfig(every=45),
+    warmup=WarmupConfig(steps=380, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    eval=EvalConfig(every=40, prompts=256),
+    checkpoint=CheckpointConfig(every=40),
     speedup=SpeedupConfig(slots=(64, 256), draft_lengths=(3, 5), prompts=256),
 )
