@@ -120,7 +120,7 @@ class RewardConfig:
 
     Attributes:
         scorer:       exact (what follows the last '#'), math (math-verify) or package.module:function, on the host;
-                      or exact_traced, the first inside the program.
+                      or exact_traced, the first inside the program, which wants the stop token behind the answer.
         workers:      processes of a host scorer.
         time_limit_s: for one sample; beyond it the sample counts as failed.
     """
@@ -242,6 +242,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _at_least_one(self, "steps")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""

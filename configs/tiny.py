@@ -18,8 +18,8 @@ from specjax.rollout import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=80,
-    probe_every=40,
+    steps=100,
+    probe_every=50,
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
@@ -41,11 +41,11 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=5, max_value=9),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=8, max_new_tokens=32, draft_length=3),
+    rollout=RolloutConfig(group_size=8, max_new_tokens=40, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=5),
     draft_optimizer=OptimizerConfig(learning_rate=1.5e-2, b2=0.95, warmup_steps=5),
-    warmup=WarmupConfig(steps=380, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
-    eval=EvalConfig(every=40, prompts=256),
-    checkpoint=CheckpointConfig(every=40),
+    warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    eval=EvalConfig(every=50, prompts=256),
+    checkpoint=CheckpointConfig(every=50),
     speedup=SpeedupConfig(slots=(64, 256), draft_lengths=(3, 5), prompts=256),
 )

@@ -1,10 +1,10 @@
 """The built-in task: sums with worked steps.
 
-prompt    3+8+6+2=
-solution  11+6+2
-          17+2
-          #19
-answer    19
+prompt    7+5+9=
+solution  7+5=12
+          12+9=21
+          #21
+answer    21
 """
 
 import random
@@ -43,10 +43,12 @@ def exact_answer(completion: str, answer: str) -> float:
 
 
 def _problem(terms: tuple[int, ...]) -> Problem:
-    steps = [(sum(terms[:done]), *terms[done:]) for done in range(2, len(terms))]
-    answer = str(sum(terms))
+    total, steps = terms[0], []
+    for term in terms[1:]:
+        steps.append(f"{total}+{term}={total + term}")
+        total += term
     return Problem(
         prompt="+".join(map(str, terms)) + "=",
-        answer=answer,
-        solution="\n".join(["+".join(map(str, step)) for step in steps] + [f"#{answer}"]),
+        answer=str(total),
+        solution="\n".join([*steps, f"#{total}"]),
     )

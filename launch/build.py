@@ -88,7 +88,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
             )
         policy = make_policy(decoder)
-        drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, problems)
+        stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+        drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, stop_tokens, problems)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.draft.kind == "none" and config.rollout.draft_length:
@@ -123,6 +124,7 @@ def _draft(
     mesh: Mesh,
     key: jax.Array,
     tokenizer: Tokenizer,
+    stop_tokens: Sequence[int],
     problems: Sequence[Problem],
 ) -> tuple[Drafter, PyTree]:
     if draft.kind == "none":
@@ -144,15 +146,22 @@ def _draft(
     if draft.unroll < 1:
         raise ConfigError(f"draft.unroll = {draft.unroll}: must be at least 1")
     config.check(decoder)
-    ids = None if draft.vocab_size is None else frequent_tokens(problems, tokenizer, draft.vocab_size)
+    ids = None
+    if draft.vocab_size is not None:
+        ids = frequent_tokens(problems, tokenizer, stop_tokens, draft.vocab_size, decoder.vocab_size)
     return make_eagle3(config, policy, ids, draft.unroll), init_params(partial(init_eagle3, config), key, mesh)
 
 
-def frequent_tokens(problems: Sequence[Problem], tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """The `count` most frequent tokens of the problems' texts, int32 ascending; the rarest ids fill up what lacks."""
-    counts: Counter[int] = Counter({token: 1 for token in tokenizer.stop_tokens})
+def frequent_tokens(
+    problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
+) -> np.ndarray:
+    """`count` ids below `vocab_size`, int32 ascending: the stop tokens and the most frequent of the problems' texts.
+
+    Where the texts use fewer, the lowest unused ids fill up what lacks.
+    """
+    counts: Counter[int] = Counter()
     for problem in problems:
         for text in (problem.prompt, problem.solution or "", problem.answer):
             counts.update(tokenizer.encode(text))
-    ranked = sorted(range(tokenizer.vocab_size), key=lambda token: (-counts[token], token))
+    ranked = sorted(range(vocab_size), key=lambda token: (token not in stop_tokens, -counts[token], token))
     return np.array(sorted(ranked[:count]), np.int32)

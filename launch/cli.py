@@ -95,7 +95,9 @@ def parse_run_and(own: type[T], argv: Sequence[str], prog: str, description: str
         raise ConfigError(f"CONFIG must come first: {_choices()}")
     fields[1] += (dataclasses.field(default=load_recipe(argv[0])),)
     # A flag by itself; to tyro, with FlagConversionOff, every boolean takes a value.
-    options = [part for option in argv[1:] for part in ((option, "True") if option == "--resume" else (option,))]
+    options = list(argv[1:])
+    if "--resume" in options and options[options.index("--resume") + 1 :][:1] not in (["True"], ["False"]):
+        options.insert(options.index("--resume") + 1, "True")
     arguments: Any = parse(dataclasses.make_dataclass("Arguments", fields), options, f"{prog} {argv[0]}", description)
     try:
         arguments.recipe.train_config()

@@ -17,7 +17,7 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 
-# Sections and fields that leave the updates of the steps to come as they would have been.
+# What may change: the updates of the steps to come stay as they would have been, up to rounding.
 FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "eval", "checkpoint", "speedup", "mesh")
 
 

@@ -12,7 +12,7 @@ from launch.data import Problem
 from launch.pipeline import SupervisedBatch, supervised_batch
 from launch.tokenizers import Tokenizer
 from specjax.mesh import BATCH_AXES
-from specjax.optimizer import make_optimizer, update
+from specjax.optimizer import init_moments, make_optimizer, update
 from specjax.sampling import pick
 from specjax.types import Policy, PyTree
 
@@ -33,7 +33,6 @@ def warm_up(
     length: tokens of prompt and solution together. report: called with (step, loss) now and then.
     """
     optimizer = make_optimizer(config.optimizer)
-    layout = jax.tree.map(lambda x: x.sharding, params)
     rows = NamedSharding(mesh, P(BATCH_AXES))
 
     def loss(params: PyTree, batch: SupervisedBatch) -> jax.Array:
@@ -46,11 +45,12 @@ def warm_up(
     def step(params: PyTree, moments: PyTree, batch: SupervisedBatch) -> tuple[PyTree, PyTree, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(params, batch)
         params, moments = update(optimizer, gradient, moments, params)
-        return jax.lax.with_sharding_constraint(params, layout), moments, value
+        return params, moments, value
 
     with jax.set_mesh(mesh):
-        jitted = jax.jit(step, donate_argnums=(0, 1))
-        moments = optimizer.init(params)
+        moments = init_moments(optimizer, params, mesh)
+        layout = jax.tree.map(lambda x: x.sharding, (params, moments))
+        jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
         for i in range(config.steps):
             batch = supervised_batch(problems, tokenizer, config.batch_size, length, seed, i)
             params, moments, value = jitted(params, moments, jax.device_put(batch, rows))

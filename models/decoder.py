@@ -81,7 +81,7 @@ def make_policy(config: DecoderConfig) -> Policy:
     """The decoder as the functions that the algorithms call."""
     decoder = Decoder(config)
     return Policy(
-        apply=lambda params, *args: cast(PolicyOutput, decoder.apply({"params": params}, *args)),
+        apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         embedding=lambda params: params["embed"]["embedding"],
         vocab_size=config.vocab_size,

@@ -49,7 +49,9 @@ class RMSNorm(nn.Module):
         scale = cast(Array, self.param("scale", init, x.shape[-1:], jnp.dtype(self.config.param_dtype)))
         wide = x.astype(jnp.float32)
         wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
-        return (wide * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(self.config.dtype)
+        # Rounded to the compute dtype first, as the rollout's copy of the parameters is: both forwards are one policy.
+        scale = scale.astype(self.config.dtype).astype(jnp.float32)
+        return (wide * jnp.expand_dims(scale, range(x.ndim - 1))).astype(self.config.dtype)
 
 
 def rope(

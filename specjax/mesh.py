@@ -23,6 +23,8 @@ RULES: dict[str | None, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "norm": (),
+    None: (),
 }
 
 
@@ -69,7 +71,7 @@ def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.shar
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
 
     def axes(name: str | None, size: int) -> tuple[str, ...] | None:
-        names = tuple(axis for axis in RULES.get(name, ()) if axis not in manual)
+        names = tuple(axis for axis in RULES[name] if axis not in manual)
         return names if names and size % math.prod(mesh.shape[axis] for axis in names) == 0 else None
 
     return P(*map(axes, logical, shape))

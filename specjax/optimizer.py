@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import jax
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from specjax.types import Params, PyTree
 
@@ -43,6 +45,12 @@ def make_optimizer(c: OptimizerConfig) -> optax.GradientTransformation:
         optax.clip_by_global_norm(c.clip_norm),
         optax.adamw(schedule, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
     )
+
+
+def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> PyTree:
+    """The optimiser's state on the mesh: moments laid out as their parameters, counters everywhere."""
+    everywhere = NamedSharding(mesh, P())
+    return jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), optimizer.init(params))
 
 
 def update(

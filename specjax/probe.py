@@ -22,8 +22,9 @@ class ProbeStep:
     """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
 
     `time/prepare` gathers and casts the parameters, `time/generation` is the rollout alone, `time/logprob` the
-    reference policy's forward, `time/train` forward, backward and updates. `perf/speedup_vs_autoregressive` generates
-    the same prompts again at draft length 0. Compilation, on first use, is not timed. The state is donated.
+    reference policy's forward, `time/train` forward, backward and updates, `time/step` the sum of all stages.
+    `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor compilation,
+    on first use, is part of a step's time. The state is donated.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ProbeStep:
         params, prepare_s = self._timed("prepare", stages.prepare, state.params, out_shardings=gathered)
         rollout, generation_s = self._timed("generate", stages.generate, params, prompts, state.step)
         plain, plain_s = self._timed("generate_plain", self._plain.generate, params, prompts, state.step)
-        (batch, metrics), _ = self._timed("reward", stages.reward, rollout, prompts)
+        (batch, metrics), reward_s = self._timed("reward", stages.reward, rollout, prompts)
         reference, logprob_s = self._timed("logprob", stages.logprob, state.reference, batch)
         del params  # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
         (state, losses), train_s = self._timed(
@@ -64,6 +65,7 @@ class ProbeStep:
             "time/generation": generation_s,
             "time/logprob": logprob_s,
             "time/train": train_s,
+            "time/step": prepare_s + generation_s + reward_s + logprob_s + train_s,
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }

@@ -21,7 +21,7 @@ from specjax.gradients import accumulate, reference_log_probs
 from specjax.loss import LossConfig
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics, loss_metrics, reward_metrics, rollout_metrics
-from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizers
+from specjax.optimizer import OptimizerConfig, apply_gradients, init_moments, make_optimizers
 from specjax.rewards import RewardFn
 from specjax.rollout import RolloutConfig, speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
@@ -179,12 +179,13 @@ def init_train_state(params: Params, config: TrainConfig, mesh: Mesh, with_refer
 
     with_reference: keep a copy of the policy as it is now, for KL.
     """
-    everywhere = NamedSharding(mesh, P())
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
-    optimizer = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
     return TrainState(
-        step=jax.device_put(jnp.int32(0), everywhere),
+        step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
         params=params,
-        optimizer=jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), optimizer),
+        optimizer=Params(
+            policy=init_moments(optimizers.policy, params.policy, mesh),
+            draft=init_moments(optimizers.draft, params.draft, mesh),
+        ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
     )

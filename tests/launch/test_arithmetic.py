@@ -13,16 +13,16 @@ def test_problems_are_right():
         assert problem.solution is not None
         *steps, last = problem.solution.split("\n")
         assert last == f"#{sum(terms)}"
-        assert len(steps) == len(terms) - 2
+        assert len(steps) == len(terms) - 1
         for i, step in enumerate(steps):
-            assert step == "+".join(map(str, [sum(terms[: i + 2]), *terms[i + 2 :]]))
+            assert step == f"{sum(terms[: i + 1])}+{terms[i + 1]}={sum(terms[: i + 2])}"
         assert exact_answer(problem.solution, problem.answer) == 1.0
     assert {problem.prompt.count("+") for problem in problems} == {1, 2, 3}
 
 
 def test_example():
     (problem,) = arithmetic(seed=0, count=1, min_terms=3, max_terms=3, max_value=1)
-    assert (problem.prompt, problem.solution, problem.answer) == ("1+1+1=", "2+1\n#3", "3")
+    assert (problem.prompt, problem.solution, problem.answer) == ("1+1+1=", "1+1=2\n2+1=3\n#3", "3")
 
 
 def test_seed_decides():
