@@ -18,8 +18,8 @@ from specjax.rollout import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=100,
-    probe_every=50,
+    steps=80,
+    probe_every=40,
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
@@ -45,7 +45,7 @@ config = RunConfig(
     policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=5),
     draft_optimizer=OptimizerConfig(learning_rate=1.5e-2, b2=0.95, warmup_steps=5),
     warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
-    eval=EvalConfig(every=50, prompts=256),
-    checkpoint=CheckpointConfig(every=50),
+    eval=EvalConfig(every=40, prompts=256),
+    checkpoint=CheckpointConfig(every=40),
     speedup=SpeedupConfig(slots=(64, 256), draft_lengths=(3, 5), prompts=256),
 )
