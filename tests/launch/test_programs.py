@@ -274,7 +274,7 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
         ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0: must be at least 1"),
         ({"--steps": "-1"}, "steps = -1: must be at least 1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
-        ({"--seed": "-1"}, "seed=-1: must be between 0 and"),
+        ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
         ({"--speedup.slots": "2", "--speedup.prompts": "3"}, "speedup.slots = (2,): each must divide"),
