@@ -171,6 +171,7 @@ def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
         "time/generation",
         "time/logprob",
         "time/train",
+        "time/step",
         "perf/generation_tokens_per_s",
         "perf/speedup_vs_autoregressive",
     }
