@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"samples = {own.samples}: must be at least 1")
     if own.checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
-    setup = set_up(config)
+    setup = set_up(config, training=False)
     params = setup.networks.params if own.checkpoint is None else _saved(Path(own.checkpoint), setup.networks.params)
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)

@@ -30,15 +30,20 @@ class Setup:
         return PromptTable.build(problems, self.tokenizer, self.config.data.max_prompt_tokens)
 
 
-def set_up(config: RunConfig) -> Setup:
-    """Build everything that `config` names. Raises ConfigError where its parts do not fit each other."""
+def set_up(config: RunConfig, training: bool = True) -> Setup:
+    """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
+
+    Without `training`, problems are read only where the draft's vocabulary was chosen from them.
+    """
     try:
         mesh = make_mesh(config.mesh)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _check_split(config, batch_shards(mesh))
+    if training:
+        _check_split(config, batch_shards(mesh))
     tokenizer = build_tokenizer(config)
-    problems = build_problems(config)
+    needed = training or config.draft.vocab_size is not None
+    problems = build_problems(config) if needed else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train)
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
     train = config.train_config()
