@@ -315,7 +315,7 @@ def test_a_refusal_is_one_line_from_outside_too(shrunk: Options, tmp_path: Path)
 def test_generate_answers_from_a_finished_run(
     finished: Path, shrunk: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    own = {"--checkpoint": str(finished), "--samples": "2", "--data.train": "no problems are needed"}
+    own = {"--checkpoint": str(finished), "--samples": "2", "--data.train": "not-needed.jsonl"}
     assert launch.generate.main([*argv("gsm8k", shrunk | own), "--prompt", "1 and 2 ?"]) == 0
     *answers, summary = capsys.readouterr().out.removesuffix("\n").split("\n\n")
     assert len(answers) == 2
@@ -354,6 +354,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
         "--model.architecture.intermediate-size": "16",
         "--model.architecture.num-layers": "2",
         "--model.architecture.num-heads": "2",
+        "--model.architecture.num-kv-heads": "1",
         "--model.architecture.head-dim": "8",
         "--model.feature-layers": "0 1",
         "--data.arithmetic.problems": "64",
@@ -362,7 +363,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
         "--data.prompts": "4",
         "--data.max-prompt-tokens": "6",
         "--rollout.group-size": "2",
-        "--rollout.max-new-tokens": "12",
+        "--rollout.max-new-tokens": "20",
         "--rollout.draft-length": "1",
         "--warmup.steps": "2",
         "--warmup.batch-size": "4",
