@@ -60,7 +60,7 @@ class PolicyDrafter:
         return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        raise NotImplementedError
+        raise NotImplementedError("proposes, and is never trained")
 
 
 @dataclass(frozen=True)
@@ -87,4 +87,4 @@ class TableDrafter:
         return jnp.where(emitted > 0, last, state)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        raise NotImplementedError
+        raise NotImplementedError("proposes, and is never trained")
