@@ -50,21 +50,25 @@ def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
     if law.temperature == 0:
         best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=bool)
         return jnp.where(best, 0.0, -jnp.inf)
-    log_p = full_log_probs(logits, law)
     if not law.truncates:
-        return log_p
+        return full_log_probs(logits, law)
+    # All cuts are one threshold on the logits as they came: a compiler that computes log-probs twice rounds them apart,
+    # and a token on the border would be kept in one place and cut in the other. The barrier keeps the logits one array.
+    logits = jax.lax.optimization_barrier(logits.astype(jnp.float32))
+    threshold = jnp.min(logits, axis=-1, keepdims=True)
     if law.top_k is not None and law.top_k < logits.shape[-1]:
-        kth = jax.lax.top_k(log_p, law.top_k)[0][..., -1:]
-        log_p = jax.nn.log_softmax(jnp.where(log_p >= kth, log_p, -jnp.inf))
+        threshold = jax.lax.top_k(logits, law.top_k)[0][..., -1:]
     if law.top_p < 1:
-        descending = jnp.flip(jnp.sort(log_p, axis=-1), axis=-1)
-        mass_before = jnp.cumsum(jnp.exp(descending), axis=-1) - jnp.exp(descending)
-        threshold = jnp.min(jnp.where(mass_before < law.top_p, descending, jnp.inf), axis=-1, keepdims=True)
-        log_p = jax.nn.log_softmax(jnp.where(log_p >= threshold, log_p, -jnp.inf))
+        descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
+        mass = jnp.exp(full_log_probs(jnp.where(descending >= threshold, descending, -jnp.inf), law))
+        within = jnp.cumsum(mass, axis=-1) - mass < law.top_p
+        nucleus = jnp.min(jnp.where(within, descending, jnp.inf), axis=-1, keepdims=True)
+        threshold = jnp.maximum(threshold, nucleus)
     if law.min_p > 0:
-        floor = jnp.max(log_p, axis=-1, keepdims=True) + jnp.log(law.min_p)
-        log_p = jax.nn.log_softmax(jnp.where(log_p >= floor, log_p, -jnp.inf))
-    return log_p
+        # Relative to the likeliest token, hence the same whatever was cut before.
+        floor = jnp.max(logits, axis=-1, keepdims=True) + law.temperature * jnp.log(law.min_p)
+        threshold = jnp.maximum(threshold, floor)
+    return full_log_probs(jnp.where(logits >= threshold, logits, -jnp.inf), law)
 
 
 def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:
