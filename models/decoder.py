@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens [B, T], start [B], cache, window, only -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
+    """tokens [B, T], start [B], cache, only -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
 
     config: DecoderConfig
 
@@ -38,7 +38,6 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B T"],
         start: Int[Array, "B"],
         cache: Cache | None = None,
-        window: int | None = None,
         only: Int[Array, "B"] | None = None,
     ) -> PolicyOutput:
         c = self.config
@@ -58,7 +57,7 @@ class Decoder(nn.Module):
         if cache is None:
             view = uncached_view(start, tokens.shape[1])
         else:
-            view = decode_view(start, tokens.shape[1], cache[0].k.shape[1] if window is None else window)
+            view = decode_view(start, tokens.shape[1], cache[0].k.shape[2])
         features, layers = [], []
         for i in range(c.num_layers):
             if i in c.feature_layers:

@@ -92,14 +92,13 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
         q, k = (rope(y, view.positions, c.rope_theta, c.rope_scaling) for y in (q, k))
-        mask = None
         if cache is not None and view.write is not None and view.mask is not None:
             cache = kv.write(cache, k, v, view.write)
-            k, v = (y[:, : view.mask.shape[-1]] for y in cache)
-            mask = view.mask[:, None]
-        # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
-        with jax.numpy_dtype_promotion("standard"):
-            y = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=mask is None)
+            y = kv.attend(q, cache, view.mask)
+        else:
+            # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
+            with jax.numpy_dtype_promotion("standard"):
+                y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         out = projection(c, c.hidden_size, ("heads", None, "embed"), contract=(-2, -1), name="o")
         return constrain(out(y), "batch", None, None), cache
 
@@ -121,4 +120,4 @@ class SwiGLU(nn.Module):
 def init_cache(config: LayerConfig, rows: int, length: int) -> LayerCache:
     """An empty cache of one layer, its heads sharded as its projections are."""
     layer = kv.empty(rows, length, config.num_kv_heads, config.head_dim, jnp.dtype(config.dtype))
-    return LayerCache(*(constrain(x, "batch", None, "kv_heads", None) for x in layer))
+    return LayerCache(*(constrain(x, "batch", "kv_heads", None, None) for x in layer))

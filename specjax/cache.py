@@ -1,4 +1,6 @@
-"""The key-value cache of one layer: [slot, length, kv_head, head_dim] each for keys and values.
+"""The key-value cache of one layer: [slot, kv_head, length, head_dim] each for keys and values.
+
+Heads stand before positions, the order that a batched matmul over (slot, head) reads without moving anything.
 
 A row's visible length is kept by its owner. Roll-back is setting it lower: what lies beyond is garbage that no token
 attends to and that later writes replace.
@@ -10,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.types import LayerCache
+from specjax.types import LayerCache, PyTree
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
     """A cache of zeros."""
-    zeros = jnp.zeros((slots, length, kv_heads, head_dim), dtype)
+    zeros = jnp.zeros((slots, kv_heads, length, head_dim), dtype)
     return LayerCache(zeros, zeros)
 
 
@@ -26,8 +28,39 @@ def write(
 
     The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it.
     """
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))
-    return LayerCache(put(cache.k, k.astype(cache.k.dtype), start), put(cache.v, v.astype(cache.v.dtype), start))
+
+    def put(into: Array, new: Array) -> Array:
+        new = jnp.swapaxes(new, 1, 2).astype(into.dtype)
+        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=1))(
+            into, new, start
+        )
+
+    return LayerCache(put(cache.k, k), put(cache.v, v))
+
+
+def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
+    """Grouped-query attention over the cached positions that `mask` allows; N is a multiple of the kv heads.
+
+    The queries of a group share one matmul with their keys, which are never repeated. Scores and softmax are float32.
+    """
+    rows, count, heads, size = q.shape
+    groups = heads // cache.k.shape[1]
+    q = jnp.moveaxis(q.reshape(rows, count, -1, groups, size), 1, 3).reshape(rows, -1, groups * count, size)
+    scores = jnp.einsum("bkqh,bksh->bkqs", q, cache.k, preferred_element_type=jnp.float32) * size**-0.5
+    allowed = jnp.tile(mask, (1, groups, 1))[:, None]
+    weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1).astype(cache.v.dtype)
+    y = jnp.einsum("bkqs,bksh->bkqh", weights, cache.v)
+    return jnp.moveaxis(y.reshape(rows, -1, groups, count, size), 3, 1).reshape(rows, count, heads, size)
+
+
+def resize(cache: PyTree, length: int) -> PyTree:
+    """Every layer with room for `length` positions: the first ones kept, new ones zero."""
+
+    def one(x: Array) -> Array:
+        kept = x[:, :, :length]
+        return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2]), (0, 0)))
+
+    return jax.tree.map(one, cache)
 
 
 class View(NamedTuple):
@@ -35,18 +68,18 @@ class View(NamedTuple):
 
     positions: int32 [B, T], for the rotary embedding.
     write:     int32 [B], the cache index of the first; None without a cache.
-    mask:      bool [B, T, window], over the first `window` cached positions; None for the earlier tokens of its row.
+    mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row.
     """
 
     positions: Int[Array, "B T"]
     write: Int[Array, "B"] | None = None
-    mask: Bool[Array, "B T W"] | None = None
+    mask: Bool[Array, "B T S"] | None = None
 
 
-def decode_view(start: Int[Array, "B"], count: int, window: int) -> View:
-    """Tokens at start .. start + count - 1, each attending to the cached positions up to its own."""
+def decode_view(start: Int[Array, "B"], count: int, length: int) -> View:
+    """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`."""
     positions = _positions(start, count)
-    return View(positions, start, jnp.arange(window)[None, None] <= positions[..., None])
+    return View(positions, start, jnp.arange(length)[None, None] <= positions[..., None])
 
 
 def uncached_view(start: Int[Array, "B"], count: int) -> View:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax import cache as kv
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.keys import SeedStep, sequence_keys
@@ -90,8 +91,7 @@ def speculative_rollout(
     proposals, never on the batch around them.
     """
     state = admit(policy, drafter, params, prompts, seed_step, config)
-    window = state.cache[0].k.shape[1]
-    state = rounds(policy, drafter, params, state, config, window)
+    state = rounds(policy, drafter, params, state, config)
     return _finish(state, config)
 
 
@@ -102,10 +102,10 @@ def admit(
     count, width = len(prompts.lengths), prompts.tokens.shape[1]
     rows, k, samples = count * config.group_size, config.draft_length, config.group_size
     length = width + config.max_new_tokens + k + 1
-    cache = policy.init_cache(count, length)
+    cache = policy.init_cache(count, width)
     with jax.named_scope("prefill"):
         start, final = jnp.zeros(count, jnp.int32), prompts.lengths - 1
-        output = policy.apply(params.policy, prompts.tokens, start, cache, width, final)
+        output = policy.apply(params.policy, prompts.tokens, start, cache, final)
         draft = drafter.start(params, prompts, output.features, length, k + 1) if k else ()
 
     def group(x: Array) -> Array:
@@ -120,7 +120,7 @@ def admit(
         pending=zeros,
         done=zeros > 0,
         stopped=zeros > 0,
-        cache=jax.tree.map(group, output.cache),
+        cache=jax.tree.map(group, kv.resize(output.cache, length)),
         draft=jax.tree.map(group, draft),
         tokens=record.astype(jnp.int32),
         law=record,
@@ -135,19 +135,17 @@ def admit(
     return _commit(state, drafter, group(output.logits), features, _no_proposal(state, policy), noise, config)
 
 
-def rounds(
-    policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig, window: int
-) -> RoundState:
-    """Rounds until every row is done, attending to the first `window` cached positions."""
+def rounds(policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig) -> RoundState:
+    """Rounds until every row is done."""
     return jax.lax.while_loop(
         lambda state: ~jnp.all(state.done),
-        lambda state: round_once(policy, drafter, params, state, config, window),
+        lambda state: round_once(policy, drafter, params, state, config),
         state,
     )
 
 
 def round_once(
-    policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig, window: int
+    policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig
 ) -> RoundState:
     """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. K + 1 tokens."""
     k = config.draft_length
@@ -155,11 +153,11 @@ def round_once(
     proposal = _no_proposal(state, policy)
     if k:
         with jax.named_scope("draft"):
-            proposal, draft = drafter.propose(params, state.draft, noise.draft, config.law, window)
+            proposal, draft = drafter.propose(params, state.draft, noise.draft, config.law)
             state = replace(state, draft=draft)
     with jax.named_scope("verify"):
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
-        output = policy.apply(params.policy, tokens, state.visible, state.cache, window)
+        output = policy.apply(params.policy, tokens, state.visible, state.cache)
     after = replace(
         state, cache=output.cache, trips=state.trips + 1, rounds=state.rounds + (~state.done).astype(jnp.int32)
     )

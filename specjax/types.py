@@ -32,7 +32,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, each [slot, length, kv_head, head_dim]."""
+    """Keys and values of one layer, each [slot, kv_head, length, head_dim]."""
 
     k: Array
     v: Array
@@ -93,10 +93,10 @@ class PolicyOutput:
 class Policy:
     """A causal language model as functions.
 
-    apply:      (params, tokens [B, T], start [B], cache=None, window=None, only=None) -> PolicyOutput. Row b holds
+    apply:      (params, tokens [B, T], start [B], cache=None, only=None) -> PolicyOutput. Row b holds
                 positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
-                attends to the cached positions up to its own, of which the first `window` are looked at; without,
-                to the earlier tokens of its own row. With only [B], logits are [B, 1, V]: of that token of each row.
+                attends to the cached positions up to its own; without, to the earlier tokens of its own row.
+                With only [B], logits are [B, 1, V]: of that token of each row.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
     dtype:      the compute dtype, to which the rollout casts the parameters once a step.

@@ -33,22 +33,21 @@ class PolicyDrafter:
     def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> PolicyDraftState:
         rows = len(prompts.lengths)
         none = jnp.zeros(rows, jnp.int32)
-        output = self.policy.apply(
-            params.policy, prompts.tokens, none, self.policy.init_cache(rows, length + 2 * width), None
-        )
+        cache = self.policy.init_cache(rows, length + 2 * width)
+        output = self.policy.apply(params.policy, prompts.tokens, none, cache)
         return PolicyDraftState(output.cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
 
     def propose(
-        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw, window: int
+        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, PolicyDraftState]:
-        output = self.policy.apply(params.policy, state.tokens, state.length, state.cache, None)
+        output = self.policy.apply(params.policy, state.tokens, state.length, state.cache)
         last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
         logits = jnp.take_along_axis(output.logits, last, axis=1)[:, 0]
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
-                output = self.policy.apply(params.policy, tokens[-1][:, None], length + i - 1, output.cache, None)
+                output = self.policy.apply(params.policy, tokens[-1][:, None], length + i - 1, output.cache)
                 logits = output.logits[:, 0]
             log_q.append(process_logits(logits * params.draft["scale"], law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
@@ -72,9 +71,7 @@ class TableDrafter:
     def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
 
-    def propose(
-        self, params: Params, state: Array, gumbel: Array, law: SamplingLaw, window: int
-    ) -> tuple[Proposal, Array]:
+    def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         tokens = [jnp.array(self.table)[state]]
         while len(tokens) < gumbel.shape[1]:
             tokens.append(jnp.array(self.table)[tokens[-1]])

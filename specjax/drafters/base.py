@@ -53,7 +53,7 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw, window: int
+        self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, DraftState]:
         """K tokens for each row, sampled with the given noise from its own processed law."""
         ...

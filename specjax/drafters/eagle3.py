@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, decode_view, unrolled_view
+from specjax.cache import View, decode_view, resize, unrolled_view
 from specjax.drafters.base import DraftLoss, Proposal
 from specjax.mesh import constrain
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
@@ -73,15 +73,15 @@ class Eagle3Drafter:
     def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Eagle3State:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
         rows = len(prompts.lengths)
-        # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
-        cache = self.network.init_cache(rows, length + 2 * width)
+        cache = self.network.init_cache(rows, prompts.tokens.shape[1])
         hidden = self.network.fuse(params.draft, features)
         following = jnp.roll(prompts.tokens, -1, axis=1)
         none = jnp.zeros(rows, jnp.int32)
         view = decode_view(none, following.shape[1], following.shape[1])
         _, _, cache = self._step(params, hidden, following, cache, view)
         return Eagle3State(
-            cache=cache,
+            # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
+            cache=resize(cache, length + 2 * width),
             length=prompts.lengths - 1,
             features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
             tokens=jnp.zeros((rows, width), jnp.int32),
@@ -89,12 +89,12 @@ class Eagle3Drafter:
         )
 
     def propose(
-        self, params: Params, state: Eagle3State, gumbel: Float[Array, "B K V"], law: SamplingLaw, window: int
+        self, params: Params, state: Eagle3State, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, Eagle3State]:
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
-        window += state.features.shape[1]
         hidden = self.network.fuse(params.draft, state.features)
-        view = decode_view(state.length, state.tokens.shape[1], window)
+        room = state.cache.k.shape[2]
+        view = decode_view(state.length, state.tokens.shape[1], room)
         logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view)
         last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
         logits, hidden = (jnp.take_along_axis(x, last, axis=1) for x in (logits, hidden))
@@ -102,7 +102,7 @@ class Eagle3Drafter:
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
-                view = decode_view(length + i - 1, 1, window)
+                view = decode_view(length + i - 1, 1, room)
                 logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], cache, view)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
@@ -130,10 +130,11 @@ class Eagle3Drafter:
             log_p = log_p[..., self.target_ids]
         p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (jnp.exp(log_p), tokens, mask))
         hidden = self.network.fuse(params.draft, output.features[:, :length])
-        cache = self.network.init_cache(rows, self.unroll * length)
+        cache = self.network.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.float32(0)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth)
+            cache = resize(cache, (depth + 1) * length)
             logits, hidden, cache = self._step(params, hidden, following[depth], cache, view)
             log_q = full_log_probs(logits, law)
             kept = counts[depth + 1].astype(jnp.float32)

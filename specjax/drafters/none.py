@@ -18,7 +18,7 @@ class NoDrafter:
         return ()
 
     def propose(
-        self, params: Params, state: DraftState, gumbel: Array, law: SamplingLaw, window: int
+        self, params: Params, state: DraftState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, DraftState]:
         raise ValueError(f"draft_length = {gumbel.shape[1]}: must be 0 without a drafter")
 

@@ -32,12 +32,10 @@ class Case:
 
     def __post_init__(self) -> None:
         self.policy = make_policy(self.config)
-        self._apply = jax.jit(self.policy.apply, static_argnums=4)  # window
+        self._apply = jax.jit(self.policy.apply)
 
-    def apply(
-        self, tokens: np.ndarray, start: np.ndarray, cache: Cache | None = None, window: int | None = None
-    ) -> PolicyOutput:
-        return self._apply(self.params, jnp.asarray(tokens), jnp.asarray(start, jnp.int32), cache, window)
+    def apply(self, tokens: np.ndarray, start: np.ndarray, cache: Cache | None = None) -> PolicyOutput:
+        return self._apply(self.params, jnp.asarray(tokens), jnp.asarray(start, jnp.int32), cache)
 
 
 def load_case(directory: Path, expected: dict[str, np.ndarray]) -> Case:
@@ -64,7 +62,7 @@ def check_cached_decode(case: Case) -> None:
         nonlocal cache
         columns = start[:, None] + np.arange(width)
         chunk = np.take_along_axis(tokens, columns, axis=1)
-        output = case.apply(chunk, start, cache, window=length)
+        output = case.apply(chunk, start, cache)
         cache = output.cache
         return np.asarray(output.logits)
 

@@ -122,7 +122,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
     features = generator.normal(size=(rows, longest + budget, FEATURES)).astype(np.float32)
     padded = np.array([[*prompt, *[11] * (longest - len(prompt))] for prompt in prompts])
     lengths = np.array([len(prompt) for prompt in prompts])
-    drafter, window = head.drafter, longest + budget
+    drafter = head.drafter
 
     @light_jit
     def start(params: Params, prompts: Prompts, features: jax.Array) -> Eagle3State:
@@ -130,7 +130,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
 
     @light_jit
     def propose(params: Params, state: Eagle3State, gumbel: jax.Array) -> tuple[Proposal, Eagle3State]:
-        return drafter.propose(params, state, gumbel, LAW, window)
+        return drafter.propose(params, state, gumbel, LAW)
 
     committed = [[*prompt, int(generator.integers(VOCAB))] for prompt in prompts]
     state = start(

@@ -82,32 +82,8 @@ class Program:
         return [line for name in sorted(reached) for line in self.computations[name]]
 
     def copies(self, loop: list[Instruction], elements: int) -> list[Instruction]:
-        """The lines of a loop that make an array of at least so many elements, other than a matmul's own operands.
-
-        A backend may stage an operand in the layout its matmul wants; that is read, and dropped, within the round.
-        """
-        makes = [line for line in loop if line.opcode not in FREE and line.elements >= elements]
-        return [line for line in makes if not self._feeds_matmuls_alone(line)]
-
-    def _feeds_matmuls_alone(self, line: Instruction) -> bool:
-        body = self.computations[line.computation]
-        users = [other for other in body if line.name in other.references]
-        if not users:
-            users = [
-                caller
-                for lines in self.computations.values()
-                for caller in lines
-                if caller.opcode in ("fusion", "call") and line.computation in caller.references
-            ]
-            return bool(users) and all(self._feeds_matmuls_alone(user) for user in users)
-        return all(self._is_matmul(user) or self._passes_to_matmuls(user, line) for user in users)
-
-    def _passes_to_matmuls(self, user: Instruction, line: Instruction) -> bool:
-        return user.opcode in ("bitcast", "copy", "transpose") and self._feeds_matmuls_alone(user)
-
-    def _is_matmul(self, line: Instruction) -> bool:
-        called = [self.computations[name] for name in line.references & self.computations.keys()]
-        return line.opcode == "dot" or any(body[-1].opcode == "dot" for body in called)
+        """The lines of a loop that make an array of at least so many elements."""
+        return [line for line in loop if line.opcode not in FREE and line.elements >= elements]
 
 
 def collectives(lines: list[Instruction]) -> list[Instruction]:

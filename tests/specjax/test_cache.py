@@ -8,7 +8,7 @@ SLOTS, LENGTH, HEADS, WIDTH = 4, 9, 2, 3
 
 
 def filled() -> LayerCache:
-    values = jnp.arange(SLOTS * LENGTH * HEADS * WIDTH, dtype=jnp.float32).reshape(SLOTS, LENGTH, HEADS, WIDTH)
+    values = jnp.arange(SLOTS * HEADS * LENGTH * WIDTH, dtype=jnp.float32).reshape(SLOTS, HEADS, LENGTH, WIDTH)
     return LayerCache(values, -values)
 
 
@@ -20,7 +20,7 @@ def test_write_puts_each_row_at_its_own_start():
     for old, written, got in zip(before, new, after, strict=True):
         expected = np.array(old)
         for row, at in enumerate(start):
-            expected[row, at : at + 3] = written[row]
+            expected[row, :, at : at + 3] = written[row].swapaxes(0, 1)
         np.testing.assert_array_equal(got, expected)
 
 
@@ -29,8 +29,25 @@ def test_write_keeps_the_dtype_of_the_cache():
     new = jnp.full((SLOTS, 1, HEADS, WIDTH), 1.5, jnp.float32)
     after = kv.write(cache, new, new, jnp.zeros(SLOTS, jnp.int32))
     assert after.k.dtype == after.v.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(after.k[:, 0].astype(jnp.float32), new[:, 0])
-    assert not after.k[:, 1:].any()
+    np.testing.assert_array_equal(after.k[:, :, 0].astype(jnp.float32), new[:, 0])
+    assert not after.k[:, :, 1:].any()
+
+
+def test_attention_over_a_cache_is_that_of_repeated_keys():
+    """Against a float64 softmax, head by head, for each number of query heads that share a key."""
+    random, count = np.random.default_rng(0), 3
+    for shared in (1, 2, 4):
+        q = random.normal(size=(SLOTS, count, HEADS * shared, WIDTH))
+        k, v = random.normal(size=(2, SLOTS, HEADS, LENGTH, WIDTH))
+        mask = random.random((SLOTS, count, LENGTH)) < 0.5
+        mask[..., 0] = True
+        cache = LayerCache(jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32))
+        got = kv.attend(jnp.asarray(q, jnp.float32), cache, jnp.asarray(mask))
+        for row, token, head in np.ndindex(SLOTS, count, HEADS * shared):
+            scores = k[row, head // shared] @ q[row, token, head] / np.sqrt(WIDTH)
+            weights = np.where(mask[row, token], np.exp(scores), 0.0)
+            expected = weights / weights.sum() @ v[row, head // shared]
+            np.testing.assert_allclose(got[row, token, head], expected, atol=1e-5)
 
 
 def test_a_decoding_token_sees_the_positions_up_to_its_own():
@@ -55,3 +72,13 @@ def test_an_unrolled_pass_sees_the_first_causally_and_the_later_ones_at_its_own_
     mask = np.asarray(view.mask).reshape(rows, count, depth + 1, count)
     for row, query, made_in, key in np.ndindex(mask.shape):
         assert mask[row, query, made_in, key] == (key <= query if made_in == 0 else key == query)
+
+
+def test_resize_keeps_the_first_positions():
+    before = filled()
+    for length in (LENGTH - 4, LENGTH + 2):
+        for x, y in zip(kv.resize((before,), length)[0], before, strict=True):
+            kept = min(length, LENGTH)
+            assert x.shape == (SLOTS, HEADS, length, WIDTH)
+            np.testing.assert_array_equal(x[:, :, :kept], y[:, :, :kept])
+            assert not x[:, :, kept:].any()

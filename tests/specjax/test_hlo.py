@@ -19,7 +19,7 @@ AXES = P(("data", "fsdp"))
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
     """What a round reads: one query for each of the new positions, over the whole cache."""
     query = jnp.ones((len(start), WIDTH, HEADS, DIM))
-    return jax.nn.dot_product_attention(query, cache.k, cache.v)
+    return kv.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
 
 
 def clean(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
@@ -67,9 +67,9 @@ def compiled_loop(shape: tuple[int, int, int], body, manual: set[str]) -> tuple[
         )
     slots = NamedSharding(mesh, AXES)
     start = jax.ShapeDtypeStruct((ROWS,), jnp.int32, sharding=slots)
-    keys = jax.ShapeDtypeStruct((ROWS, LENGTH, HEADS, DIM), jnp.float32, sharding=slots)
+    keys = jax.ShapeDtypeStruct((ROWS, HEADS, LENGTH, DIM), jnp.float32, sharding=slots)
     text = jax.jit(run, out_shardings=slots).lower(LayerCache(keys, keys), start).compile().as_text()
-    local = (ROWS // (mesh.shape["data"] * mesh.shape["fsdp"]), LENGTH, HEADS, DIM)
+    local = (ROWS // (mesh.shape["data"] * mesh.shape["fsdp"]), HEADS, LENGTH, DIM)
     program = Program(text)
     return program, program.loop(local, 2), int(np.prod(local))
 
@@ -100,13 +100,19 @@ def test_a_scattered_write_to_sharded_slots_is_seen() -> None:
     def scattered(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
         rows, columns = jnp.arange(ROWS)[:, None], start[:, None] + jnp.arange(WIDTH)[None]
         new = jnp.ones((ROWS, WIDTH, HEADS, DIM))
-        return LayerCache(cache.k.at[rows, columns].set(new), cache.v.at[rows, columns].set(new)), start + 1
+        return LayerCache(cache.k.at[rows, :, columns].set(new), cache.v.at[rows, :, columns].set(new)), start + 1
 
     _, loop, _ = compiled_loop((8, 1, 1), scattered, set())
     assert [line for line in collectives(loop) if not within_tensor(line.line, mesh_of(8, 1, 1))]
 
 
-@pytest.mark.parametrize("body", [keep_finished_rows, choose_a_cache, swap_keys_and_values])
+def another_layout(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
+    cache, start = clean(cache, start)
+    moved = jnp.moveaxis(cache.k, 2, 0)
+    return cache, start + (jnp.einsum("sbkh,bh->s", moved, moved[0, :, 0])[0] < 0).astype(jnp.int32)
+
+
+@pytest.mark.parametrize("body", [keep_finished_rows, choose_a_cache, swap_keys_and_values, another_layout])
 def test_a_copy_of_the_cache_is_seen(body) -> None:
     program, loop, keys = compiled_loop((8, 1, 1), body, EVERY)
     assert program.copies(loop, keys)

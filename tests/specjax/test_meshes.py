@@ -121,8 +121,8 @@ def decode_loop(stepped: Stepped) -> tuple[Program, list, int]:
     prompts = make_prompts()
     keys = (
         len(prompts.lengths) * GROUP // batch_shards(mesh),
-        prompts.tokens.shape[1] + BUDGET + k + 1,
         DECODER.num_kv_heads // mesh.shape["tensor"],
+        prompts.tokens.shape[1] + BUDGET + k + 1,
         DECODER.head_dim,
     )
     program = Program(stepped.text)
@@ -180,7 +180,7 @@ def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
     np.testing.assert_allclose(metrics["perf/generation_tokens_per_s"], speed, rtol=1e-5)
     assert metrics.keys() - times == fused.metrics.keys()
     for name, value in fused.metrics.items():
-        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
 
     prompts = make_prompts()
     with jax.no_tracing():

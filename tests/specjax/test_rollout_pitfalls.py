@@ -106,9 +106,9 @@ class TamperingDrafter(PolicyDrafter):
     """Tampers with its proposals as `params.draft["tamper"]` says."""
 
     def propose(
-        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw, window: int
+        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, PolicyDraftState]:
-        drawn, state = super().propose(params, state, gumbel, law, window)
+        drawn, state = super().propose(params, state, gumbel, law)
         unsure = pick(drawn.log_q, drawn.tokens) < jnp.log(0.3)
         before = jnp.where(unsure.any(axis=1), jnp.argmax(unsure, axis=1), K).astype(jnp.int32)
         first, other = drawn.tokens[:, 0], sample(drawn.log_q[:, 0], gumbel[:, 1])

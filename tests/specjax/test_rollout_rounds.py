@@ -38,7 +38,7 @@ def history() -> list[RoundState]:
 
     @light_jit
     def advance(params: Params, state: RoundState) -> RoundState:
-        return round_once(world.policy, drafter, params, state, CONFIG, state.cache[0].k.shape[1])
+        return round_once(world.policy, drafter, params, state, CONFIG)
 
     states = [begin(params, world.batch)]
     while not states[-1].done.all():
@@ -64,7 +64,7 @@ def prefill() -> Callable[[np.ndarray], tuple[Cache, LayerCache, jax.Array]]:
     def fresh(params: Params, tokens: jax.Array) -> tuple[Cache, LayerCache, jax.Array]:
         rows, length = tokens.shape
         zeros = jnp.zeros(rows, jnp.int32)
-        output = world.policy.apply(params.policy, tokens, zeros, world.policy.init_cache(rows, length), None)
+        output = world.policy.apply(params.policy, tokens, zeros, world.policy.init_cache(rows, length))
         prompts = Prompts(tokens, jnp.full(rows, length), zeros)
         head = drafter.start(params, prompts, output.features, length, 1).cache
         return output.cache, head, output.features
@@ -75,7 +75,7 @@ def prefill() -> Callable[[np.ndarray], tuple[Cache, LayerCache, jax.Array]]:
 def assert_visible_equal(got: PyTree, expected: PyTree, visible: np.ndarray) -> None:
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         for row, length in enumerate(visible):
-            np.testing.assert_allclose(x[row, :length], y[row, :length], atol=1e-4)
+            np.testing.assert_allclose(x[row, :, :length], y[row, :, :length], atol=1e-4)
 
 
 def test_the_rounds_are_ragged(history: list[RoundState]):
