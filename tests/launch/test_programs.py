@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 import launch.generate
 import launch.train
+from configs.gsm8k import DATA
 from launch.cli import run_program
 from launch.loggers import metric_names
 from launch.train import StepRecord
@@ -189,6 +191,17 @@ def test_a_killed_run_leaves_no_process_behind(killed: tuple[Path, int, list[int
     _, _, started = killed
     assert started
     assert gone(started)
+
+
+@pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason="no GSM8K; SPECJAX_DATA names its directory")
+def test_two_steps_on_gsm8k_itself(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("math_verify")
+    options = SHRUNK | {"--model.path": str(files / "policy"), "--out": str(tmp_path / "run"), "--steps": "2"}
+    assert launch.train.main(argv("gsm8k", options | {"--data.max-prompt-tokens": "64"})) == 0
+    dropped = re.search(r"(\d+) prompts are empty or over 64 tokens: dropped", capsys.readouterr().out)
+    assert dropped and 0 < int(dropped[1]) < 7473 / 2
+    assert [line["reward/failed"] for line in metrics(tmp_path / "run")] == [0, 0]
+    assert saves(tmp_path / "run") == [2]
 
 
 def test_samples_that_cannot_be_scored_cost_nothing_else(

@@ -96,10 +96,17 @@ def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
 
 
 @pytest.mark.parametrize(
-    "verifier, drafter, k", [("coupled", "none", 0), ("coupled", "eagle3", 3), ("rejection", "eagle3", 3)]
+    "verifier, drafter, k, temperature",
+    [
+        ("coupled", "none", 0, 0.8),
+        ("coupled", "eagle3", 3, 0.8),
+        ("rejection", "eagle3", 3, 0.8),
+        ("rejection", "eagle3", 3, 0.0),
+    ],
 )
-def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int):
-    program, params = WORLD.program(drafter, config(k, verifier)), WORLD.params("random" if k else "none")
+def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, temperature: float):
+    program = WORLD.program(drafter, config(k, verifier, temperature))
+    params = WORLD.params("random" if k else "none")
     order = np.array([3, 0, 5, 1, 4, 2])
     permuted: Prompts = jax.tree.map(lambda x: x[order], WORLD.batch)
     rows = (order[:, None] * GROUP + np.arange(GROUP)).ravel()
@@ -112,17 +119,15 @@ def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
         assert (WORLD.rollout("none", "none", config(0), run).tokens != plain.tokens).any(axis=1).mean() > 0.8
 
 
-@pytest.mark.parametrize(
-    "verifier, drafter, draft, k",
-    [
-        ("rejection", "eagle3", "random", 3),
-        ("rejection", "policy", "identical", 2),
-        ("rejection", "policy", "adversarial", 2),
-        ("coupled", "eagle3", "random", 3),
-    ],
-)
-def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, verifier: str, drafter: str, draft: str, k: int):
-    assert_same(WORLD.rollout(drafter, draft, config(k, verifier, 0.0), RUN), greedy)
+@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize("k", range(1, 5))
+def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
+    drafter, params, seed = draft
+    assert_same(WORLD.rollout(drafter, params, config(k, "rejection", 0.0), RUN, seed), greedy)
+
+
+def test_greedy_tokens_depend_on_no_verifier(greedy: Rollout):
+    assert_same(WORLD.rollout("eagle3", "random", config(3, "coupled", 0.0), RUN), greedy)
 
 
 def test_greedy_takes_the_most_likely_tokens(greedy: Rollout):
