@@ -1,6 +1,7 @@
 """All that a program needs of a run before its first step."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jax.sharding import Mesh
 
@@ -24,10 +25,15 @@ class Setup:
     problems: Problems
     networks: Networks
 
-    def table(self, held_out: bool = False) -> PromptTable:
-        """The training prompts, or those held out, as token ids."""
-        problems = self.problems.held_out if held_out else self.problems.train
-        return PromptTable.build(problems, self.tokenizer, self.config.data.max_prompt_tokens)
+    @cached_property
+    def train_prompts(self) -> PromptTable:
+        """The training prompts as token ids."""
+        return PromptTable.build(self.problems.train, self.tokenizer, self.config.data.max_prompt_tokens)
+
+    @cached_property
+    def held_out_prompts(self) -> PromptTable:
+        """Those held out."""
+        return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
 
 
 def set_up(config: RunConfig, training: bool = True) -> Setup:

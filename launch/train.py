@@ -46,14 +46,14 @@ def main(argv: list[str]) -> int:
 def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     """The run: warm-up or resume, the steps, the closing comparison."""
     config, networks, mesh = setup.config, setup.networks, setup.mesh
-    table = setup.table()
+    table = setup.train_prompts
     pipeline = PromptPipeline(table, config.data.prompts, config.seed)
     evaluate = _evaluator(setup, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, setup.train, mesh
     step, probe = make_train_step(*parts), ProbeStep(*parts)
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
-    check_plans(config.speedup, setup.table(held_out=True), config.draft, batch_shards(mesh))
+    check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:
@@ -94,7 +94,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 networks.drafter,
                 state.params,
                 setup.train.rollout,
-                setup.table(held_out=True),
+                setup.held_out_prompts,
                 config.speedup,
                 mesh,
             ),
@@ -197,7 +197,7 @@ def _draft_vocabulary(setup: Setup) -> list[int] | None:
 def _evaluator(setup: Setup, reward_fn: RewardFn) -> Evaluate:
     config, networks = setup.config, setup.networks
     shards = batch_shards(setup.mesh)
-    table = setup.table(held_out=True)
+    table = setup.held_out_prompts
     size = min(config.eval.prompts, len(table.rows))
     return make_evaluate(
         networks.policy,
