@@ -10,7 +10,7 @@ from pathlib import Path
 
 from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
 from specjax.optimizer import OptimizerConfig
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 

@@ -21,7 +21,7 @@ from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 
 config = RunConfig(

@@ -10,7 +10,7 @@ from models.config import DecoderConfig, Dtype
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.train_step import TrainConfig
 
 

@@ -14,7 +14,7 @@ from configs.schema import (
 )
 from models.config import DecoderConfig
 from specjax.optimizer import OptimizerConfig
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 
 config = RunConfig(
     name="tiny",

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from specjax.drafters import Drafter
 from specjax.generate import make_generate
+from specjax.plan import RolloutConfig
 from specjax.rewards import RewardFn
-from specjax.rollout import RolloutConfig
 from specjax.types import Params, Policy, Prompts
 
 Evaluate = Callable[[Params], float]

@@ -16,7 +16,7 @@ from launch.errors import ConfigError
 from launch.pipeline import PromptTable
 from specjax.drafters import Drafter
 from specjax.generate import make_generate, place
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.types import Params, Policy, Prompts
 
 
@@ -71,7 +71,7 @@ class Plan:
         tokens = sum(int(rollout.lengths.sum()) for rollout in rollouts)
         rows = sum(len(rollout.lengths) for rollout in rollouts)
         verifications = sum(int(np.sum(np.asarray(rollout.rounds))) for rollout in rollouts)
-        trips = sum(int(np.max(np.asarray(rollout.trips))) for rollout in rollouts)
+        trips = sum(int(np.max(np.sum(rollout.trips, axis=-1))) for rollout in rollouts)
         return Measurement(tokens, (tokens - rows) / max(verifications, 1), seconds, trips)
 
 

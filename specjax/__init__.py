@@ -4,9 +4,10 @@ from specjax.drafters import Drafter, Eagle3Drafter, NoDrafter
 from specjax.generate import make_generate
 from specjax.keys import seed_step
 from specjax.mesh import MeshConfig, make_mesh
+from specjax.plan import RolloutConfig
 from specjax.probe import ProbeStep
 from specjax.rewards import host_reward
-from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train_step import TrainConfig, init_train_state, make_train_step
 from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState

@@ -53,14 +53,16 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
     return jnp.moveaxis(y.reshape(rows, -1, groups, count, size), 3, 1).reshape(rows, count, heads, size)
 
 
-def resize(cache: PyTree, length: int) -> PyTree:
-    """Every layer with room for `length` positions: the first ones kept, new ones zero."""
+def resize(tree: PyTree, by: int) -> PyTree:
+    """Every cache in the tree with room for so many more positions, or fewer: the first are kept, new ones zero."""
 
     def one(x: Array) -> Array:
-        kept = x[:, :, :length]
-        return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2]), (0, 0)))
+        return jnp.pad(x, ((0, 0), (0, 0), (0, by), (0, 0))) if by > 0 else x[:, :, : x.shape[2] + by]
 
-    return jax.tree.map(one, cache)
+    def layer(x: PyTree) -> PyTree:
+        return LayerCache(one(x.k), one(x.v)) if isinstance(x, LayerCache) else x
+
+    return jax.tree.map(layer, tree, is_leaf=lambda x: isinstance(x, LayerCache))
 
 
 class View(NamedTuple):
@@ -76,10 +78,14 @@ class View(NamedTuple):
     mask: Bool[Array, "B T S"] | None = None
 
 
-def decode_view(start: Int[Array, "B"], count: int, length: int) -> View:
-    """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`."""
-    positions = _positions(start, count)
-    return View(positions, start, jnp.arange(length)[None, None] <= positions[..., None])
+def decode_view(start: Int[Array, "B"], count: int, length: int, first: Int[Array, "B"] | None = None) -> View:
+    """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`.
+
+    first: where a row's visible positions begin; None for 0.
+    """
+    positions, index = _positions(start, count), jnp.arange(length)[None, None]
+    mask = index <= positions[..., None]
+    return View(positions, start, mask if first is None else mask & (index >= first[:, None, None]))
 
 
 def uncached_view(start: Int[Array, "B"], count: int) -> View:

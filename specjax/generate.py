@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.mesh import BATCH_AXES, batch_shards
-from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
 from specjax.types import Params, Policy, Prompts, Rollout
 
 RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]

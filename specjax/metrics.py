@@ -22,7 +22,7 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     if rollout.stopped is not None:
         metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
     if rollout.trips is not None:
-        metrics["rollout/rounds"] = jnp.max(rollout.trips)
+        metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.trips, axis=-1))
     if rollout.rounds is not None:
         # The first token of a row comes from its prefill, not from a verification.
         verified = tokens - _total(rollout.lengths > 0)

@@ -1,85 +1,33 @@
-"""Generation by lossless speculative decoding, on one data shard.
+"""Generation by lossless speculative decoding, on one data shard: a fold of rounds over the phases of a plan.
 
-A round: the drafter proposes K tokens, the policy runs once over the pending token and the proposal, the verifier says
-how many are kept and what follows, `commit` records it. Every row advances by its own length. Plain autoregressive
-sampling is the same code with K = 0.
+All sequences, or those that find a slot, are decoded together. While others wait, they are let in as slots free up;
+then the batch shrinks with the tail. In each phase the caches are as long as its rows may become.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int
 
 from specjax import cache as kv
-from specjax.drafters import Drafter, Proposal
-from specjax.drafters.base import DraftState
-from specjax.keys import SeedStep, sequence_keys
-from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits
-from specjax.types import Cache, Params, Policy, Prompts, Rollout, pytree
-from specjax.verify import VERIFIERS, Noise
+from specjax.drafters import Drafter
+from specjax.keys import SeedStep
+from specjax.plan import ChosenConfig, Phase, RolloutConfig, admission, lay_out
+from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, write_back
+from specjax.rounds import Decoding, RoundState, rounds
+from specjax.types import Params, Policy, Prompts, Rollout
 
 
-@dataclass(frozen=True)
-class RolloutConfig:
-    """How completions are generated.
+class Carry(NamedTuple):
+    """What goes from phase to phase: the rows at work, the sequences that wait (None where none do), the finished."""
 
-    Attributes:
-        group_size:     samples of each prompt.
-        max_new_tokens: length budget of a completion, the same with and without speculation.
-        draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
-        verifier:       `rejection` keeps the law, `coupled` keeps the very tokens (specjax.verify).
-        stop_tokens:    each ends a completion and is part of it.
-    """
-
-    group_size: int = 8
-    max_new_tokens: int = 128
-    draft_length: int = 3
-    verifier: Literal["rejection", "coupled"] = "rejection"
-    law: SamplingLaw = field(default_factory=SamplingLaw)
-    stop_tokens: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("max_new_tokens", 1), ("draft_length", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
-
-
-@pytree
-class RoundState:
-    """All that a round reads and writes; every array has the row first. K and C as in `specjax.types`.
-
-    keys:     one noise key a sequence.
-    prompt:   int32, prompt length.
-    emitted:  int32, completion tokens so far; before the first, the prompt's last token is the one pending.
-    pending:  int32, the last emitted token, whose keys and values are not cached yet.
-    done:     bool, stopped or out of budget. stopped: bool, by a stop token.
-    cache:    the policy's, whose first `visible` positions count; room for a verification beyond the budget.
-    draft:    the drafter's own state.
-    The rest accumulates the `Rollout`; tokens, law and full have K + 1 columns of slack.
-    """
-
-    keys: Key[Array, "B"]
-    prompt: Int[Array, "B"]
-    emitted: Int[Array, "B"]
-    pending: Int[Array, "B"]
-    done: Bool[Array, "B"]
-    stopped: Bool[Array, "B"]
-    cache: Cache
-    draft: DraftState
-    tokens: Int[Array, "B C+K+1"]
-    law: Float[Array, "B C+K+1"]
-    full: Float[Array, "B C+K+1"]
-    drafted: Int[Array, "B K"]
-    accepted: Int[Array, "B K"]
-    rounds: Int[Array, "B"]
-    trips: Int[Array, ""]
-
-    @property
-    def visible(self) -> Int[Array, "B"]:
-        """Cached positions that count: everything committed but the pending token."""
-        return self.prompt + self.emitted - 1
+    state: RoundState
+    queue: Queue | None
+    record: Rollout
 
 
 def speculative_rollout(
@@ -88,164 +36,112 @@ def speculative_rollout(
     """G completions of each of this shard's prompts, sampled from the policy's processed law.
 
     The tokens depend on (seed, step, prompt id, sample, prompt, law, policy) alone, and with `rejection` on the
-    proposals, never on the batch around them.
+    proposals, never on the batch around them, nor on the phases.
     """
-    state = admit(policy, drafter, params, prompts, seed_step, config)
-    state = rounds(policy, drafter, params, state, config)
-    return _finish(state, config)
+    decoding = Decoding(policy, drafter, params, config)
+    phases = lay_out(config, len(prompts.lengths) * config.group_size, prompts.tokens.shape[1])
+    carry, trips = begin(decoding, prompts, seed_step, phases[0].slots), []
+    for number, phase in enumerate(phases):
+        if phase.slots < len(carry.state.done):
+            record = write_back(carry.record, carry.state, config)
+            carry = Carry(compact(carry.state, phase.slots), None, record)
+        carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
+        trips.append(count)
+    return replace(write_back(carry.record, carry.state, config), trips=jnp.stack(trips)[None])
 
 
-def admit(
-    policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
-) -> RoundState:
-    """Prefill of every prompt, shared by its group, and each sequence's first token."""
-    count, width = len(prompts.lengths), prompts.tokens.shape[1]
-    rows, k, samples = count * config.group_size, config.draft_length, config.group_size
-    length = width + config.max_new_tokens + k + 1
-    cache = policy.init_cache(count, width)
-    with jax.named_scope("prefill"):
-        start, final = jnp.zeros(count, jnp.int32), prompts.lengths - 1
-        output = policy.apply(params.policy, prompts.tokens, start, cache, final)
-        draft = drafter.start(params, prompts, output.features, length, k + 1) if k else ()
-
-    def group(x: Array) -> Array:
-        return jnp.repeat(x, samples, axis=0)
-
-    none, zeros = jnp.zeros((rows, k), jnp.int32), jnp.zeros(rows, jnp.int32)
-    record = jnp.zeros((rows, config.max_new_tokens + k + 1), jnp.float32)
-    state = RoundState(
-        keys=sequence_keys(seed_step, group(prompts.id), jnp.tile(jnp.arange(samples), count)),
-        prompt=group(prompts.lengths),
-        emitted=zeros,
-        pending=zeros,
-        done=zeros > 0,
-        stopped=zeros > 0,
-        cache=jax.tree.map(group, kv.resize(output.cache, length)),
-        draft=jax.tree.map(group, draft),
-        tokens=record.astype(jnp.int32),
-        law=record,
-        full=record,
-        drafted=none,
-        accepted=none,
-        rounds=zeros,
-        trips=jnp.int32(0),
-    )
-    noise = VERIFIERS[config.verifier].noise(state.keys, state.prompt, 0, policy.vocab_size)
-    features = group(jnp.take_along_axis(output.features, final[:, None, None], axis=1))
-    return _commit(state, drafter, group(output.logits), features, _no_proposal(state, policy), noise, config)
+def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
+    """The first sequences in their slots, the others waiting, and an empty record."""
+    config, group = decoding.config, decoding.config.group_size
+    sequences, sequence = len(prompts.lengths) * group, jnp.arange(slots)
+    first = prefill(decoding, jax.tree.map(lambda x: x[: -(-slots // group)], prompts), _drafting(config, 0))
+    length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
+    state = seat(decoding, first, sequence // group, sequence, seed_step, length)
+    record = empty_record(config, sequences)
+    if slots == sequences:
+        return Carry(state, None, record)
+    some = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)
+    kept = blank(lambda: prefill(decoding, some, _drafting(config, 0)))
+    at = jnp.int32(slots)
+    return Carry(state, Queue(at, at, at, kept), record)
 
 
-def rounds(policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig) -> RoundState:
-    """Rounds until every row is done."""
-    return jax.lax.while_loop(
-        lambda state: ~jnp.all(state.done),
-        lambda state: round_once(policy, drafter, params, state, config),
-        state,
-    )
+def _run(
+    decoding: Decoding, carry: Carry, prompts: Prompts, seed_step: SeedStep, phases: tuple[Phase, ...], number: int
+) -> tuple[Carry, Int[Array, ""]]:
+    """One phase, to its end or until a row has outgrown its window, and the number of its rounds."""
+    phase, longest = phases[number], max(phase.window for phase in phases)
+    none = jnp.int32(0)
+    if phase.window == longest:
+        return _fill_and_decode(decoding, carry, prompts, seed_step, phases, number)
+
+    def run(carry: Carry) -> tuple[Carry, Int[Array, ""]]:
+        by = longest - phase.window
+        carry = carry._replace(state=kv.resize(carry.state, -by))
+        carry, trips = _fill_and_decode(decoding, carry, prompts, seed_step, phases, number)
+        return carry._replace(state=kv.resize(carry.state, by)), trips
+
+    return jax.lax.cond(_outgrown(carry.state, phase), lambda carry: (carry, none), run, carry)
 
 
-def round_once(
-    policy: Policy, drafter: Drafter, params: Params, state: RoundState, config: RolloutConfig
-) -> RoundState:
-    """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. K + 1 tokens."""
-    k = config.draft_length
-    noise = VERIFIERS[config.verifier].noise(state.keys, state.visible + 1, k, policy.vocab_size)
-    proposal = _no_proposal(state, policy)
-    if k:
-        with jax.named_scope("draft"):
-            proposal, draft = drafter.propose(params, state.draft, noise.draft, config.law)
-            state = replace(state, draft=draft)
-    with jax.named_scope("verify"):
-        tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
-        output = policy.apply(params.policy, tokens, state.visible, state.cache)
-    after = replace(
-        state, cache=output.cache, trips=state.trips + 1, rounds=state.rounds + (~state.done).astype(jnp.int32)
-    )
-    return _commit(after, drafter, output.logits, output.features, proposal, noise, config)
+def _fill_and_decode(
+    decoding: Decoding, carry: Carry, prompts: Prompts, seed_step: SeedStep, phases: tuple[Phase, ...], number: int
+) -> tuple[Carry, Int[Array, ""]]:
+    """While sequences wait, let them in and decode in turns; then decode until few enough are left for fewer slots."""
+    config, phase = decoding.config, phases[number]
+    left = max((later.slots for later in phases if later.slots < phase.slots), default=0)
+    sequences = len(prompts.lengths) * config.group_size
 
+    def over(state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
+        few = (waiting == 0) & (jnp.sum(~state.done) <= left)
+        return few | _outgrown(state, phase)
 
-def _no_proposal(state: RoundState, policy: Policy) -> Proposal:
-    rows = len(state.done)
-    empty = jnp.zeros((rows, 0, policy.vocab_size), jnp.float32)
-    return Proposal(jnp.zeros((rows, 0), jnp.int32), empty, jnp.zeros(rows, jnp.int32))
+    def decode(state: RoundState, border: Callable[[RoundState], Bool[Array, ""]]) -> tuple[RoundState, Array]:
+        branches = [partial(rounds, decoding, k=k, border=border) for k in config.lengths]
+        if len(branches) == 1:
+            return branches[0](state)
+        return jax.lax.switch(_choice(config, number), branches, state)
 
+    if carry.queue is None:
+        state, trips = decode(carry.state, lambda state: over(state, 0))
+        return carry._replace(state=state), trips
+    rows = admission(config, phase.slots)[0]
 
-def _commit(
-    state: RoundState,
-    drafter: Drafter,
-    logits: Float[Array, "B T V"],
-    features: Float[Array, "B T F"],
-    proposal: Proposal,
-    noise: Noise,
-    config: RolloutConfig,
-) -> RoundState:
-    """Verify a proposal of T - 1 tokens against the policy's logits, and record what is emitted.
+    def waiting(carry: Carry) -> Int[Array, ""]:
+        assert carry.queue is not None
+        return sequences - carry.queue.next
 
-    The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
-    emitted is cut after the first stop token and at the length budget, once it is drawn, so that the law stays.
-    """
-    with jax.named_scope("commit"):
-        log_p = process_logits(logits, config.law)
-        verdict = VERIFIERS[config.verifier].verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)
-        column = jnp.arange(logits.shape[1])[None]
-        accepted = verdict.accepted[:, None]
-        drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-        tokens = jnp.where(column < accepted, drafts, verdict.token[:, None])
+    def room(state: RoundState, waiting: Int[Array, ""]) -> Bool[Array, ""]:
+        return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
-        stop = (column <= accepted) & _is_stop(tokens, config.stop_tokens)
-        ends = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), verdict.accepted) + 1
-        count = jnp.minimum(ends, config.max_new_tokens - state.emitted)
-        count = jnp.where(state.done, 0, count).astype(jnp.int32)
-        stopped = (stop & (column < count[:, None])).any(axis=1)
-        emitted = state.emitted + count
-
-        law = pick(log_p, tokens)
-        full = pick(full_log_probs(logits, config.law), tokens) if config.law.truncates else law
-        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-        kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
-        ending = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
-        reachable = (jnp.cumsum(ending, axis=1) == ending) & ~state.done[:, None]
-        most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
-        offered = reachable & (column[:, :-1] < most[:, None])
-        pending = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-        return replace(
-            state,
-            emitted=emitted,
-            pending=jnp.where(count > 0, pending, state.pending),
-            done=state.done | stopped | (emitted == config.max_new_tokens),
-            stopped=state.stopped | stopped,
-            draft=drafter.observe(state.draft, features, tokens, count) if config.draft_length else (),
-            tokens=put(state.tokens, tokens, state.emitted),
-            law=put(state.law, law, state.emitted),
-            full=put(state.full, full, state.emitted),
-            drafted=_count(state.drafted, offered),
-            accepted=_count(state.accepted, kept),
+    def turn(loop: tuple[Carry, Array]) -> tuple[Carry, Array]:
+        carry, trips = loop
+        fill = partial(let_in, decoding, prompts=prompts, seed_step=seed_step, rows=rows)
+        carry = jax.lax.cond(
+            room(carry.state, waiting(carry)),
+            lambda carry: Carry(*fill(*carry, drafting=_drafting(config, number))),
+            lambda carry: carry,
+            carry,
         )
+        still = waiting(carry)
+        state, count = decode(carry.state, lambda state: over(state, still) | room(state, still))
+        return carry._replace(state=state), trips + count
+
+    return jax.lax.while_loop(lambda loop: ~over(loop[0].state, waiting(loop[0])), turn, (carry, jnp.int32(0)))
 
 
-def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:
-    return total + jnp.pad(new.astype(jnp.int32), ((0, 0), (0, total.shape[1] - new.shape[1])))
+def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, ""]:
+    return jnp.any(~state.done & (state.visible > phase.window))
 
 
-def _is_stop(tokens: Int[Array, "B T"], stop_tokens: tuple[int, ...]) -> Bool[Array, "B T"]:
-    return jnp.isin(tokens, jnp.array(stop_tokens, jnp.int32))
+def _choice(config: RolloutConfig, number: int) -> Int[Array, ""]:
+    if not isinstance(config, ChosenConfig) or config.chosen is None:
+        raise ValueError(f"draft_lengths = {config.draft_lengths}: none is chosen for phase {number}")
+    return config.chosen[number]
 
 
-def _finish(state: RoundState, config: RolloutConfig) -> Rollout:
-    budget = config.max_new_tokens
-    real = jnp.arange(budget)[None] < state.emitted[:, None]
-
-    def cut(x: Array) -> Array:
-        return jnp.where(real, x[:, :budget], jnp.zeros((), x.dtype))
-
-    return Rollout(
-        tokens=cut(state.tokens),
-        lengths=state.emitted,
-        stopped=state.stopped,
-        law=cut(state.law),
-        full=cut(state.full),
-        drafted=state.drafted,
-        accepted=state.accepted,
-        rounds=state.rounds,
-        trips=state.trips[None],
-    )
+def _drafting(config: RolloutConfig, number: int) -> Bool[Array, ""]:
+    """Whether a phase drafts."""
+    if len(config.lengths) == 1:
+        return jnp.bool_(config.lengths[0] > 0)
+    return jnp.array(config.lengths)[_choice(config, number)] > 0

@@ -22,8 +22,9 @@ from specjax.loss import LossConfig
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics, loss_metrics, reward_metrics, rollout_metrics
 from specjax.optimizer import OptimizerConfig, apply_gradients, init_moments, make_optimizers
+from specjax.plan import RolloutConfig
 from specjax.rewards import RewardFn
-from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.rollout import speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]

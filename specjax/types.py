@@ -121,7 +121,7 @@ class Rollout:
     drafted:  int32 [R, K], how often position i of a draft could still be emitted.
     accepted: int32 [R, K], how often it was accepted and emitted.
     rounds:   int32 [R], verifications while the row was live.
-    trips:    int32 [shards], iterations of each shard's loop.
+    trips:    int32 [shards, phases], rounds of each shard.
     """
 
     tokens: Int[Array, "R C"]
@@ -132,7 +132,7 @@ class Rollout:
     drafted: Int[Array, "R K"] | None = None
     accepted: Int[Array, "R K"] | None = None
     rounds: Int[Array, "R"] | None = None
-    trips: Int[Array, "shards"] | None = None
+    trips: Int[Array, "shards phases"] | None = None
 
 
 @pytree

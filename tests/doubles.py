@@ -30,12 +30,15 @@ class PolicyDrafter:
 
     policy: Policy
 
-    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> PolicyDraftState:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> PolicyDraftState:
         rows = len(prompts.lengths)
         none = jnp.zeros(rows, jnp.int32)
-        cache = self.policy.init_cache(rows, length + 2 * width)
+        cache = self.policy.init_cache(rows, prompts.tokens.shape[1] + 2 * width)
         output = self.policy.apply(params.policy, prompts.tokens, none, cache)
         return PolicyDraftState(output.cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
+
+    def align(self, state: PolicyDraftState, visible: Array) -> PolicyDraftState:
+        raise NotImplementedError("drafts in every round")
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -68,8 +71,11 @@ class TableDrafter:
 
     table: tuple[int, ...]
 
-    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Array:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
+
+    def align(self, state: Array, visible: Array) -> Array:
+        raise NotImplementedError("drafts in every round")
 
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         tokens = [jnp.array(self.table)[state]]

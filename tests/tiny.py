@@ -15,7 +15,8 @@ from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from specjax.drafters import Drafter, Eagle3Drafter, NoDrafter
 from specjax.keys import SeedStep
-from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 from tests.doubles import PolicyDrafter, TableDrafter

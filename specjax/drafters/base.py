@@ -43,12 +43,19 @@ class Drafter(Protocol):
     A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis.
     """
 
-    def start(
-        self, params: Params, prompts: Prompts, features: Float[Array, "N P F"], length: int, width: int
-    ) -> DraftState:
+    def start(self, params: Params, prompts: Prompts, features: Float[Array, "N P F"], width: int) -> DraftState:
         """The state after the policy's prefill of `prompts`, before `observe` is told of the first sampled token.
 
-        length: positions a row may come to hold. width: K + 1, the most tokens that one verification emits.
+        width: K + 1, the most tokens that one verification emits. A cache in the state (specjax.types.LayerCache) has
+        room for the prompt and for what the drafter itself writes beyond; the rollout resizes it by as many positions
+        as the policy's, from the prompt's padded length on.
+        """
+        ...
+
+    def align(self, state: DraftState, visible: Int[Array, "B"]) -> DraftState:
+        """Rows that the drafter was not told of for a while start anew at their `visible` cached positions.
+
+        Called where draft lengths may be 0, before rounds that draft.
         """
         ...
 

@@ -38,14 +38,15 @@ class Eagle3Network:
 class Eagle3State(NamedTuple):
     """Per row: the head's cache and what it needs to repair it in the same pass as its next first step.
 
-    cache:    rows of the head's keys and values, `length` of them made from true features.
-    length:   int32 [B].
+    cache:    rows of the head's keys and values, of which positions first .. length - 1 are made from true features.
+    first:    int32 [B]. length: int32 [B].
     features: [B, K+1, F], those of the last verification, not yet in the cache; position length, length + 1, ..
     tokens:   int32 [B, K+1], the token that follows each feature's position.
     waiting:  int32 [B], 0 .. K+1, how many of the two above are committed.
     """
 
     cache: LayerCache
+    first: Int[Array, "B"]
     length: Int[Array, "B"]
     features: Float[Array, "B T F"]
     tokens: Int[Array, "B T"]
@@ -70,7 +71,7 @@ class Eagle3Drafter:
     unroll: int = 3
     decay: float = 0.8
 
-    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> Eagle3State:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Eagle3State:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
         rows = len(prompts.lengths)
         cache = self.network.init_cache(rows, prompts.tokens.shape[1])
@@ -81,11 +82,20 @@ class Eagle3Drafter:
         _, _, cache = self._step(params, hidden, following, cache, view)
         return Eagle3State(
             # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
-            cache=resize(cache, length + 2 * width),
+            cache=resize(cache, 2 * width),
+            first=none,
             length=prompts.lengths - 1,
             features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
             tokens=jnp.zeros((rows, width), jnp.int32),
             waiting=none,
+        )
+
+    def align(self, state: Eagle3State, visible: Array) -> Eagle3State:
+        behind = state.length + state.waiting != visible
+        return state._replace(
+            first=jnp.where(behind, visible, state.first),
+            length=jnp.where(behind, visible, state.length),
+            waiting=jnp.where(behind, 0, state.waiting),
         )
 
     def propose(
@@ -94,7 +104,7 @@ class Eagle3Drafter:
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
         hidden = self.network.fuse(params.draft, state.features)
         room = state.cache.k.shape[2]
-        view = decode_view(state.length, state.tokens.shape[1], room)
+        view = decode_view(state.length, state.tokens.shape[1], room, state.first)
         logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view)
         last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
         logits, hidden = (jnp.take_along_axis(x, last, axis=1) for x in (logits, hidden))
@@ -102,11 +112,13 @@ class Eagle3Drafter:
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
-                view = decode_view(length + i - 1, 1, room)
+                view = decode_view(length + i - 1, 1, room, state.first)
                 logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], cache, view)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
-        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))
+        # A row that has just started anew knows no feature to draft from.
+        drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
+        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
     def observe(self, state: Eagle3State, features: Array, tokens: Array, emitted: Array) -> Eagle3State:
@@ -134,7 +146,7 @@ class Eagle3Drafter:
         loss, overlap = jnp.float32(0), jnp.float32(0)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth)
-            cache = resize(cache, (depth + 1) * length)
+            cache = resize(cache, length)
             logits, hidden, cache = self._step(params, hidden, following[depth], cache, view)
             log_q = full_log_probs(logits, law)
             kept = counts[depth + 1].astype(jnp.float32)

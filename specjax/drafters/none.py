@@ -14,8 +14,11 @@ from specjax.types import Params, PolicyOutput, Prompts
 class NoDrafter:
     """Has no state and no parameters, and refuses to propose."""
 
-    def start(self, params: Params, prompts: Prompts, features: Array, length: int, width: int) -> DraftState:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> DraftState:
         return ()
+
+    def align(self, state: DraftState, visible: Array) -> DraftState:
+        return state
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Array, law: SamplingLaw

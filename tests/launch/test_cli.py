@@ -38,7 +38,7 @@ def test_recipes_by_name_and_by_path(tmp_path: Path):
         ("config = 3", "must define `config`, a RunConfig"),
         ("from configs.schema import nothing", "ImportError: cannot import name 'nothing'"),
         (
-            "from specjax.rollout import RolloutConfig\nRolloutConfig(group_size=0)",
+            "from specjax.plan import RolloutConfig\nRolloutConfig(group_size=0)",
             "ValueError: group_size = 0: must be at least 1",
         ),
     ],

@@ -11,7 +11,7 @@ import pytest
 from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from specjax.cache import decode_view
+from specjax.cache import decode_view, resize
 from specjax.drafters import Eagle3Drafter, Proposal
 from specjax.drafters.eagle3 import Eagle3State
 from specjax.sampling import SamplingLaw
@@ -126,7 +126,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
 
     @light_jit
     def start(params: Params, prompts: Prompts, features: jax.Array) -> Eagle3State:
-        return drafter.start(params, prompts, features, longest + budget, K + 1)
+        return resize(drafter.start(params, prompts, features, K + 1), budget)
 
     @light_jit
     def propose(params: Params, state: Eagle3State, gumbel: jax.Array) -> tuple[Proposal, Eagle3State]:
@@ -142,11 +142,12 @@ def test_decode_rounds_repair_the_cache(head: Head):
         jnp.asarray([[row[-1]] for row in committed]),
         jnp.ones(rows, jnp.int32),
     )
+    live = np.full(rows, True)
     for kept in accepted:
         gumbel = generator.gumbel(size=(rows, K, VOCAB)).astype(np.float32)
         proposal, state = propose(head.params, state, gumbel)
         drafts = np.asarray(proposal.tokens)
-        np.testing.assert_array_equal(proposal.length, np.full(rows, K))
+        np.testing.assert_array_equal(proposal.length, np.where(live, K, 0))
         np.testing.assert_array_equal(drafts, np.argmax(proposal.log_q + gumbel, axis=-1))
         seen = generator.normal(size=(rows, K + 1, FEATURES)).astype(np.float32)
         emitted = generator.integers(VOCAB, size=(rows, K + 1))
@@ -162,6 +163,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
             seen[row, : m + 1] = features[row, known : known + m + 1]
             emitted[row, :m] = drafts[row, :m]
             committed[row] += emitted[row, : m + 1].tolist()
+        live = counts > 0
         state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
     assert len({len(row) for row in committed}) == rows
 

@@ -76,9 +76,11 @@ def test_an_unrolled_pass_sees_the_first_causally_and_the_later_ones_at_its_own_
 
 def test_resize_keeps_the_first_positions():
     before = filled()
-    for length in (LENGTH - 4, LENGTH + 2):
-        for x, y in zip(kv.resize((before,), length)[0], before, strict=True):
-            kept = min(length, LENGTH)
-            assert x.shape == (SLOTS, HEADS, length, WIDTH)
+    for by in (-4, 0, 2):
+        resized, other = kv.resize((before, before.k), by)
+        assert other is before.k
+        for x, y in zip(resized, before, strict=True):
+            kept = min(LENGTH + by, LENGTH)
+            assert x.shape == (SLOTS, HEADS, LENGTH + by, WIDTH)
             np.testing.assert_array_equal(x[:, :, :kept], y[:, :, :kept])
             assert not x[:, :, kept:].any()

@@ -31,7 +31,7 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
         drafted=jnp.array(drafted),
         accepted=jnp.array(kept),
         rounds=jnp.array([len(r) for r in rounds], jnp.int32),
-        trips=jnp.array([4, 9, 2, 3], jnp.int32),
+        trips=jnp.array([[4, 0], [7, 2], [2, 0], [3, 1]], jnp.int32),
     ), rounds
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.keys import SeedStep, coupled_gumbel, seed_step, sequence_keys
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
 from tests.tiny import WANDERING as WORLD

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.keys import seed_step
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Rollout
 from tests.exact import LEVEL, Cells, completion_law, count_completions, fit

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from specjax import rollout as rollout_module
+from specjax import rounds as rounds_module
 from specjax.drafters import Drafter, Proposal
 from specjax.keys import Purpose, SeedStep, gumbel, round_keys, seed_step
-from specjax.rollout import RolloutConfig, speculative_rollout
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw, pick, sample
 from specjax.types import Params, Prompts, Rollout
 from specjax.verify import VERIFIERS, AcceptLaw, Noise, Verdict, Verifier, accept_law, draw
@@ -198,12 +199,12 @@ def nucleus_before_temperature(logits: Array, law: SamplingLaw) -> Array:
     return REAL_LAW(jnp.where(cut > -jnp.inf, logits, -jnp.inf), SamplingLaw(temperature=law.temperature))
 
 
-REAL_LAW = rollout_module.process_logits
+REAL_LAW = rounds_module.process_logits
 
 
 def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch):
     law = SamplingLaw(temperature=0.7, top_p=0.9)
-    monkeypatch.setattr(rollout_module, "process_logits", nucleus_before_temperature)
+    monkeypatch.setattr(rounds_module, "process_logits", nucleus_before_temperature)
     program = rollouts(PolicyDrafter(WORLD.policy), config(law), faulty)
     assert p_value(program(WORLD.params("flat"), Fault.NONE, 0), law) < LEVEL
 

@@ -16,7 +16,7 @@ from models.params import abstract_params, param_shardings
 from specjax.drafters import Eagle3Drafter
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.optimizer import OptimizerConfig
-from specjax.rollout import RolloutConfig
+from specjax.plan import RolloutConfig
 from specjax.train_step import TrainConfig, init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 

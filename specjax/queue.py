@@ -1,0 +1,174 @@
+"""Sequences that wait for a slot: their prompts are prefilled, once for all samples, and let in as slots free up."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import cache as kv
+from specjax.drafters.base import DraftState
+from specjax.keys import SeedStep, sequence_keys
+from specjax.plan import RolloutConfig
+from specjax.rounds import Decoding, RoundState, commit, no_proposal
+from specjax.types import Cache, Prompts, PyTree, Rollout, pytree
+from specjax.verify import VERIFIERS
+
+
+@pytree
+class Prefill:
+    """M prompts run through the networks, for all of their samples.
+
+    cache: the policy's, of P positions. draft: the drafter's state. logits, features: those of the last prompt token.
+    """
+
+    prompts: Prompts
+    cache: Cache
+    draft: DraftState
+    logits: Float[Array, "M 1 V"]
+    features: Float[Array, "M 1 F"]
+
+
+@pytree
+class Queue:
+    """next: int32, sequences let in so far. kept: prefilled prompts, from `first` on; those before `until` count."""
+
+    next: Int[Array, ""]
+    first: Int[Array, ""]
+    until: Int[Array, ""]
+    kept: Prefill
+
+
+def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
+    """One forward over the prompts. The drafter's state is left blank where it is not going to draft."""
+    policy, drafter, config = decoding.policy, decoding.drafter, decoding.config
+    count, width = prompts.tokens.shape
+    cache, start, final = policy.init_cache(count, width), jnp.zeros(count, jnp.int32), prompts.lengths - 1
+    with jax.named_scope("prefill"):
+        output = policy.apply(decoding.params.policy, prompts.tokens, start, cache, final)
+
+        def begin() -> DraftState:
+            return drafter.start(decoding.params, prompts, output.features, config.slack)
+
+        if max(config.lengths) == 0:
+            draft = ()
+        else:
+            draft = jax.lax.cond(drafting, begin, lambda: blank(begin))
+    features = jnp.take_along_axis(output.features, final[:, None, None], axis=1)
+    assert output.cache is not None
+    return Prefill(prompts, output.cache, draft, output.logits, features)
+
+
+def blank(make: Callable[[], PyTree]) -> PyTree:
+    """Zeros in the shape of what `make` returns."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+
+
+def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
+    """The record of sequences that have not begun."""
+    none, zeros = jnp.zeros((sequences, config.slack - 1), jnp.int32), jnp.zeros(sequences, jnp.int32)
+    tokens = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
+    log_probs = tokens.astype(jnp.float32)
+    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros)
+
+
+def seat(
+    decoding: Decoding,
+    kept: Prefill,
+    prompt: Int[Array, "B"],
+    sequence: Int[Array, "B"],
+    seed_step: SeedStep,
+    length: int,
+) -> RoundState:
+    """Rows at their first token: row b is `sequence[b]` of the rollout, a sample of prompt `prompt[b]` of those kept.
+
+    length: positions of their caches.
+    """
+    policy, config, rows = decoding.policy, decoding.config, len(prompt)
+    own: Prefill = jax.tree.map(lambda x: x[prompt], kept)
+    own = kv.resize(own, length - own.cache[0].k.shape[2])
+    none, zeros = jnp.zeros((rows, config.slack - 1), jnp.int32), jnp.zeros(rows, jnp.int32)
+    record = jnp.zeros((rows, config.max_new_tokens + config.slack), jnp.float32)
+    state = RoundState(
+        sequence=sequence,
+        keys=sequence_keys(seed_step, own.prompts.id, sequence % config.group_size),
+        prompt=own.prompts.lengths,
+        emitted=zeros,
+        pending=zeros,
+        done=zeros > 0,
+        stopped=zeros > 0,
+        cache=own.cache,
+        draft=own.draft,
+        tokens=record.astype(jnp.int32),
+        law=record,
+        full=record,
+        drafted=none,
+        accepted=none,
+        rounds=zeros,
+    )
+    noise = VERIFIERS[config.verifier].noise(state.keys, state.prompt, 0, policy.vocab_size)
+    features = own.features if config.slack > 1 else None
+    return commit(decoding, state, own.logits, features, no_proposal(rows, policy), noise)
+
+
+def let_in(
+    decoding: Decoding,
+    state: RoundState,
+    queue: Queue,
+    record: Rollout,
+    *,
+    prompts: Prompts,
+    seed_step: SeedStep,
+    rows: int,
+    drafting: Bool[Array, ""],
+) -> tuple[RoundState, Queue, Rollout]:
+    """The next `rows` sequences, or as many as are left of the prompts kept, take the first free slots."""
+    slots, group, count = len(state.done), decoding.config.group_size, len(queue.kept.prompts.lengths)
+    length = state.cache[0].k.shape[2]
+
+    def refill(queue: Queue) -> Queue:
+        first = queue.next // group
+        index = jnp.minimum(first + jnp.arange(count), len(prompts.lengths) - 1)
+        kept = prefill(decoding, jax.tree.map(lambda x: x[index], prompts), drafting)
+        until = jnp.minimum((first + count) * group, len(prompts.lengths) * group)
+        return Queue(queue.next, first, until, kept)
+
+    queue = jax.lax.cond(queue.next == queue.until, refill, lambda queue: queue, queue)
+    record = write_back(record, state, decoding.config)
+    sequence = queue.next + jnp.arange(rows)
+    prompt = jnp.clip(sequence // group - queue.first, 0, count - 1)
+    seated = seat(decoding, queue.kept, prompt, sequence, seed_step, length)
+    free = jnp.nonzero(state.done, size=rows, fill_value=slots)[0]
+    admitted = (sequence < queue.until) & (free < slots)
+    into = jnp.where(admitted, free, slots)
+    state = jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), state, seated)
+    return state, replace(queue, next=queue.next + jnp.sum(admitted, dtype=jnp.int32)), record
+
+
+def write_back(record: Rollout, state: RoundState, config: RolloutConfig) -> Rollout:
+    """The record of all sequences with what the finished rows came to."""
+    budget = config.max_new_tokens
+    real = jnp.arange(budget)[None] < state.emitted[:, None]
+
+    def cut(x: Array) -> Array:
+        return jnp.where(real, x[:, :budget], jnp.zeros((), x.dtype))
+
+    own = Rollout(
+        tokens=cut(state.tokens),
+        lengths=state.emitted,
+        stopped=state.stopped,
+        law=cut(state.law),
+        full=cut(state.full),
+        drafted=state.drafted,
+        accepted=state.accepted,
+        rounds=state.rounds,
+    )
+    into = jnp.where(state.done, state.sequence, len(record.lengths))
+    return jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), record, own)
+
+
+def compact(state: RoundState, slots: int) -> RoundState:
+    """The rows still at work, and some finished ones, in so many slots; there must be no more of the former."""
+    rows = jnp.argsort(state.done, stable=True)[:slots]
+    return jax.tree.map(lambda x: x[rows], state)

@@ -1,0 +1,149 @@
+"""Phases, the queue and chosen draft lengths change how a rollout is made, and nothing of what it returns."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.keys import seed_step
+from specjax.plan import ChosenConfig, Phase, RolloutConfig, lay_out
+from specjax.rollout import speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, Prompts, Rollout
+from tests.tiny import WANDERING as WORLD
+from tests.tiny import light_jit
+
+GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
+SEQUENCES = GROUP * len(WORLD.prompts)
+LONGEST = WORLD.batch.tokens.shape[1] + BUDGET
+
+
+def config(verifier: str = "coupled", **options: Any) -> RolloutConfig:
+    return RolloutConfig(
+        group_size=GROUP,
+        max_new_tokens=BUDGET,
+        verifier=verifier,  # pyright: ignore[reportArgumentType]
+        law=SamplingLaw(temperature=0.8),
+        stop_tokens=WORLD.stops,
+        **options,
+    )
+
+
+def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:
+    for name in ("tokens", "lengths", "stopped", *names):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
+    for name in ("law", "full"):
+        np.testing.assert_allclose(getattr(rollout, name), getattr(other, name), atol=1e-4, err_msg=name)
+
+
+# Of fewer slots than sequences, of a shrinking batch, of growing windows, and of all at once.
+PLANS = {
+    "queue": dict(phases=((8, LONGEST),)),
+    "queue of part groups": dict(phases=((5, LONGEST),), admit=3, kept_prompts=2),
+    "queue one by one": dict(phases=((7, LONGEST),), admit=1),
+    "shrinking": dict(phases=((SEQUENCES, LONGEST), (16, LONGEST), (12, LONGEST))),
+    "growing": dict(phases=((SEQUENCES, 6), (SEQUENCES, 9))),
+    "all": dict(phases=((9, 8), (4, LONGEST)), admit=2),
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Rollout:
+    return WORLD.rollout("none", "none", config(draft_length=0), RUN)
+
+
+@pytest.fixture(scope="module")
+def drafted() -> dict[str, Rollout]:
+    return {name: WORLD.rollout("eagle3", "random", config(name, draft_length=3), RUN) for name in ("rejection",)}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
+    assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
+    """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
+    rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
+    assert_same(rollout, drafted["rejection"], "rounds", "drafted", "accepted")
+
+
+@pytest.mark.parametrize("plan", ["shrinking", "all"])
+def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str):
+    """One program for every choice; among them drafting that begins, ends and begins again."""
+    options = config(draft_lengths=(0, 2), **PLANS[plan])
+    phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
+    traces = []
+
+    @light_jit
+    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
+        traces.append(1)
+        every = ChosenConfig(**vars(options), chosen=chosen)
+        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, RUN, every)
+
+    trips = set()
+    for pattern in ([0], [1], [0, 1], [1, 0]):
+        rollout = program(WORLD.params("random"), WORLD.batch, jnp.array((pattern * phases)[:phases]))
+        assert_same(rollout, plain)
+        assert (np.asarray(rollout.drafted).sum() > 0) == (max(pattern) > 0)
+        trips.add(int(np.sum(rollout.trips)))
+    assert len(traces) == 1 and len(trips) > 1
+
+
+def test_drafting_that_begins_late_is_as_good_as_any():
+    """Though it has not seen what came before, and drafts for easier positions when it has."""
+    options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
+
+    @light_jit
+    def program(params: Params, prompts: Prompts) -> Rollout:
+        late = ChosenConfig(**vars(options), chosen=jnp.array([0, 1]))
+        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, RUN, late)
+
+    rollout = program(WORLD.params("trained"), WORLD.batch)
+    whole = WORLD.rollout("eagle3", "trained", config(draft_length=3), RUN)
+    rates = [np.asarray(x.accepted)[:, 0].sum() / np.asarray(x.drafted)[:, 0].sum() for x in (rollout, whole)]
+    assert rates[0] > 0.5 * rates[1] > 0.1
+
+
+def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
+    """Rounds of a phase times its slots bound the rounds of all rows in it; a queue runs longer than a batch of all."""
+    rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["queue"]), RUN)
+    trips, rounds = np.asarray(rollout.trips), np.asarray(rollout.rounds)
+    assert trips.shape == (1, 1) and rounds.sum() <= 8 * trips.sum() < 1.6 * rounds.sum()
+    shrinking = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["shrinking"]), RUN)
+    trips = np.asarray(shrinking.trips)[0]
+    assert (trips > 0).all() and trips.sum() == np.asarray(shrinking.rounds).max()
+
+
+def test_phases_are_laid_out():
+    assert lay_out(config(), 24, 5) == (Phase(24, 17),)
+    assert lay_out(config(phases=((100, 100), (8, 9), (8, 100), (2, 4))), 24, 5) == (
+        Phase(24, 17),
+        Phase(8, 9),
+        Phase(8, 17),
+        Phase(2, 17),
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"phases": ((4, 9), (8, 9))}, r"phases = \(\(4, 9\), \(8, 9\)\): must be \(slots, window\)"),
+        ({"phases": ((0, 9),)}, "phases = "),
+        ({"draft_lengths": (3, 1)}, r"draft_lengths = \(3, 1\): must be ascending"),
+        ({"draft_lengths": (-1, 1)}, "draft_lengths = "),
+        ({"admit": -1}, "admit = -1: must be at least 0"),
+    ],
+)
+def test_bad_plans_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_lengths_that_nobody_chose_are_refused():
+    with pytest.raises(ValueError, match="none is chosen for phase 0"):
+        WORLD.rollout("eagle3", "random", replace(config(), draft_lengths=(0, 3)), RUN)
