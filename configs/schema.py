@@ -183,7 +183,7 @@ class SpeedupConfig:
     """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
 
     Attributes:
-        slots:         sequences decoded at a time; empty skips the comparison.
+        slots:         sequences decoded at a time on each shard, to begin with; empty skips the comparison.
         draft_lengths: K of the speculative settings.
         prompts:       how many sequences in all.
         repeats:       timings of each setting, side by side.

@@ -1,8 +1,12 @@
 """All that a program needs of a run before its first step."""
 
+import math
+import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
@@ -41,6 +45,7 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
 
     Without `training`, problems are read only where the draft's vocabulary was chosen from them.
     """
+    _offer_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
     except ValueError as error:
@@ -55,6 +60,16 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
     train = config.train_config()
     train = replace(train, rollout=replace(train.rollout, stop_tokens=stop_tokens))
     return Setup(config, train, mesh, tokenizer, problems, networks)
+
+
+def _offer_cpu_devices(count: int) -> None:
+    """On CPU, a device for each part of the mesh: each then works on a core of its own, without waiting for the others.
+
+    Nothing changes where JAX has been told how many, or has begun; nor for other devices.
+    """
+    if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
 
 
 def _check_split(config: RunConfig, shards: int) -> None:

@@ -1,5 +1,6 @@
 """The best speculative plan against the best autoregressive one, each at its own slot count, on the same prompts."""
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -16,8 +17,11 @@ from launch.errors import ConfigError
 from launch.pipeline import PromptTable
 from specjax.drafters import Drafter
 from specjax.generate import make_generate, place
-from specjax.plan import RolloutConfig
+from specjax.mesh import batch_shards
+from specjax.plan import Phase, RolloutConfig, lay_out
 from specjax.types import Params, Policy, Prompts
+
+ANY_LENGTH = 2**30
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Measurement:
     """One pass of a plan over all prompts.
 
     alpha:   tokens emitted a verification, live rows only.
-    seconds: wall time. trips: iterations of the decoding loop.
+    seconds: wall time. trips: rounds of the shard that had most.
     """
 
     tokens: int
@@ -38,48 +42,51 @@ class Measurement:
         return self.tokens / self.seconds
 
 
-class Plan:
-    """Prompts generated `slots` at a time at one draft length; compiled when made."""
+class Program:
+    """All prompts generated with the same phases, at any draft length in any phase: compiled when made."""
 
     def __init__(
-        self,
-        policy: Policy,
-        drafter: Drafter,
-        params: Params,
-        config: RolloutConfig,
-        table: PromptTable,
-        prompts: int,
-        slots: int,
-        draft_length: int,
-        mesh: Mesh,
+        self, policy: Policy, drafter: Drafter, params: Params, config: RolloutConfig, prompts: Prompts, mesh: Mesh
     ) -> None:
-        self.slots, self.draft_length = slots, draft_length
-        config = replace(config, group_size=1, draft_length=draft_length)
+        sequences = len(prompts.lengths) // batch_shards(mesh)
+        self.phases = lay_out(config, sequences, prompts.tokens.shape[1])
+        self.draft_lengths = config.draft_lengths
         self._generate = make_generate(policy, drafter, config, mesh)
-        self._params = params
-        self._batches: list[Prompts] = [
-            place(table.batch(np.arange(start, start + slots)), mesh) for start in range(0, prompts, slots)
-        ]
-        self.measure()
+        self._params, self._prompts = params, place(prompts, mesh)
+        self.measure((0,) * len(self.phases))
+
+    def measure(self, draft_lengths: tuple[int, ...]) -> Measurement:
+        """Generate everything once, each phase at its draft length."""
+        chosen = jnp.array([self.draft_lengths.index(k) for k in draft_lengths])
+        noise = jnp.int32(0), jnp.int32(-2)
+        start = time.perf_counter()
+        rollout = jax.block_until_ready(self._generate(self._params, self._prompts, noise, chosen))
+        seconds = time.perf_counter() - start
+        tokens, rounds = int(rollout.lengths.sum()), int(np.sum(rollout.rounds))
+        trips = int(np.max(np.sum(rollout.trips, axis=-1)))
+        return Measurement(tokens, (tokens - len(rollout.lengths)) / max(rounds, 1), seconds, trips)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program, run with a draft length for each of its phases."""
+
+    program: Program
+    draft_lengths: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        return self.program.phases[0].slots
 
     def measure(self) -> Measurement:
-        """Generate everything once."""
-        start = time.perf_counter()
-        noise = jnp.int32(0), jnp.int32(-2)
-        rollouts = jax.block_until_ready([self._generate(self._params, batch, noise) for batch in self._batches])
-        seconds = time.perf_counter() - start
-        tokens = sum(int(rollout.lengths.sum()) for rollout in rollouts)
-        rows = sum(len(rollout.lengths) for rollout in rollouts)
-        verifications = sum(int(np.sum(np.asarray(rollout.rounds))) for rollout in rollouts)
-        trips = sum(int(np.max(np.sum(rollout.trips, axis=-1))) for rollout in rollouts)
-        return Measurement(tokens, (tokens - rows) / max(verifications, 1), seconds, trips)
+        return self.program.measure(self.draft_lengths)
 
 
 @dataclass(frozen=True)
 class Speedup:
     """The two best plans measured in turns. speedup: median over the turns of the ratio of their tokens/s.
 
-    cost: seconds of a round of the speculative plan over those of an autoregressive one at the same slots.
+    cost: seconds of a round of the speculative plan over those of an autoregressive one with the same phases.
     """
 
     plain: Plan
@@ -100,12 +107,18 @@ def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, 
     usable = len(table.rows)
     if options.prompts > usable:
         raise ConfigError(f"speedup.prompts = {options.prompts}: must be at most {usable}, the usable held-out prompts")
-    for slots in options.slots:
-        if options.prompts % slots or slots % shards:
-            raise ConfigError(
-                f"speedup.slots = {options.slots}: each must divide speedup.prompts = {options.prompts} "
-                f"and be a multiple of mesh.data x mesh.fsdp = {shards}"
-            )
+    if options.prompts % shards:
+        raise ConfigError(
+            f"speedup.prompts = {options.prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}"
+        )
+
+
+def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
+    """Phases of that many slots, a quarter, a sixteenth, .. down to four or less, of whatever length rows may have."""
+    ladder = [slots]
+    while ladder[-1] > 4:
+        ladder.append(max(ladder[-1] // 4, 1))
+    return tuple((count, ANY_LENGTH) for count in ladder)
 
 
 def compare_plans(
@@ -118,20 +131,19 @@ def compare_plans(
     mesh: Mesh,
 ) -> Speedup:
     """Measure every plan once, then the best of each kind in turns, which cancels a drift of the machine."""
-
-    def sweep(draft_lengths: tuple[int, ...]) -> dict[Plan, Measurement]:
-        plans = [
-            Plan(policy, drafter, params, config, table, options.prompts, slots, draft_length, mesh)
-            for slots in options.slots
-            for draft_length in draft_lengths
-        ]
-        return {plan: plan.measure() for plan in plans}
-
-    plain, speculative = sweep((0,)), sweep(options.draft_lengths)
-    best_plain = max(plain, key=lambda plan: plain[plan].tokens_per_s)
-    best = max(speculative, key=lambda plan: speculative[plan].tokens_per_s)
-    same_slots = next(plan for plan in plain if plan.slots == best.slots)
-    turns = [(best_plain.measure(), best.measure(), same_slots.measure()) for _ in range(options.repeats)]
+    prompts = table.batch(np.arange(options.prompts))
+    config = replace(config, group_size=1, draft_lengths=(0, *options.draft_lengths))
+    measured: dict[Plan, Measurement] = {}
+    for slots in options.slots:
+        program = Program(policy, drafter, params, replace(config, phases=shrinking(slots)), prompts, mesh)
+        for lengths in itertools.product(config.draft_lengths, repeat=len(program.phases)):
+            plan = Plan(program, lengths)
+            measured[plan] = plan.measure()
+    plain = {plan: seen for plan, seen in measured.items() if not any(plan.draft_lengths)}
+    best_plain = max(plain, key=lambda plan: measured[plan].tokens_per_s)
+    best = max(measured.keys() - plain.keys(), key=lambda plan: measured[plan].tokens_per_s)
+    same_phases = next(plan for plan in plain if plan.program is best.program)
+    turns = [(best_plain.measure(), best.measure(), same_phases.measure()) for _ in range(options.repeats)]
     return Speedup(
         plain=best_plain,
         speculative=best,
@@ -150,9 +162,12 @@ def print_speedup(result: Speedup, console: Console) -> None:
         ("autoregressive", result.plain, result.plain_tokens_per_s),
         ("speculative", result.speculative, result.speculative_tokens_per_s),
     ):
-        table.add_row(name, str(plan.slots), str(plan.draft_length), f"{speed:.0f}")
+        phases: tuple[Phase, ...] = plan.program.phases
+        table.add_row(
+            name, ", ".join(str(p.slots) for p in phases), ", ".join(map(str, plan.draft_lengths)), f"{speed:.0f}"
+        )
     console.print(table)
     console.print(
         f"speed-up {result.speedup:.2f}: alpha {result.alpha:.2f} tokens a round, which costs {result.cost:.2f} "
-        f"autoregressive ones at the same slots (alpha / cost {result.alpha / result.cost:.2f})"
+        f"autoregressive ones in the same phases (alpha / cost {result.alpha / result.cost:.2f})"
     )

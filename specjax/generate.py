@@ -5,16 +5,18 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.mesh import BATCH_AXES, batch_shards
-from specjax.plan import RolloutConfig
+from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.types import Params, Policy, Prompts, Rollout
 
 RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]
-Generate = Callable[[Params, Prompts, SeedStep], Rollout]
+Choice = Int[Array, "phases"] | None
+Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
 def prepare(params: Params, policy: Policy) -> Params:
@@ -26,12 +28,18 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
     """`rollout_fn` on each data shard: it sees that shard's prompts alone and has its own loop and trip count.
 
     Parameters enter whole over data and fsdp, which is the gather half of "prepare"; tensor stays with the compiler.
+    The last argument is None, or the `chosen` of `ChosenConfig`.
     """
     rows = P(BATCH_AXES)
+
+    def generate(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        options = config if chosen is None else ChosenConfig(**vars(config), chosen=chosen)
+        return rollout_fn(policy, drafter, params, prompts, seed_step, options)
+
     return jax.shard_map(
-        lambda params, prompts, seed_step: rollout_fn(policy, drafter, params, prompts, seed_step, config),
+        generate,
         mesh=mesh,
-        in_specs=(P(), rows, P()),
+        in_specs=(P(), rows, P(), P()),
         out_specs=rows,
         axis_names=set(BATCH_AXES),
         # Loop carries start replicated and become shard-dependent, which the check would want annotated one by one.
@@ -45,17 +53,17 @@ def make_generate(
     config: RolloutConfig,
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
-) -> Generate:
-    """The jitted function (params, prompts, seed_step) -> Rollout, for evaluation and serving."""
+) -> Callable[..., Rollout]:
+    """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving."""
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
     @jax.jit
-    def run(params: Params, prompts: Prompts, seed_step: SeedStep) -> Rollout:
-        return generate(prepare(params, policy), prompts, seed_step)
+    def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        return generate(prepare(params, policy), prompts, seed_step, chosen)
 
-    def call(params: Params, prompts: Prompts, seed_step: SeedStep) -> Rollout:
+    def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):
-            return run(params, place(prompts, mesh), seed_step)
+            return run(params, place(prompts, mesh), seed_step, chosen)
 
     return call
 

@@ -84,7 +84,7 @@ def make_stages(
     law = config.rollout.law
 
     def generate(params: Params, prompts: Prompts, step: Array) -> Rollout:
-        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step))
+        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), None)
 
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
         rows = len(rollout.lengths) // batch_shards(mesh)

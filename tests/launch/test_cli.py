@@ -202,6 +202,17 @@ def launch(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
 
 
+def test_on_cpu_a_mesh_finds_its_devices():
+    """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
+    code = (
+        "import dataclasses, jax, launch.train; from configs.tiny import config; from launch.setup import set_up;"
+        "from specjax.mesh import MeshConfig; set_up(dataclasses.replace(config, mesh=MeshConfig(data=4)));"
+        "assert jax.device_count() == 4"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 def test_the_programs_exit_codes():
     bad = launch("launch.train", "tiny", "--rollout.draft-lenght", "3")
     expected = "error: Unrecognized options: --rollout.draft-lenght, 3; did you mean --rollout.draft-length?\n"

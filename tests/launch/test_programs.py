@@ -290,7 +290,10 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
-        ({"--speedup.slots": "2", "--speedup.prompts": "3"}, "speedup.slots = (2,): each must divide"),
+        (
+            {"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"},
+            "speedup.prompts = 3: must be a multiple of mesh.data x mesh.fsdp = 2",
+        ),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
         ({"--speedup.slots": "1", "--draft.kind": "none", "--rollout.draft-length": "0"}, "(1,): must be empty"),
     ],

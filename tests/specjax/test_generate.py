@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -5,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.generate import Generate, make_generate, place, prepare
+from specjax.generate import make_generate, place, prepare
 from specjax.keys import seed_step
 from specjax.types import Rollout
 from tests.specjax.training import BUDGET, CONFIG, GROUP, STOP, make_prompts, mesh_of, networks, params_on
@@ -14,12 +15,12 @@ POLICY, DRAFTER = networks()
 COUPLED = replace(CONFIG.rollout, verifier="coupled")
 
 
-def generate_on(*shape: int) -> Generate:
+def generate_on(*shape: int) -> Callable[..., Rollout]:
     return make_generate(POLICY, DRAFTER, COUPLED, mesh_of(*shape))
 
 
 @pytest.fixture(scope="module")
-def single() -> Generate:
+def single() -> Callable[..., Rollout]:
     return generate_on(1, 1, 1)
 
 
