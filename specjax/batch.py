@@ -1,5 +1,7 @@
 """From a rollout to what training reads: prompt and completion joined, one row a sequence."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -28,6 +30,16 @@ class Batch:
     def trained(self) -> Bool[Array, "R S"]:
         """Tokens that count in the policy's loss."""
         return self.completion & self.scored[:, None]
+
+    @property
+    def lengths(self) -> Int[Array, "R"]:
+        """int32, up to the last completion token: nothing behind it counts in any loss. 0 where there is none."""
+        return jnp.max(jnp.where(self.completion, jnp.arange(1, self.tokens.shape[1] + 1)[None], 0), axis=1)
+
+    def cut(self, window: int) -> "Batch":
+        """The first `window` columns."""
+        mu = None if self.mu is None else self.mu[:, :window]
+        return replace(self, tokens=self.tokens[:, :window], completion=self.completion[:, :window], mu=mu)
 
 
 def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Batch:

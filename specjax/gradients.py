@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
+from specjax.ladder import in_window
 from specjax.loss import LossConfig, grpo_terms
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import Params, Policy, PolicyOutput, PyTree
@@ -40,10 +41,12 @@ def accumulate(
     config: LossConfig,
     microbatches: int,
     train_draft: bool,
+    ladder: tuple[int, ...] = (),
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
 
     reference: log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
+    ladder:    windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
     gradient is the same program whether the draft is trained or not.
@@ -82,31 +85,45 @@ def accumulate(
         result = drafter.loss(both, batch.tokens, output, batch.completion, law)
         return result.loss / draft_tokens, result.overlap
 
-    def one(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:
-        batch, reference = part
+    def one(window: int, batch: Batch, reference: Array | None) -> tuple[Params, dict]:
+        batch, reference = batch.cut(window), None if reference is None else reference[:, : window - 1]
         with jax.named_scope("policy_gradient"):
             gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, reference)
         draft, loss, overlap = jax.tree.map(jnp.zeros_like, params.draft), jnp.float32(0), jnp.float32(0)
         if train_draft:
             with jax.named_scope("draft_gradient"):
                 (loss, overlap), draft = jax.value_and_grad(draft_loss, has_aux=True)(params.draft, batch, output)
-        total = jax.tree.map(jnp.add, total, Params(policy=gradient, draft=draft))
-        return total, sums | dict(draft_loss=loss, overlap=overlap)
+        return Params(policy=gradient, draft=draft), sums | dict(draft_loss=loss, overlap=overlap)
+
+    def add(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:
+        gradients, sums = in_window(one, ladder, *part)
+        return jax.tree.map(jnp.add, total, gradients), sums
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    gradients, parts = jax.lax.scan(one, zero, split((batch, reference), microbatches))
+    gradients, parts = jax.lax.scan(add, zero, split((batch, reference), microbatches))
     reduced = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in parts.items()}
     return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)
 
 
 def reference_log_probs(
-    policy: Policy, reference: PyTree, batch: Batch, law: SamplingLaw, microbatches: int
+    policy: Policy,
+    reference: PyTree,
+    batch: Batch,
+    law: SamplingLaw,
+    microbatches: int,
+    ladder: tuple[int, ...] = (),
 ) -> Float[Array, "R T"]:
-    """Log-probs of the batch's tokens, from the second on, under the reference policy."""
+    """Log-probs of the batch's tokens, from the second on, under the reference policy.
 
-    def one(tokens: Array) -> Array:
+    Behind the window of its microbatch, where no token counts, a row is zero.
+    """
+    width = batch.tokens.shape[1]
+
+    def one(window: int, batch: Batch) -> Array:
+        tokens = batch.tokens[:, :window]
         output = policy.apply(reference, tokens, jnp.zeros(len(tokens), jnp.int32))
-        return pick(full_log_probs(output.logits[:, :-1], law), tokens[:, 1:])
+        log_probs = pick(full_log_probs(output.logits[:, :-1], law), tokens[:, 1:])
+        return jnp.pad(log_probs, ((0, 0), (0, width - window)))
 
-    parts = jax.lax.map(one, split(batch.tokens, microbatches))
+    parts = jax.lax.map(lambda part: in_window(one, ladder, part), split(batch, microbatches))
     return jnp.moveaxis(parts, 0, 1).reshape(-1, parts.shape[-1])

@@ -18,6 +18,7 @@ from specjax.batch import Batch, make_batch
 from specjax.drafters import Drafter
 from specjax.generate import RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
+from specjax.ladder import check_ladder, sort_rows
 from specjax.loss import LossConfig
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics, loss_metrics, reward_metrics, rollout_metrics
@@ -37,6 +38,8 @@ class TrainConfig:
     Attributes:
         seed:                all noise is keyed by (seed, step).
         microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
+        ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
+                             holds its rows. The full length is always the last rung; empty pads every row to it.
         train_draft:         distil the draft from every rollout; False freezes it.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
@@ -47,12 +50,14 @@ class TrainConfig:
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     microbatches: int = 1
+    ladder: tuple[int, ...] = ()
     train_draft: bool = True
     allow_truncated_law: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatches < 1:
             raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        check_ladder(self.ladder)
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
@@ -92,20 +97,22 @@ def make_stages(
             raise ValueError(f"microbatches = {config.microbatches}: must divide the {rows} sequences of a data shard")
         scores = reward_fn(rollout, prompts)
         advantages = group_advantages(scores.value, len(rollout.lengths) // len(prompts.lengths))
-        return make_batch(prompts, rollout, advantages), rollout_metrics(rollout) | reward_metrics(scores, advantages)
+        batch = make_batch(prompts, rollout, advantages)
+        if config.ladder:
+            batch = sort_rows(batch, mesh, config.microbatches)
+        return batch, rollout_metrics(rollout) | reward_metrics(scores, advantages)
 
     def logprob(reference: PyTree | None, batch: Batch) -> Array | None:
         if reference is None:
             if config.loss.kl_coefficient:
                 raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
             return None
-        return reference_log_probs(policy, reference, batch, law, config.microbatches)
+        return reference_log_probs(policy, reference, batch, law, config.microbatches, config.ladder)
 
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
         train_draft = config.train_draft and bool(jax.tree.leaves(state.params.draft))
-        gradients, sums = accumulate(
-            policy, drafter, state.params, batch, reference, law, config.loss, config.microbatches, train_draft
-        )
+        parts = config.microbatches, train_draft, config.ladder
+        gradients, sums = accumulate(policy, drafter, state.params, batch, reference, law, config.loss, *parts)
         params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params)
         metrics = loss_metrics(
             sums,

@@ -1,0 +1,208 @@
+"""Windows are chosen by length, rows keep to their shard, and no loss or gradient notices."""
+
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.batch import Batch, split
+from specjax.generate import place
+from specjax.gradients import Sums, accumulate, reference_log_probs
+from specjax.ladder import rung, sort_rows, windows
+from specjax.loss import LossConfig
+from specjax.mesh import BATCH_AXES, batch_shards
+from specjax.rollout import speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.train_step import TrainConfig, make_train_step
+from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
+from tests.specjax.hlo import Program, collectives
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    GROUP,
+    QUICKLY,
+    VOCAB,
+    count_fives,
+    last_gradients,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+    relative_gap,
+    state_on,
+)
+
+ROWS, LENGTH, LADDER = 32, 24, (3, 22)
+FAILED, EMPTY = 17, 9
+LAW = SamplingLaw(temperature=0.7)
+LOSS = LossConfig(kl_coefficient=0.3)
+POLICY, DRAFTER = networks(unroll=2)
+ONE = mesh_of(1, 1, 1)
+
+Gradients = tuple[Params, Sums]
+
+
+def long_tailed() -> Batch:
+    """Of four rows two fit the first rung; a few are exactly as long as the second, one has no completion, and of the
+    longest one was not scored.
+    """
+    rng = np.random.default_rng(3)
+    start = np.resize([1, 2], ROWS)
+    end = rng.permuted(np.stack([np.full(8, 2), np.full(8, 3), *rng.integers(4, 9, (2, 8))], axis=1), axis=1).ravel()
+    start, end = np.minimum(start, end - 1), np.where(np.isin(np.arange(ROWS), (1, 17, 30)), LADDER[1], end)
+    end[EMPTY] = start[EMPTY]
+    column = np.arange(LENGTH)[None]
+    tokens = np.where(column < end[:, None], rng.integers(0, VOCAB, (ROWS, LENGTH)), 0)
+    return Batch(
+        tokens=jnp.array(tokens, jnp.int32),
+        completion=jnp.array((column >= start[:, None]) & (column < end[:, None])),
+        mu=jnp.array(-3 * rng.random((ROWS, LENGTH)), jnp.float32),
+        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
+        scored=jnp.arange(ROWS) != FAILED,
+    )
+
+
+def lengths_of(batch: Batch) -> np.ndarray:
+    return np.array([max(np.flatnonzero(row), default=-1) + 1 for row in np.asarray(batch.completion)])
+
+
+def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
+    """Reference log-probs and both gradients of the batch, with the text of their program."""
+
+    def run(params: Params, batch: Batch) -> Gradients:
+        if ladder:
+            batch = sort_rows(batch, mesh, microbatches)
+        frozen = jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), params.policy)
+        reference = reference_log_probs(POLICY, frozen, batch, LAW, microbatches, ladder)
+        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches, True, ladder)
+
+    params = params_on(mesh)
+    batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(run).lower(params, batch).compile(QUICKLY)
+        return compiled(params, batch), compiled.as_text()
+
+
+@pytest.fixture(scope="module")
+def padded() -> Gradients:
+    return program(ONE, 1, ())[0]
+
+
+@pytest.mark.parametrize("shape, microbatches", [((1, 1, 1), 1), ((8, 1, 1), 2), ((2, 2, 2), 4)])
+def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded) -> None:
+    (gradients, sums), text = program(mesh_of(*shape), microbatches, LADDER)
+    assert relative_gap(gradients.policy, padded[0].policy) < 1e-5
+    assert relative_gap(gradients.draft, padded[0].draft) < 1e-5
+    for name, value in sums._asdict().items():
+        np.testing.assert_allclose(value, getattr(padded[1], name), rtol=1e-5, err_msg=name)
+    if shape == (8, 1, 1):
+        # Sums over the shards, and no row, loss or log-prob of one shard on another.
+        lines = [line for lines in Program(text).computations.values() for line in lines]
+        assert {line.opcode.removesuffix("-start") for line in collectives(lines)} == {"all-reduce"}
+
+
+@pytest.mark.parametrize(
+    "lengths, window", [((0,), 3), ((3, 1), 3), ((2, 4), 5), ((5, 5), 5), ((6, 2), 12), ((13,), 24), ((24, 1), 24)]
+)
+def test_the_rung_is_the_smallest_that_fits(lengths, window) -> None:
+    choices = (3, 5, 12, 24)
+    assert choices[int(rung(jnp.array(lengths), choices))] == window
+
+
+def test_the_full_length_is_always_the_last_rung() -> None:
+    assert windows((3, 5, 12), 24) == (3, 5, 12, 24) and windows((), 9) == (9,) and windows((4, 9, 20), 9) == (4, 9)
+    assert int(rung(jnp.array([9, 3]), (9,))) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_every_shard_sorts_its_own_rows(shape) -> None:
+    mesh, parts = mesh_of(*shape), 4
+    rows = NamedSharding(mesh, P(BATCH_AXES))
+    batch = long_tailed()
+    batch = jax.device_put(replace(batch, advantage=jnp.arange(ROWS, dtype=jnp.float32)), rows)
+    compiled = jax.jit(lambda batch: sort_rows(batch, mesh, parts), out_shardings=rows).lower(batch).compile()
+    assert "all-" not in compiled.as_text() and "collective" not in compiled.as_text()
+    done = compiled(batch)
+    place = np.asarray(done.advantage).astype(int)
+    for got, given in zip(jax.tree.leaves(done), jax.tree.leaves(batch), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(given)[place])
+    lengths, shards = lengths_of(batch), batch_shards(mesh)
+    for shard, mine in enumerate(place.reshape(shards, -1)):
+        np.testing.assert_array_equal(np.sort(mine), np.arange(ROWS).reshape(shards, -1)[shard])
+    in_parts = np.asarray(split(done, parts).advantage).astype(int).reshape(parts, shards, -1)
+    for shard in range(shards):
+        order = lengths[in_parts[:, shard].ravel()]
+        np.testing.assert_array_equal(order, np.sort(order))
+
+
+def test_a_batch_knows_its_lengths() -> None:
+    batch = long_tailed()
+    np.testing.assert_array_equal(batch.lengths, lengths_of(batch))
+    assert batch.lengths[EMPTY] == 0 and max(batch.lengths) == LADDER[1]
+    assert replace(batch, mu=None).cut(7).tokens.shape == (ROWS, 7)
+
+
+def spied(seen: list[int]) -> Policy:
+    """The policy; `seen` gets the width of every forward without a cache that runs."""
+
+    def apply(params, tokens, start, cache=None, only=None) -> PolicyOutput:
+        if cache is None:
+            jax.debug.callback(lambda: seen.append(tokens.shape[1]))
+        return POLICY.apply(params, tokens, start, cache, only)
+
+    return replace(POLICY, apply=apply)
+
+
+def short_prompts() -> Prompts:
+    prompts = make_prompts()
+    return replace(prompts, lengths=jnp.ones_like(prompts.lengths))
+
+
+def fresh_state(config: TrainConfig) -> TrainState:
+    """With a reference policy that differs from the one being trained."""
+    state = state_on(ONE, config, with_reference=True)
+    return replace(state, reference=jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), state.reference))
+
+
+def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: int) -> list[int]:
+    """The smallest window of each part of the rows in order of length."""
+    lengths = np.sort(np.repeat(np.asarray(prompts.lengths), GROUP) + np.asarray(rollout.lengths))
+    choices = (*ladder, prompts.tokens.shape[1] + BUDGET)
+    return [min(window for window in choices if window >= part.max()) for part in np.split(lengths, parts)]
+
+
+def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
+    plain = replace(CONFIG, microbatches=4, loss=LOSS)
+    config, seen, chosen = replace(plain, ladder=(12, 22, 30)), [], []
+    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    step, state = make_train_step(spied(seen), DRAFTER, count_fives, config, ONE, rollout_fn), fresh_state(config)
+    for prompts in (make_prompts(), short_prompts()):
+        state, rollout, metrics = jax.block_until_ready(step(state, prompts))
+        jax.effects_barrier()
+        chosen.append(fitting(prompts, rollout, config.ladder[:2], config.microbatches))
+        # Once for the log-probs of the reference and once for the gradients.
+        assert sorted(seen) == sorted(2 * chosen[-1])
+        seen.clear()
+        if state.step == 1:
+            gradients, first = jax.tree.map(np.array, (last_gradients(state), metrics))
+    assert chosen[0] != chosen[1] and set(chosen[0] + chosen[1]) == {12, 22, 26}
+
+    padded, state = make_train_step(POLICY, DRAFTER, count_fives, plain, ONE), fresh_state(plain)
+    state, _, metrics = padded.lower(state, make_prompts()).compile(QUICKLY)(state, place(make_prompts(), ONE))
+    assert relative_gap(gradients.policy, last_gradients(state).policy) < 1e-5
+    assert relative_gap(gradients.draft, last_gradients(state).draft) < 1e-5
+    assert first.keys() == metrics.keys()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(first[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("ladder", [(2,), (0, 8), (-4,), (8, 4), (8, 8)])
+def test_bad_ladders_are_refused(ladder) -> None:
+    with pytest.raises(ValueError) as error:
+        TrainConfig(ladder=ladder)
+    assert str(error.value) == f"ladder = {ladder}: must be total lengths of at least 3, in ascending order"
