@@ -215,6 +215,8 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         microbatches:        parts in which gradients are accumulated.
+        ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
+                             is cut; empty pads every row to the full length.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
@@ -225,6 +227,7 @@ class RunConfig:
     resume: bool = False
     probe_every: int = 20
     microbatches: int = 1
+    ladder: tuple[int, ...] = ()
     allow_truncated_law: bool = False
     mesh: MeshConfig = field(default_factory=MeshConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -254,6 +257,7 @@ class RunConfig:
             policy_optimizer=self.policy_optimizer,
             draft_optimizer=self.draft_optimizer,
             microbatches=self.microbatches,
+            ladder=self.ladder,
             train_draft=self.draft.train and self.draft.kind != "none",
             allow_truncated_law=self.allow_truncated_law,
         )

@@ -62,6 +62,12 @@ def test_recipe(name: str):
     assert "17" in config.data.instruction.format(prompt="17")
 
 
+def test_what_a_step_reads_reaches_it():
+    config = RunConfig(name="own", steps=1, seed=5, microbatches=4, ladder=(16, 32), allow_truncated_law=True)
+    step = config.train_config()
+    assert (step.seed, step.microbatches, step.ladder, step.allow_truncated_law) == (5, 4, (16, 32), True)
+
+
 def test_gsm8k_finds_its_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("SPECJAX_DATA", str(tmp_path))
     config = load_recipe("gsm8k")

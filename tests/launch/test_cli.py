@@ -98,6 +98,7 @@ def test_options_change_the_recipe():
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
         ("--model.architecture.num-kv-heads 3", "model.architecture.num_kv_heads = 3: must divide num_heads = 4"),
         ("--microbatches 0", "microbatches = 0: must be at least 1"),
+        ("--ladder 64 32", "ladder = (64, 32): must be total lengths of at least 3, in ascending order"),
         ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw(temperature=1.0, top_k=None, top_p=0.5, min_p=0.0): "),
     ],
 )
