@@ -1,0 +1,121 @@
+"""What the ladder saves: the gradient of a long-tailed batch at padded length over the same with windows, paired.
+
+Run from the repository's root: python -m benchmarks.ladder
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.params import init_params
+from specjax import MeshConfig, Params, SamplingLaw, make_mesh
+from specjax.batch import Batch
+from specjax.gradients import accumulate
+from specjax.ladder import rung, sort_rows, windows
+from specjax.loss import LossConfig
+
+ROWS, MICROBATCHES, VOCAB, WIDTH, PROMPT, MEDIAN = 64, 8, 512, 64, 16, 64
+SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)
+DECODER = DecoderConfig(vocab_size=VOCAB, num_layers=4, feature_layers=(0, 2, 3), **SHAPE)
+HEAD = Eagle3Config(feature_size=3 * WIDTH, draft_vocab_size=VOCAB, **SHAPE)
+MESH = make_mesh(MeshConfig())
+
+
+def long_tailed(rng: np.random.Generator) -> Batch:
+    """Lognormal lengths of median 64, the longest three of eight times that; padded to the longest."""
+    lengths = np.clip(np.exp(np.log(MEDIAN) + 0.5 * rng.standard_normal(ROWS)), PROMPT + 1, 8 * MEDIAN).astype(int)
+    lengths[rng.choice(ROWS, 3, replace=False)] = 8 * MEDIAN
+    column = np.arange(8 * MEDIAN)[None]
+    real = column < lengths[:, None]
+    return Batch(
+        tokens=jnp.array(np.where(real, rng.integers(0, VOCAB, real.shape), 0), jnp.int32),
+        completion=jnp.array(real & (column >= PROMPT)),
+        mu=None,
+        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32),
+        scored=jnp.ones(ROWS, bool),
+    )
+
+
+def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[[], float]:
+    """A function that takes both gradients once and gives the seconds."""
+    policy = make_policy(DECODER)
+    drafter, law, loss = make_eagle3(HEAD, policy), SamplingLaw(), LossConfig()
+
+    def gradients(params: Params, batch: Batch) -> Params:
+        if ladder:
+            batch = sort_rows(batch, MESH, MICROBATCHES)
+        return accumulate(policy, drafter, params, batch, None, law, loss, MICROBATCHES, True, ladder)[0]
+
+    with jax.set_mesh(MESH):
+        program = jax.jit(gradients).lower(params, batch).compile()
+
+    def measure() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(program(params, batch))
+        return time.perf_counter() - start
+
+    measure()
+    return measure
+
+
+def interval(values: list[float]) -> str:
+    """The median, and a 95% interval of it by bootstrap."""
+    draws = np.random.default_rng(1).choice(values, (10_000, len(values)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
+    return f"{np.median(values):.3g} [{low:.3g}, {high:.3g}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="pairs of measurements")
+    parser.add_argument("--ladder", type=int, nargs="+", default=[48, 64, 96, 128, 192], help="windows, ascending")
+    options = parser.parse_args()
+    keys = jax.random.split(jax.random.key(0))
+    params = Params(
+        policy=init_params(partial(init_decoder, DECODER), keys[0], MESH),
+        draft=init_params(partial(init_eagle3, HEAD), keys[1], MESH),
+    )
+    batch = long_tailed(np.random.default_rng(0))
+    lengths, width = np.asarray(batch.lengths), batch.tokens.shape[1]
+    ran = windows(tuple(options.ladder), width)
+    parts = [part.max() for part in np.split(np.sort(lengths), MICROBATCHES)]
+    chosen = [int(ran[rung(jnp.array([longest]), ran)]) for longest in parts]
+    print("command   python -m benchmarks.ladder", *sys.argv[1:])
+    print(f"device    {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
+    print(f"versions  Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}")
+    print(
+        f"batch     {ROWS} rows in {MICROBATCHES} microbatches, lengths {np.median(lengths):.0f} (median), "
+        f"{np.quantile(lengths, 0.9):.0f} (90%), {width} (longest and padded)"
+    )
+    print("windows   " + " ".join(map(str, chosen)))
+    print(
+        f"tokens    padded over real {ROWS * width / lengths.sum():.2f}, "
+        f"windows over real {ROWS / MICROBATCHES * sum(chosen) / lengths.sum():.2f}"
+    )
+
+    run = {"padded": compiled(params, batch, ()), "ladder": compiled(params, batch, tuple(options.ladder))}
+    seconds: dict[str, list[float]] = {name: [] for name in run}
+    for turn in range(options.repeats):
+        # They take turns in going first, which cancels a drift of the machine.
+        for name in sorted(run, reverse=turn % 2 == 1):
+            seconds[name].append(run[name]())
+    for name, values in seconds.items():
+        print(f"{name:9} {interval(values)} s a gradient, median of {options.repeats} with its 95% interval")
+    ratios = [padded / ladder for padded, ladder in zip(*seconds.values(), strict=True)]
+    print(f"speed-up  {interval(ratios)} padded over ladder, median of the pairs with its 95% interval")
+
+
+if __name__ == "__main__":
+    main()
