@@ -215,6 +215,7 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         microbatches:        parts in which gradients are accumulated.
+        cost_table:          a cost_table.json to choose draft lengths by; None measures one, where there are several.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
@@ -227,6 +228,7 @@ class RunConfig:
     resume: bool = False
     probe_every: int = 20
     microbatches: int = 1
+    cost_table: str | None = None
     ladder: tuple[int, ...] = ()
     allow_truncated_law: bool = False
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -24,7 +24,7 @@ config = RunConfig(
     mesh=MeshConfig(data=2),
     model=ModelConfig(
         architecture=DecoderConfig(
-            vocab_size=21,
+            vocab_size=15,
             hidden_size=64,
             intermediate_size=160,
             num_layers=12,
@@ -43,11 +43,11 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=5, max_value=9),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=8, max_new_tokens=72, draft_length=3),
-    policy_optimizer=OptimizerConfig(learning_rate=8e-4, b2=0.98, warmup_steps=5),
+    rollout=RolloutConfig(group_size=8, max_new_tokens=40, draft_length=3),
+    policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=5),
     draft_optimizer=OptimizerConfig(learning_rate=1.5e-2, b2=0.95, warmup_steps=5),
     warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
     eval=EvalConfig(every=40, prompts=256),
     checkpoint=CheckpointConfig(every=40),
-    speedup=SpeedupConfig(slots=(64,), draft_lengths=(3, 5), prompts=128),
+    speedup=SpeedupConfig(slots=(32, 64), draft_lengths=(3,), prompts=128),
 )

@@ -1,12 +1,10 @@
 """The built-in task: sums with worked steps.
 
 prompt    7+5+9=
-solution  7 plus 5 is 12
-          12 plus 9 is 21
+solution  7+5=12
+          12+9=21
           #21
 answer    21
-
-Like prose, most of a solution follows from what stands before it; what a step comes to does not.
 """
 
 import random
@@ -14,7 +12,7 @@ import random
 from launch.data import Problem
 from launch.errors import ConfigError
 
-ALPHABET = "0123456789+=#\n isplu"
+ALPHABET = "0123456789+=#\n"
 
 
 def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value: int) -> list[Problem]:
@@ -47,7 +45,7 @@ def exact_answer(completion: str, answer: str) -> float:
 def _problem(terms: tuple[int, ...]) -> Problem:
     total, steps = terms[0], []
     for term in terms[1:]:
-        steps.append(f"{total} plus {term} is {total + term}")
+        steps.append(f"{total}+{term}={total + term}")
         total += term
     return Problem(
         prompt="+".join(map(str, terms)) + "=",

@@ -47,9 +47,9 @@ class Networks:
 def build_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the checkpoint, or the built-in one."""
     if config.data.tokenizer == "bytes":
-        return ByteTokenizer()
+        return ByteTokenizer(config.data.instruction)
     if config.data.tokenizer == "characters":
-        return CharacterTokenizer(ALPHABET)
+        return CharacterTokenizer(ALPHABET, config.data.instruction)
     if config.model.path is None:
         raise ConfigError("model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes")
     return HuggingFaceTokenizer(
@@ -92,8 +92,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, stop_tokens, problems)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if config.draft.kind == "none" and config.rollout.draft_length:
-        raise ConfigError(f"rollout.draft_length = {config.rollout.draft_length}: must be 0 with draft.kind none")
+    if config.draft.kind == "none" and max(config.rollout.lengths):
+        raise ConfigError(f"rollout.draft_length = {max(config.rollout.lengths)}: must be 0 with draft.kind none")
     return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft))
 
 

@@ -81,7 +81,7 @@ def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout,
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
     networks = setup.networks
-    config = replace(setup.train.rollout, group_size=own.samples)
+    config = replace(setup.train.rollout, group_size=own.samples, draft_lengths=())
     generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
     noise = seed_step(setup.config.seed, 0)
     jax.block_until_ready(generate(params, prompts, noise))

@@ -15,6 +15,7 @@ from launch.errors import ConfigError
 from launch.pipeline import PromptTable
 from launch.tokenizers import Tokenizer
 from specjax.mesh import batch_shards, make_mesh
+from specjax.plan import Phase, lay_out
 from specjax.train_step import TrainConfig
 
 
@@ -38,6 +39,12 @@ class Setup:
     def held_out_prompts(self) -> PromptTable:
         """Those held out."""
         return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those of the run's rollouts, on each shard."""
+        data, rollout = self.config.data, self.train.rollout
+        return lay_out(rollout, data.prompts * rollout.group_size // batch_shards(self.mesh), data.max_prompt_tokens)
 
 
 def set_up(config: RunConfig, training: bool = True) -> Setup:

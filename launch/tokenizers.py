@@ -35,10 +35,13 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes, ids 0 .. 255, and one stop token, id 256. A prompt is asked as it is."""
+    """UTF-8 bytes, ids 0 .. 255, and one stop token, id 256. `instruction` as in `HuggingFaceTokenizer`."""
 
     vocab_size = 257
     stop_tokens = (256,)
+
+    def __init__(self, instruction: str = "{prompt}") -> None:
+        self._instruction = _checked(instruction)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -47,14 +50,17 @@ class ByteTokenizer:
         return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
 
     def chat(self, prompt: str) -> list[int]:
-        return self.encode(prompt)
+        return self.encode(self._instruction.format(prompt=prompt))
 
 
 class CharacterTokenizer:
-    """The characters of `alphabet`, ids 0, 1, .., and one stop token behind them. A prompt is asked as it is."""
+    """The characters of `alphabet`, ids 0, 1, .., and one stop token behind them.
 
-    def __init__(self, alphabet: str) -> None:
-        self._alphabet = alphabet
+    `instruction` as in `HuggingFaceTokenizer`.
+    """
+
+    def __init__(self, alphabet: str, instruction: str = "{prompt}") -> None:
+        self._alphabet, self._instruction = alphabet, _checked(instruction)
         self.vocab_size = len(alphabet) + 1
         self.stop_tokens = (len(alphabet),)
 
@@ -69,7 +75,7 @@ class CharacterTokenizer:
         return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet))
 
     def chat(self, prompt: str) -> list[int]:
-        return self.encode(prompt)
+        return self.encode(self._instruction.format(prompt=prompt))
 
 
 class HuggingFaceTokenizer:

@@ -3,12 +3,15 @@
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from launch.cli import parse_run, run_program, use_compile_cache
+from launch.costs import COST_TABLE, load_cells, round_seconds
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
@@ -19,6 +22,7 @@ from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.warmup import warm_up
 from specjax.checkpoint import Checkpointer
+from specjax.cost import Cell
 from specjax.mesh import batch_shards
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
@@ -54,6 +58,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
+    cells = None if config.cost_table is None else load_cells(Path(config.cost_table))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:
@@ -62,9 +67,9 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
         if config.resume:
             state, first, before = _resumed(setup, saves, pipeline)
         else:
-            state, first = _warmed_up(setup), 0
+            state, first = _warmed_up(setup, directory, cells), 0
             before = evaluate(state.params) if config.eval.every else None
-        with RunLogger(directory, config.rollout.draft_length, first if config.resume else None) as logger:
+        with RunLogger(directory, max(config.rollout.lengths), first if config.resume else None) as logger:
             record = StepRecord(logger)
             for number in range(first + 1, config.steps + 1):
                 start = time.perf_counter()
@@ -153,7 +158,7 @@ def _warmup_length(setup: Setup) -> int:
     return setup.config.data.max_prompt_tokens + setup.config.rollout.max_new_tokens
 
 
-def _warmed_up(setup: Setup) -> TrainState:
+def _warmed_up(setup: Setup, directory: Path, cells: list[Cell] | None) -> TrainState:
     config, params = setup.config, setup.networks.params
     if config.warmup.steps:
         policy = warm_up(
@@ -168,14 +173,15 @@ def _warmed_up(setup: Setup) -> TrainState:
             report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
         )
         params = replace(params, policy=policy)
-    return init_train_state(params, setup.train, setup.mesh, with_reference=config.loss.kl_coefficient > 0)
+    seconds = round_seconds(setup, params, directory / COST_TABLE, cells) if config.rollout.draft_lengths else None
+    return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
 
 
 def _resumed(setup: Setup, saves: Checkpointer, pipeline: PromptPipeline) -> tuple[TrainState, int, float | None]:
     config = setup.config
-    fresh = init_train_state(
-        setup.networks.params, setup.train, setup.mesh, with_reference=config.loss.kl_coefficient > 0
-    )
+    lengths = config.rollout.draft_lengths
+    seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
+    fresh = init_train_state(setup.networks.params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
     try:
         checkpoint = saves.restore(abstract)

@@ -14,7 +14,7 @@ from specjax.generate import RolloutFn, place
 from specjax.mesh import BATCH_AXES
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
-from specjax.train_step import StepResult, TrainConfig, make_stages
+from specjax.train_step import StepResult, TrainConfig, chosen_lengths, make_stages, with_experience
 from specjax.types import Policy, Prompts, TrainState
 
 
@@ -36,8 +36,8 @@ class ProbeStep:
         mesh: Mesh,
         rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
-        plain = replace(config, rollout=replace(config.rollout, draft_length=0))
-        self._mesh = mesh
+        plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
+        self._mesh, self._config = mesh, config
         self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
         self._plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn)
         self._compiled: dict[str, jax.stages.Compiled] = {}
@@ -51,8 +51,9 @@ class ProbeStep:
         gathered = jax.tree.map(self._without_batch_axes, layout.params)
         stages = self._stages
         params, prepare_s = self._timed("prepare", stages.prepare, state.params, out_shardings=gathered)
-        rollout, generation_s = self._timed("generate", stages.generate, params, prompts, state.step)
-        plain, plain_s = self._timed("generate_plain", self._plain.generate, params, prompts, state.step)
+        chosen = chosen_lengths(state, self._config)
+        rollout, generation_s = self._timed("generate", stages.generate, params, prompts, state.step, chosen)
+        plain, plain_s = self._timed("generate_plain", self._plain.generate, params, prompts, state.step, None)
         (batch, metrics), reward_s = self._timed("reward", stages.reward, rollout, prompts)
         reference, logprob_s = self._timed("logprob", stages.logprob, state.reference, batch)
         del params  # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
@@ -69,7 +70,7 @@ class ProbeStep:
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }
-        return state, rollout, metrics | losses | times
+        return with_experience(state, rollout, losses), rollout, metrics | losses | times
 
     def _timed(self, name: str, stage: Callable, *args: Any, **jit_options: Any) -> tuple[Any, float]:
         if name not in self._compiled:

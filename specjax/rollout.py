@@ -47,21 +47,22 @@ def speculative_rollout(
             carry = Carry(compact(carry.state, phase.slots), None, record)
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)
-    return replace(write_back(carry.record, carry.state, config), trips=jnp.stack(trips)[None])
+    k = jnp.stack([_draft_length(config, number) for number in range(len(phases))])
+    return replace(write_back(carry.record, carry.state, config), trips=jnp.stack(trips)[None], k=k[None])
 
 
 def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
     """The first sequences in their slots, the others waiting, and an empty record."""
     config, group = decoding.config, decoding.config.group_size
     sequences, sequence = len(prompts.lengths) * group, jnp.arange(slots)
-    first = prefill(decoding, jax.tree.map(lambda x: x[: -(-slots // group)], prompts), _drafting(config, 0))
+    first = prefill(decoding, jax.tree.map(lambda x: x[: -(-slots // group)], prompts), _draft_length(config, 0) > 0)
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
     state = seat(decoding, first, sequence // group, sequence, seed_step, length)
     record = empty_record(config, sequences)
     if slots == sequences:
         return Carry(state, None, record)
     some = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)
-    kept = blank(lambda: prefill(decoding, some, _drafting(config, 0)))
+    kept = blank(lambda: prefill(decoding, some, _draft_length(config, 0) > 0))
     at = jnp.int32(slots)
     return Carry(state, Queue(at, at, at, kept), record)
 
@@ -119,7 +120,7 @@ def _fill_and_decode(
         fill = partial(let_in, decoding, prompts=prompts, seed_step=seed_step, rows=rows)
         carry = jax.lax.cond(
             room(carry.state, waiting(carry)),
-            lambda carry: Carry(*fill(*carry, drafting=_drafting(config, number))),
+            lambda carry: Carry(*fill(*carry, drafting=_draft_length(config, number) > 0)),
             lambda carry: carry,
             carry,
         )
@@ -140,8 +141,5 @@ def _choice(config: RolloutConfig, number: int) -> Int[Array, ""]:
     return config.chosen[number]
 
 
-def _drafting(config: RolloutConfig, number: int) -> Bool[Array, ""]:
-    """Whether a phase drafts."""
-    if len(config.lengths) == 1:
-        return jnp.bool_(config.lengths[0] > 0)
-    return jnp.array(config.lengths)[_choice(config, number)] > 0
+def _draft_length(config: RolloutConfig, number: int) -> Int[Array, ""]:
+    return jnp.array(config.lengths)[0 if len(config.lengths) == 1 else _choice(config, number)]

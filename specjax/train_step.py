@@ -4,19 +4,21 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from specjax.advantage import group_advantages
 from specjax.batch import Batch, make_batch
+from specjax.cost import Drafting, choose, no_acceptance, remember
 from specjax.drafters import Drafter
-from specjax.generate import RolloutFn, per_shard, place, prepare
+from specjax.generate import Choice, RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
 from specjax.ladder import check_ladder, sort_rows
 from specjax.loss import LossConfig
@@ -69,7 +71,7 @@ class Stages(NamedTuple):
     """A step, cut where the clock may look: prompts to updates, in this order."""
 
     prepare: Callable[[Params], Params]
-    generate: Callable[[Params, Prompts, Array], Rollout]
+    generate: Callable[[Params, Prompts, Array, Choice], Rollout]
     reward: Callable[[Rollout, Prompts], tuple[Batch, Metrics]]
     logprob: Callable[[PyTree | None, Batch], Array | None]
     update: Callable[[TrainState, Batch, Array | None], tuple[TrainState, Metrics]]
@@ -88,8 +90,8 @@ def make_stages(
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
     law = config.rollout.law
 
-    def generate(params: Params, prompts: Prompts, step: Array) -> Rollout:
-        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), None)
+    def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
+        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
 
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
         rows = len(rollout.lengths) // batch_shards(mesh)
@@ -121,9 +123,24 @@ def make_stages(
             with_reference=reference is not None,
             with_mu=batch.mu is not None,
         )
-        return TrainState(state.step + 1, params, optimizer, state.reference), metrics
+        return replace(state, step=state.step + 1, params=params, optimizer=optimizer), metrics
 
     return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
+
+
+def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
+    """The draft length of each phase, as an index; None where there is but one."""
+    return None if state.drafting is None else choose(state.drafting, config.rollout.lengths)
+
+
+def with_experience(state: TrainState, rollout: Rollout, metrics: Metrics) -> TrainState:
+    """The state with what the rollout accepted, and what the draft promises, for the next choice."""
+    if state.drafting is None or rollout.drafted is None or rollout.accepted is None:
+        return state
+    before = state.drafting.acceptance
+    predicted = metrics["draft/predicted_acceptance"] if "draft/predicted_acceptance" in metrics else before.predicted
+    after = remember(before, rollout.drafted, rollout.accepted, predicted)
+    return replace(state, drafting=replace(state.drafting, acceptance=after))
 
 
 class TrainStep:
@@ -173,20 +190,31 @@ def make_train_step(
 
     def step(state: TrainState, prompts: Prompts) -> StepResult:
         params = stages.prepare(state.params)
-        rollout = stages.generate(params, prompts, state.step)
+        rollout = stages.generate(params, prompts, state.step, chosen_lengths(state, config))
         batch, metrics = stages.reward(rollout, prompts)
         reference = stages.logprob(state.reference, batch)
         state, losses = stages.update(state, batch, reference)
-        return state, rollout, metrics | losses
+        return with_experience(state, rollout, losses), rollout, metrics | losses
 
     return TrainStep(step, mesh)
 
 
-def init_train_state(params: Params, config: TrainConfig, mesh: Mesh, with_reference: bool = False) -> TrainState:
+def init_train_state(
+    params: Params,
+    config: TrainConfig,
+    mesh: Mesh,
+    with_reference: bool = False,
+    seconds: Float[np.ndarray, "phases lengths"] | None = None,
+) -> TrainState:
     """A fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
 
     with_reference: keep a copy of the policy as it is now, for KL.
+    seconds:        of a round, for each phase that `lay_out` gives and each of the rollout's draft_lengths; needed
+                    where there are several, and used for nothing else.
     """
+    lengths = config.rollout.draft_lengths
+    if lengths and seconds is None:
+        raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
@@ -196,4 +224,9 @@ def init_train_state(params: Params, config: TrainConfig, mesh: Mesh, with_refer
             draft=init_moments(optimizers.draft, params.draft, mesh),
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
+        drafting=None
+        if seconds is None
+        else jax.device_put(
+            Drafting(no_acceptance(max(lengths)), jnp.asarray(seconds, jnp.float32)), NamedSharding(mesh, P())
+        ),
     )

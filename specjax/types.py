@@ -56,12 +56,14 @@ class TrainState:
     step:      int32 scalar, updates so far; with the seed it keys all noise.
     optimizer: the optimiser states, arranged as the parameters they belong to.
     reference: the parameters of a frozen policy that KL is measured against, or None.
+    drafting:  what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
     """
 
     step: Int[Array, ""]
     params: Params
     optimizer: Params
     reference: PyTree | None
+    drafting: PyTree | None = None
 
 
 @pytree
@@ -121,7 +123,7 @@ class Rollout:
     drafted:  int32 [R, K], how often position i of a draft could still be emitted.
     accepted: int32 [R, K], how often it was accepted and emitted.
     rounds:   int32 [R], verifications while the row was live.
-    trips:    int32 [shards, phases], rounds of each shard.
+    trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
     """
 
     tokens: Int[Array, "R C"]
@@ -133,6 +135,7 @@ class Rollout:
     accepted: Int[Array, "R K"] | None = None
     rounds: Int[Array, "R"] | None = None
     trips: Int[Array, "shards phases"] | None = None
+    k: Int[Array, "shards phases"] | None = None
 
 
 @pytree

@@ -15,14 +15,14 @@ def test_problems_are_right():
         assert last == f"#{sum(terms)}"
         assert len(steps) == len(terms) - 1
         for i, step in enumerate(steps):
-            assert step == f"{sum(terms[: i + 1])} plus {terms[i + 1]} is {sum(terms[: i + 2])}"
+            assert step == f"{sum(terms[: i + 1])}+{terms[i + 1]}={sum(terms[: i + 2])}"
         assert exact_answer(problem.solution, problem.answer) == 1.0
     assert {problem.prompt.count("+") for problem in problems} == {1, 2, 3}
 
 
 def test_example():
     (problem,) = arithmetic(seed=0, count=1, min_terms=3, max_terms=3, max_value=1)
-    assert (problem.prompt, problem.solution, problem.answer) == ("1+1+1=", "1 plus 1 is 2\n2 plus 1 is 3\n#3", "3")
+    assert (problem.prompt, problem.solution, problem.answer) == ("1+1+1=", "1+1=2\n2+1=3\n#3", "3")
 
 
 def test_seed_decides():

@@ -294,6 +294,7 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
             {"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"},
             "speedup.prompts = 3: must be a multiple of mesh.data x mesh.fsdp = 2",
         ),
+        ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json: no table of costs"),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
         ({"--speedup.slots": "1", "--draft.kind": "none", "--rollout.draft-length": "0"}, "(1,): must be empty"),
     ],
@@ -350,6 +351,26 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path, fin
     assert "expected float32[24, 16]" in said("1 ?", wider)
     assert said("1 " * 50, {}) == "prompt: must take 1 .. 40 tokens (data.max_prompt_tokens)"
     assert said("1 ?", {"--samples": "0"}) == "samples = 0: must be at least 1"
+
+
+def test_draft_lengths_are_chosen_by_a_table_that_can_be_used_again(shrunk: Options, tmp_path: Path):
+    """Measured, kept, followed on resume, and read by another run, which then is the same to the bit."""
+    pytest.importorskip("math_verify")
+    options = shrunk | {"--rollout.draft-lengths": "0 2", "--rollout.phases": "8 9999 2 9999"}
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert launch.train.main(argv("gsm8k", options | {"--steps": "2", "--out": str(first)})) == 0
+    table = json.loads((first / "cost_table.json").read_text())
+    assert {(cell["slots"], cell["draft_length"]) for cell in table["cells"]} == {(8, 0), (8, 2), (2, 0), (2, 2)}
+    assert min(table["model"].values()) >= 0 < min(cell["seconds"] for cell in table["cells"])
+    assert launch.train.main([*argv("gsm8k", options | {"--steps": "4", "--out": str(first)}), "--resume"]) == 0
+    again = options | {"--cost-table": str(first / "cost_table.json")}
+    assert launch.train.main(argv("gsm8k", again | {"--steps": "4", "--out": str(second)})) == 0
+    lines, others = metrics(first), metrics(second)
+    assert len(lines) == len(others) == 4
+    for line, other in zip(lines, others, strict=True):
+        assert line["rollout/draft_length"] is not None
+        for name in line:
+            assert name.startswith(TIMED) or line[name] == other[name], f"{name} of step {line['step']}"
 
 
 def test_a_step_that_ends_within_its_call_is_timed_by_itself():

@@ -32,6 +32,7 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
         accepted=jnp.array(kept),
         rounds=jnp.array([len(r) for r in rounds], jnp.int32),
         trips=jnp.array([[4, 0], [7, 2], [2, 0], [3, 1]], jnp.int32),
+        k=jnp.array([[3, 1]] * 4, jnp.int32),
     ), rounds
 
 
@@ -45,7 +46,7 @@ def test_rollout_metrics_read_slowly() -> None:
         "rollout/truncated": sum(not s for s in rollout.stopped) / ROWS,
         "rollout/rounds": 9,
         "rollout/acceptance_length": np.mean([emitted for _, emitted in verifications]),
-        "rollout/draft_length": DRAFT_LENGTH,
+        "rollout/draft_length": (16 * 3 + 3 * 1) / 19,
     }
     for i in range(DRAFT_LENGTH):
         expected[f"rollout/acceptance_rate_pos_{i + 1}"] = np.mean([accepted > i for accepted, _ in verifications])
@@ -71,7 +72,7 @@ def test_rollout_metrics_without_drafting() -> None:
         rounds=jnp.array([0, 4]),
     )
     metrics = rollout_metrics(rollout)
-    assert metrics["rollout/acceptance_length"] == 1 and metrics["rollout/draft_length"] == 0
+    assert metrics["rollout/acceptance_length"] == 1
     assert not any("rate_pos" in name for name in metrics)
 
 

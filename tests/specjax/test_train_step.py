@@ -137,6 +137,28 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
     assert not metrics.keys() & {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
 
 
+def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> None:
+    """Nothing known: no drafts. The loss then predicts some acceptance, and where rounds are cheap that is enough."""
+    options = replace(CONFIG.rollout, draft_lengths=(0, 1, 2), phases=((8 * GROUP, 100), (4, 100)))
+    config = replace(CONFIG, rollout=options)
+    cheap, dear = np.array([[1, 1.001, 9], [1, 1.001, 1.002]], np.float32), np.array([[1, 9, 9]] * 2, np.float32)
+    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    stepped = make_train_step(POLICY, DRAFTER, count_fives, config, MESH, rollout_fn)
+    state, used = init_train_state(params_on(MESH), config, MESH, seconds=cheap), []
+    for seconds in (cheap, cheap, dear):
+        assert state.drafting is not None
+        costs = jax.device_put(jnp.asarray(seconds), state.drafting.seconds.sharding)
+        state = replace(state, drafting=replace(state.drafting, seconds=costs))
+        state, rollout, metrics = stepped(state, make_prompts())
+        used.append(np.asarray(rollout.k)[0].tolist())
+        assert (np.asarray(rollout.drafted).sum() > 0) == any(used[-1])
+    assert used == [[0, 0], [1, 2], [0, 0]]
+    assert state.drafting is not None and state.drafting.acceptance.drafted[0] > 0
+    assert state.drafting.acceptance.predicted == metrics["draft/predicted_acceptance"]
+    with pytest.raises(ValueError, match=r"draft_lengths = \(0, 1, 2\): to choose among them"):
+        init_train_state(params_on(MESH), config, MESH)
+
+
 def test_bfloat16_compute_keeps_float32_masters() -> None:
     step = make_train_step(*networks("bfloat16"), count_fives, replace(CONFIG, microbatches=2), MESH)
     # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
