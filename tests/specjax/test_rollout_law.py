@@ -2,15 +2,18 @@
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.keys import seed_step
-from specjax.plan import RolloutConfig
+from specjax.plan import ChosenConfig, RolloutConfig
+from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.types import Rollout
+from specjax.types import Params, Prompts, Rollout
 from tests.exact import LEVEL, Cells, completion_law, count_completions, fit
 from tests.tiny import ENUMERABLE as WORLD
+from tests.tiny import light_jit
 
 BUDGET, DRAWS = 5, 90_000
 LAWS = {
@@ -89,3 +92,28 @@ def cut_at_an_accepted_stop(rollout: Rollout) -> int:
     """Every other round emits a token of its own after the accepted ones."""
     own = np.asarray(rollout.lengths) - 1 - np.asarray(rollout.accepted).sum(axis=1)
     return int(np.sum(np.asarray(rollout.stopped) & (own < np.asarray(rollout.rounds))))
+
+
+def test_completions_follow_the_policy_through_queue_and_phases():
+    """A third of the sequences at a time, in windows that grow and slots that shrink, at a K that changes with them."""
+    width, draws = WORLD.batch.tokens.shape[1], DRAWS // 2
+    config = RolloutConfig(
+        group_size=draws,
+        max_new_tokens=BUDGET,
+        draft_lengths=(0, 2),
+        law=LAWS["top-p"],
+        stop_tokens=WORLD.stops,
+        phases=((draws // 3, width), (draws // 3, width + BUDGET), (draws // 20, width + BUDGET)),
+    )
+
+    @light_jit
+    def program(params: Params, prompts: Prompts) -> Rollout:
+        chosen = ChosenConfig(**vars(config), chosen=jnp.array([0, 1, 0]))
+        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, seed_step(1, 99), chosen)
+
+    rollout = program(WORLD.params("trained"), WORLD.batch)
+    assert (np.asarray(rollout.trips) > 0).all()
+    result = fit(count_completions(rollout), exact("top-p"))
+    assert result.draws == draws
+    assert result.p_value > LEVEL
+    assert result.power(total_variation=0.03) > 0.99
