@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, lay_out
-from specjax.rollout import speculative_rollout
+from specjax.rollout import begin, speculative_rollout
+from specjax.rounds import Decoding, rounds
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
@@ -147,3 +149,26 @@ def test_bad_plans_are_refused(options: dict[str, Any], message: str):
 def test_lengths_that_nobody_chose_are_refused():
     with pytest.raises(ValueError, match="none is chosen for phase 0"):
         WORLD.rollout("eagle3", "random", replace(config(), draft_lengths=(0, 3)), RUN)
+
+
+class Untouched(NoDrafter):
+    """Refuses whatever rounds may ask of a drafter."""
+
+    def refuse(self, *args: Any) -> Any:
+        raise AssertionError("called")
+
+    align = propose = observe = refuse
+
+
+def test_rounds_at_draft_length_0_call_no_drafter():
+    """And so hold none of its work."""
+    options = ChosenConfig(**vars(config(draft_lengths=(0, 3))), chosen=jnp.array([0]))
+
+    def run(drafter: Any) -> Decoding:
+        return Decoding(WORLD.policy, drafter, WORLD.params("none"), options)
+
+    state = jax.eval_shape(lambda: begin(run(NoDrafter()), WORLD.batch, RUN, SEQUENCES).state)
+    after, _ = jax.eval_shape(lambda state: rounds(run(Untouched()), state, 0, lambda state: state.done.all()), state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    with pytest.raises(AssertionError, match="called"):
+        jax.eval_shape(lambda state: rounds(run(Untouched()), state, 3, lambda state: state.done.all()), state)
