@@ -4,10 +4,6 @@ Run from the repository's root: python -m benchmarks.ladder
 """
 
 import argparse
-import os
-import platform
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from launch.measure import in_turns, provenance, seconds, written
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
@@ -61,20 +58,9 @@ def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[
     with jax.set_mesh(MESH):
         program = jax.jit(gradients).lower(params, batch).compile()
 
-    def measure() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(program(params, batch))
-        return time.perf_counter() - start
-
+    measure = partial(seconds, partial(program, params, batch))
     measure()
     return measure
-
-
-def interval(values: list[float]) -> str:
-    """The median, and a 95% interval of it by bootstrap."""
-    draws = np.random.default_rng(1).choice(values, (10_000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return f"{np.median(values):.3g} [{low:.3g}, {high:.3g}]"
 
 
 def main() -> None:
@@ -92,9 +78,7 @@ def main() -> None:
     ran = windows(tuple(options.ladder), width)
     parts = [part.max() for part in np.split(np.sort(lengths), MICROBATCHES)]
     chosen = [int(ran[rung(jnp.array([longest]), ran)]) for longest in parts]
-    print("command   python -m benchmarks.ladder", *sys.argv[1:])
-    print(f"device    {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}")
-    print(f"versions  Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}")
+    print(provenance("benchmarks.ladder"))
     print(
         f"batch     {ROWS} rows in {MICROBATCHES} microbatches, lengths {np.median(lengths):.0f} (median), "
         f"{np.quantile(lengths, 0.9):.0f} (90%), {width} (longest and padded)"
@@ -106,15 +90,11 @@ def main() -> None:
     )
 
     run = {"padded": compiled(params, batch, ()), "ladder": compiled(params, batch, tuple(options.ladder))}
-    seconds: dict[str, list[float]] = {name: [] for name in run}
-    for turn in range(options.repeats):
-        # They take turns in going first, which cancels a drift of the machine.
-        for name in sorted(run, reverse=turn % 2 == 1):
-            seconds[name].append(run[name]())
-    for name, values in seconds.items():
-        print(f"{name:9} {interval(values)} s a gradient, median of {options.repeats} with its 95% interval")
-    ratios = [padded / ladder for padded, ladder in zip(*seconds.values(), strict=True)]
-    print(f"speed-up  {interval(ratios)} padded over ladder, median of the pairs with its 95% interval")
+    measured = in_turns(run, options.repeats)
+    for name, values in measured.items():
+        print(f"{name:9} {written(values)} s a gradient, median of {options.repeats} with its 95% interval")
+    ratios = [padded / ladder for padded, ladder in zip(*measured.values(), strict=True)]
+    print(f"speed-up  {written(ratios)} padded over ladder, median of the pairs with its 95% interval")
 
 
 if __name__ == "__main__":

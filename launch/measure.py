@@ -1,0 +1,49 @@
+"""Timing side by side: what the benchmarks and `launch.bench` share."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Wall time of one call, until what it returns is ready."""
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def in_turns(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Each measured `repeats` times. They take turns in going first, which cancels a drift of the machine."""
+    measured: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats):
+        for name in list(runs)[:: -1 if turn % 2 else 1]:
+            measured[name].append(runs[name]())
+    return measured
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """(median, low, high): the interval is that of the median, by bootstrap."""
+    draws = np.random.default_rng(1).choice(np.asarray(values), (10_000, len(values)))
+    low, high = np.quantile(np.median(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
+    return float(np.median(values)), float(low), float(high)
+
+
+def written(values: Sequence[float]) -> str:
+    """The median and its 95% interval: `1.23 [1.2, 1.26]`."""
+    return "{:.3g} [{:.3g}, {:.3g}]".format(*interval(values))
+
+
+def provenance(program: str) -> str:
+    """The command, device and versions that a committed result names, a line each."""
+    return "\n".join(
+        [
+            " ".join(["command   python -m", program, *sys.argv[1:]]),
+            f"device    {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}",
+            f"versions  Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}",
+        ]
+    )

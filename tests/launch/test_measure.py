@@ -1,0 +1,26 @@
+"""Benchmarks' timing: order of turns, intervals."""
+
+import numpy as np
+
+from launch.measure import in_turns, interval
+
+
+def test_each_run_goes_first_in_turn() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    measured = in_turns({"a": lambda: run("a"), "b": lambda: run("b")}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert measured == {"a": [1.0, 4.0, 5.0], "b": [2.0, 3.0, 6.0]}
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(100):
+        _, low, high = interval(list(rng.lognormal(size=25)))
+        inside += low <= 1.0 <= high
+    assert 85 <= inside <= 100
