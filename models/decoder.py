@@ -8,7 +8,7 @@ from jaxtyping import Array, Int, Key
 
 from models.config import DecoderConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
-from specjax.cache import View, decode_view, uncached_view
+from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
             x, layer = Block(c, name=f"layer_{i}")(x, None if cache is None else cache[i], view)
             layers.append(layer)
         hidden = RMSNorm(c, name="norm")(x)
-        read = hidden if only is None else jnp.take_along_axis(hidden, only[:, None, None], axis=1)
+        read = hidden if only is None else token_at(hidden, only)
         head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")
         return PolicyOutput(
             logits=constrain(head(read), "batch", None, None),

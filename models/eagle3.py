@@ -6,11 +6,11 @@ from typing import cast
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
-from specjax.cache import View, decode_view
+from specjax.cache import View, decode_view, token_at
 from specjax.drafters import Eagle3Drafter, Eagle3Network
 from specjax.mesh import constrain
 from specjax.types import LayerCache, Policy, PyTree
@@ -68,11 +68,15 @@ class Eagle3(nn.Module):
         embeddings: Float[Array, "B T D"],
         cache: LayerCache,
         view: View,
-    ) -> tuple[Float[Array, "B T Vd"], Float[Array, "B T D"], LayerCache]:
-        """Logits, the pre-norm state to feed back, and the cache. The embedding comes first in the concatenation."""
+        only: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B N Vd"], Float[Array, "B N D"], LayerCache]:
+        """Logits, the pre-norm state to feed back, and the cache. The embedding comes first in the concatenation.
+
+        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        """
         x = jnp.concatenate([self.input_norm(embeddings), self.hidden_norm(hidden)], axis=-1)
-        y, written = self.attention(x, cache, view)
-        hidden = hidden + y
+        y, written = self.attention(x, cache, view, only)
+        hidden = (hidden if only is None else token_at(hidden, only)) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, cast(LayerCache, written)
 

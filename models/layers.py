@@ -76,25 +76,34 @@ def _llama3(frequency: Float[Array, "h"], s: Llama3Scaling) -> Float[Array, "h"]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: (x, cache or None, view) -> (output [B, T, hidden_size], the cache with x written)."""
+    """Grouped-query attention: (x, cache or None, view) -> (output [B, T, hidden_size], the cache with x written).
+
+    only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, ..].
+    """
 
     config: LayerConfig
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], cache: LayerCache | None, view: View
-    ) -> tuple[Float[Array, "B T H"], LayerCache | None]:
+        self,
+        x: Float[Array, "B T D"],
+        cache: LayerCache | None,
+        view: View,
+        only: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
+        asking, seen = (x, view) if only is None else (kv.token_at(x, only), view.at(only))
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
-        q = projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(x)
+        q = projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
         k = projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
         v = projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
-        q, k = (rope(y, view.positions, c.rope_theta, c.rope_scaling) for y in (q, k))
-        if cache is not None and view.write is not None and view.mask is not None:
+        q = rope(q, seen.positions, c.rope_theta, c.rope_scaling)
+        k = rope(k, view.positions, c.rope_theta, c.rope_scaling)
+        if cache is not None and view.write is not None and seen.mask is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = kv.attend(q, cache, view.mask)
+            y = kv.attend(q, cache, seen.mask)
         else:
             # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):

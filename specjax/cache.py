@@ -6,13 +6,17 @@ A row's visible length is kept by its owner. Roll-back is setting it lower: what
 attends to and that later writes replace.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.types import LayerCache, PyTree
+
+_FEW_QUERIES = 64
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
@@ -41,16 +45,34 @@ def write(
 def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
     """Grouped-query attention over the cached positions that `mask` allows; N is a multiple of the kv heads.
 
-    The queries of a group share one matmul with their keys, which are never repeated. Scores and softmax are float32.
+    The queries of a group share their keys, which are never repeated. Scores and softmax are float32.
     """
     rows, count, heads, size = q.shape
     groups = heads // cache.k.shape[1]
     q = jnp.moveaxis(q.reshape(rows, count, -1, groups, size), 1, 3).reshape(rows, -1, groups * count, size)
-    scores = jnp.einsum("bkqh,bksh->bkqs", q, cache.k, preferred_element_type=jnp.float32) * size**-0.5
     allowed = jnp.tile(mask, (1, groups, 1))[:, None]
-    weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1).astype(cache.v.dtype)
-    y = jnp.einsum("bkqs,bksh->bkqh", weights, cache.v)
+
+    def weigh(product: Callable[[str, Array, Array], Array], q: Array, k: Array, v: Array, allowed: Array) -> Array:
+        scores = product("bkqh,bksh->bkqs", q, k) * size**-0.5
+        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
+        return product("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
+
+    # A decoding round's few queries: XLA's CPU matmul of so few rows is many times slower than as many vector products.
+    separate = _each_query if groups * count <= _FEW_QUERIES else _all_queries
+    y = jax.lax.platform_dependent(
+        q, *cache, allowed, cpu=partial(weigh, separate), default=partial(weigh, _all_queries)
+    )
     return jnp.moveaxis(y.reshape(rows, -1, groups, count, size), 3, 1).reshape(rows, count, heads, size)
+
+
+def _all_queries(axes: str, x: Array, y: Array) -> Array:
+    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+
+
+def _each_query(axes: str, x: Array, y: Array) -> Array:
+    """The same, a query (axis 2 of x and of the result) at a time."""
+    axes = axes.replace("q", "")
+    return jnp.stack([_all_queries(axes, x[:, :, i], y) for i in range(x.shape[2])], axis=2)
 
 
 def resize(tree: PyTree, by: int) -> PyTree:
@@ -76,6 +98,16 @@ class View(NamedTuple):
     positions: Int[Array, "B T"]
     write: Int[Array, "B"] | None = None
     mask: Bool[Array, "B T S"] | None = None
+
+    def at(self, index: Int[Array, "B"]) -> "View":
+        """The view of token `index` of each row alone."""
+        mask = None if self.mask is None else token_at(self.mask, index)
+        return View(jnp.take_along_axis(self.positions, index[:, None], axis=1), self.write, mask)
+
+
+def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
+    """What x holds for token `index` of each row."""
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)
 
 
 def decode_view(start: Int[Array, "B"], count: int, length: int, first: Int[Array, "B"] | None = None) -> View:

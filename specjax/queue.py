@@ -55,7 +55,7 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
             draft = ()
         else:
             draft = jax.lax.cond(drafting, begin, lambda: blank(begin))
-    features = jnp.take_along_axis(output.features, final[:, None, None], axis=1)
+    features = kv.token_at(output.features, final)
     assert output.cache is not None
     return Prefill(prompts, output.cache, draft, output.logits, features)
 

@@ -25,13 +25,14 @@ class Eagle3Network:
     """The draft head as functions; Vd is the size of the draft vocabulary.
 
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-    step:       (params, hidden [B, T, D], embeddings [B, T, D], cache, view)
-                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache).
+    step:       (params, hidden [B, T, D], embeddings [B, T, D], cache, view, only)
+                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache); for token `only` [B] of each row alone,
+                T = 1, unless it is None.
     init_cache: (rows, length) -> LayerCache.
     """
 
     fuse: Callable[[PyTree, Array], Array]
-    step: Callable[[PyTree, Array, Array, LayerCache, View], tuple[Array, Array, LayerCache]]
+    step: Callable[[PyTree, Array, Array, LayerCache, View, Array | None], tuple[Array, Array, LayerCache]]
     init_cache: Callable[[int, int], LayerCache]
 
 
@@ -105,9 +106,8 @@ class Eagle3Drafter:
         hidden = self.network.fuse(params.draft, state.features)
         room = state.cache.k.shape[2]
         view = decode_view(state.length, state.tokens.shape[1], room, state.first)
-        logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view)
-        last = jnp.maximum(state.waiting - 1, 0)[:, None, None]
-        logits, hidden = (jnp.take_along_axis(x, last, axis=1) for x in (logits, hidden))
+        last = jnp.maximum(state.waiting - 1, 0)
+        logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
@@ -155,10 +155,18 @@ class Eagle3Drafter:
                 overlap = jnp.sum(jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept)
         return DraftLoss(loss, jax.lax.stop_gradient(overlap))
 
-    def _step(self, params: Params, hidden: Array, tokens: Array, cache: LayerCache, view: View):
+    def _step(
+        self,
+        params: Params,
+        hidden: Array,
+        tokens: Array,
+        cache: LayerCache,
+        view: View,
+        only: Array | None = None,
+    ) -> tuple[Array, Array, LayerCache]:
         table = constrain(jax.lax.stop_gradient(self.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
         embedded = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-        return self.network.step(params.draft, hidden, embedded, cache, view)
+        return self.network.step(params.draft, hidden, embedded, cache, view, only)
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:
