@@ -53,7 +53,7 @@ def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[
     def gradients(params: Params, batch: Batch) -> Params:
         if ladder:
             batch = sort_rows(batch, MESH, MICROBATCHES)
-        return accumulate(policy, drafter, params, batch, None, law, loss, MICROBATCHES, True, ladder)[0]
+        return accumulate(policy, drafter, params, batch, None, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
     with jax.set_mesh(MESH):
         program = jax.jit(gradients).lower(params, batch).compile()

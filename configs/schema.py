@@ -186,7 +186,7 @@ class SpeedupConfig:
         slots:         sequences decoded at a time on each shard, to begin with; empty skips the comparison.
         draft_lengths: K of the speculative settings.
         prompts:       how many sequences in all.
-        repeats:       timings of each setting, side by side.
+        repeats:       timings of the best settings of each kind, side by side.
     """
 
     slots: tuple[int, ...] = ()
@@ -214,6 +214,7 @@ class RunConfig:
         out:                 run directory; None takes runs/NAME, or the next free number behind it.
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
+        print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
         microbatches:        parts in which gradients are accumulated.
         cost_table:          a cost_table.json to choose draft lengths by; None measures one, where there are several.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
@@ -227,6 +228,7 @@ class RunConfig:
     out: str | None = None
     resume: bool = False
     probe_every: int = 20
+    print_every: int = 1
     microbatches: int = 1
     cost_table: str | None = None
     ladder: tuple[int, ...] = ()
@@ -246,7 +248,7 @@ class RunConfig:
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "steps")
+        _at_least_one(self, "steps", "print_every")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
 

@@ -1,9 +1,12 @@
 """A run as a person follows it: a line a step, and a table of stage times after each probe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
+
+from specjax.cost import Drafting, acceptance_length, choose, promised
+from specjax.plan import Phase
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
@@ -14,19 +17,37 @@ Values = Mapping[str, float | None]
 
 
 class StepPrinter:
-    """Called with a step and its metrics, prints them; anywhere, a terminal or not."""
+    """Called with a step and its metrics, prints every n-th and those that measured more; a terminal or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._lines = 0
+        self._every, self._lines = every, 0
 
     def __call__(self, step: int, values: Values) -> None:
+        special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
+        if step % self._every and all(value is None for value in special):
+            return
         if self._lines % HEADER_EVERY == 0:
             self._console.print(HEADER, style="bold")
         self._lines += 1
         self._console.print(_line(step, values))
         if values["time/generation"] is not None:
             self._console.print(_stages(values))
+
+
+def reasons(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
+    """Why each phase runs at its draft length: a line a phase."""
+    gained, gain = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
+    lines = []
+    for number, (phase, index) in enumerate(zip(phases, choose(drafting, draft_lengths).tolist(), strict=True)):
+        cost = float(drafting.seconds[number, index] / drafting.seconds[number, 0])
+        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, gain[number].tolist(), strict=True))
+        lines.append(
+            f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
+            f"alpha {float(gained[index]):.2f} at {cost:.2f} times the cost of a round at {draft_lengths[0]}; "
+            f"promised speed by draft length {others}"
+        )
+    return "\n".join(lines)
 
 
 def _line(step: int, values: Values) -> str:

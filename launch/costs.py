@@ -2,7 +2,7 @@
 
 import json
 import statistics
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build import Networks
 from launch.errors import ConfigError
+from launch.measure import in_turns, seconds
 from launch.run_directory import write_atomically
 from launch.setup import Setup
 from specjax import cache as kv
@@ -40,61 +41,65 @@ def round_seconds(setup: Setup, params: Params, path: Path, cells: list[Cell] | 
     model = fit(cells)
     kept = {"cells": [cell._asdict() for cell in cells], "model": model._asdict()}
     write_atomically(path, json.dumps(kept, indent=2) + "\n")
-    seconds = [[model.seconds(phase.slots, phase.window, k) for k in rollout.lengths] for phase in setup.phases]
-    return np.array(seconds, np.float32)
+    table = [[model.seconds(phase.slots, phase.window, k) for k in rollout.lengths] for phase in setup.phases]
+    return np.array(table, np.float32)
 
 
 def _measured(setup: Setup, params: Params) -> list[Cell]:
-    """Rounds of every phase at the shortest and the longest draft length, and of the last at those between."""
+    """Rounds at every draft length in the last phase, and at the shortest and the longest where slots or window differ.
+
+    Those are the other phases, and always a quarter of the slots and half of the window, without which a single phase
+    would not tell what weights, rows and positions cost.
+    """
     networks, mesh, lengths = setup.networks, setup.mesh, setup.train.rollout.lengths
-    wanted = {(phase, k) for phase in setup.phases for k in (lengths[0], lengths[-1])}
-    wanted |= {(setup.phases[-1], k) for k in lengths}
+    last = setup.phases[-1]
+    shapes = {*setup.phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
+    shapes = {shape for shape in shapes if shape.window >= setup.config.data.max_prompt_tokens}
+    wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
     with jax.set_mesh(mesh):
         gathered = jax.jit(partial(prepare, policy=networks.policy))(params)
         prompts = place(setup.train_prompts.batch(np.arange(setup.config.data.prompts)), mesh)
-        timed = partial(_seconds, networks, gathered, setup.train.rollout, prompts, mesh)
-        return [Cell(phase.slots, phase.window, k, timed(phase, k)) for phase, k in sorted(wanted)]
+        rounds = partial(_rounds, networks, setup.train.rollout, mesh)
+        runs = {f"{phase} {k}": partial(rounds(phase, k), gathered, prompts) for phase, k in sorted(wanted)}
+        for run in runs.values():
+            run()
+        measured = in_turns(runs, REPEATS)
+    return [Cell(*phase, k, statistics.median(measured[f"{phase} {k}"])) for phase, k in sorted(wanted)]
 
 
-def _seconds(
-    networks: Networks,
-    params: Params,
-    config: RolloutConfig,
-    prompts: Prompts,
-    mesh: Mesh,
-    phase: Phase,
-    k: int,
-) -> float:
-    """A round of this phase: the median of a few runs of a few rounds, on all shards at once.
+def _rounds(
+    networks: Networks, config: RolloutConfig, mesh: Mesh, phase: Phase, k: int
+) -> Callable[[Params, Prompts], float]:
+    """The seconds of a round of this phase, by running a few on all shards at once.
 
     What a round costs does not hang on which rows are still at work, nor on what is in them.
     """
-    fixed = replace(config, draft_lengths=(), draft_length=max(config.lengths))
-    by = prompts.tokens.shape[1] + config.max_new_tokens - phase.window
+    config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
 
     def first(params: Params, prompts: Prompts) -> RoundState:
-        noise = jnp.int32(0), jnp.int32(-3)
-        state = begin(Decoding(networks.policy, networks.drafter, params, fixed), prompts, noise, phase.slots).state
+        noise, by = (jnp.int32(0), jnp.int32(-3)), prompts.tokens.shape[1] + config.max_new_tokens - phase.window
+        state = begin(Decoding(networks.policy, networks.drafter, params, config), prompts, noise, phase.slots).state
         return replace(kv.resize(state, -by), keys=jax.random.key_data(state.keys))
 
-    def some(params: Params, state: RoundState) -> jax.Array:
+    def some(params: Params, state: RoundState) -> RoundState:
         state = replace(state, keys=jax.random.wrap_key_data(state.keys))
-        decoding = Decoding(networks.policy, networks.drafter, params, fixed)
-        return jax.lax.fori_loop(0, ROUNDS, lambda _, state: round_once(decoding, state, k), state).emitted
+        decoding = Decoding(networks.policy, networks.drafter, params, config)
+        state = jax.lax.fori_loop(0, ROUNDS, lambda _, state: round_once(decoding, state, k), state)
+        return replace(state, keys=jax.random.key_data(state.keys))
 
     rows = P(BATCH_AXES)
     each_shard = partial(
         jax.shard_map, mesh=mesh, in_specs=(P(), rows), out_specs=rows, axis_names=set(BATCH_AXES), check_vma=False
     )
-    state = jax.jit(each_shard(first))(params, prompts)
-    run = jax.jit(each_shard(some)).lower(params, state).compile()
-    jax.block_until_ready(run(params, state))
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(run(params, state))
-        seconds.append((time.perf_counter() - start) / ROUNDS)
-    return statistics.median(seconds)
+    begun = jax.jit(each_shard(first))
+    # Donated, as a loop's own state is: what is timed copies no cache.
+    run = jax.jit(each_shard(some), donate_argnums=1)
+
+    def measure(params: Params, prompts: Prompts) -> float:
+        state = jax.block_until_ready(begun(params, prompts))
+        return seconds(partial(run, params, state)) / ROUNDS
+
+    return measure
 
 
 def load_cells(path: Path) -> list[Cell]:

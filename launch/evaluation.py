@@ -32,7 +32,9 @@ def make_evaluate(
     The noise is that of (seed, -1), which no training step uses, and the same at every call: two evaluations differ by
     their parameters alone. A completion that could not be scored counts as wrong.
     """
-    generate = make_generate(policy, drafter, replace(config, group_size=samples, draft_lengths=()), mesh)
+    # Any draft length has the same law. Where a run chooses, its choice is for other batches than these.
+    config = replace(config, group_size=samples, draft_length=config.lengths[0], draft_lengths=())
+    generate = make_generate(policy, drafter, config, mesh)
     score = jax.jit(reward_fn)
     noise = jnp.int32(seed), jnp.int32(-1)
 

@@ -32,10 +32,13 @@ class RunLogger:
     """Logs the steps of the run in `directory`.
 
     draft_length: K of the run's rollouts.
+    print_every:  steps from one printed line to the next.
     resume_step:  the step that was restored; what was logged of later ones is dropped, so that none appears twice.
     """
 
-    def __init__(self, directory: Path, draft_length: int, resume_step: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, draft_length: int, print_every: int = 1, resume_step: int | None = None
+    ) -> None:
         self._names = metric_names(draft_length)
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else _cut(path, resume_step)
@@ -43,7 +46,7 @@ class RunLogger:
         # The time in an event file's name has seconds, in which a run may be resumed twice: the step tells them apart.
         start = 0 if resume_step is None else resume_step + 1
         self._events = SummaryWriter(str(directory), purge_step=start, filename_suffix=f".{start}")
-        self._print = StepPrinter()
+        self._print = StepPrinter(print_every)
 
     def __enter__(self) -> "RunLogger":
         return self

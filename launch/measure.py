@@ -5,9 +5,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
+
+Result = TypeVar("Result")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -17,9 +20,9 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Each measured `repeats` times. They take turns in going first, which cancels a drift of the machine."""
-    measured: dict[str, list[float]] = {name: [] for name in runs}
+def in_turns(runs: Mapping[str, Callable[[], Result]], repeats: int) -> dict[str, list[Result]]:
+    """What each returns, `repeats` times. They take turns in going first, which cancels a drift of the machine."""
+    measured: dict[str, list[Result]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
             measured[name].append(runs[name]())

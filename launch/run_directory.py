@@ -18,7 +18,7 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 
 # What may change: the updates of the steps to come stay as they would have been, up to rounding.
-FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "eval", "checkpoint", "speedup", "mesh")
+FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "print_every", "eval", "checkpoint", "speedup", "mesh")
 
 
 def open_run(config: RunConfig) -> Path:

@@ -3,7 +3,9 @@
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,32 +16,38 @@ from rich.table import Table
 
 from configs.schema import DraftConfig, SpeedupConfig
 from launch.errors import ConfigError
+from launch.measure import in_turns
 from launch.pipeline import PromptTable
 from specjax.drafters import Drafter
 from specjax.generate import make_generate, place
 from specjax.mesh import batch_shards
-from specjax.plan import Phase, RolloutConfig, lay_out
+from specjax.plan import RolloutConfig, lay_out
 from specjax.types import Params, Policy, Prompts
 
 ANY_LENGTH = 2**30
+TAIL = 4
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One pass of a plan over all prompts.
 
-    alpha:   tokens emitted a verification, live rows only.
+    lengths: int32 [sequences]. alpha: tokens emitted a verification, live rows only.
     seconds: wall time. trips: rounds of the shard that had most.
     """
 
-    tokens: int
+    lengths: np.ndarray
     alpha: float
     seconds: float
     trips: int
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+        return float(self.lengths.sum()) / self.seconds
+
+    @property
+    def seconds_a_round(self) -> float:
+        return self.seconds / max(self.trips, 1)
 
 
 class Program:
@@ -53,18 +61,18 @@ class Program:
         self.draft_lengths = config.draft_lengths
         self._generate = make_generate(policy, drafter, config, mesh)
         self._params, self._prompts = params, place(prompts, mesh)
-        self.measure((0,) * len(self.phases))
+        self.measure((0,) * len(self.phases), 0)
 
-    def measure(self, draft_lengths: tuple[int, ...]) -> Measurement:
-        """Generate everything once, each phase at its draft length."""
+    def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+        """Generate everything once, each phase at its draft length, with the noise of that turn."""
         chosen = jnp.array([self.draft_lengths.index(k) for k in draft_lengths])
-        noise = jnp.int32(0), jnp.int32(-2)
+        noise = jnp.int32(0), jnp.int32(-2 - turn)
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(self._params, self._prompts, noise, chosen))
         seconds = time.perf_counter() - start
-        tokens, rounds = int(rollout.lengths.sum()), int(np.sum(rollout.rounds))
+        lengths, rounds = np.asarray(rollout.lengths), int(np.sum(rollout.rounds))
         trips = int(np.max(np.sum(rollout.trips, axis=-1)))
-        return Measurement(tokens, (tokens - len(rollout.lengths)) / max(rounds, 1), seconds, trips)
+        return Measurement(lengths, (lengths.sum() - len(lengths)) / max(rounds, 1), seconds, trips)
 
 
 @dataclass(frozen=True)
@@ -74,19 +82,17 @@ class Plan:
     program: Program
     draft_lengths: tuple[int, ...]
 
-    @property
-    def slots(self) -> int:
-        return self.program.phases[0].slots
-
-    def measure(self) -> Measurement:
-        return self.program.measure(self.draft_lengths)
+    def measure(self, turn: int) -> Measurement:
+        return self.program.measure(self.draft_lengths, turn)
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The two best plans measured in turns. speedup: median over the turns of the ratio of their tokens/s.
+    """The two best plans over the same prompts, measured in turns; a turn has the same noise for both.
 
-    cost: seconds of a round of the speculative plan over those of an autoregressive one with the same phases.
+    speedup: median over the turns of the ratio of their tokens/s.
+    cost:    seconds of a round of the speculative plan over those of an autoregressive one with the same phases.
+    lengths: int [sequences], of the autoregressive completions of the first turn.
     """
 
     plain: Plan
@@ -96,6 +102,7 @@ class Speedup:
     speedup: float
     alpha: float
     cost: float
+    lengths: np.ndarray
 
 
 def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, shards: int) -> None:
@@ -129,46 +136,72 @@ def compare_plans(
     table: PromptTable,
     options: SpeedupConfig,
     mesh: Mesh,
-) -> Speedup:
-    """Measure every plan once, then the best of each kind in turns, which cancels a drift of the machine."""
-    prompts = table.batch(np.arange(options.prompts))
+) -> tuple[Speedup, Speedup]:
+    """The comparison over all prompts, and over the four alone that were longest: the tail, which all others wait for.
+
+    (Of every shard as many, where there are several.)
+    """
     config = replace(config, group_size=1, draft_lengths=(0, *sorted(set(options.draft_lengths))))
+    shards = batch_shards(mesh)
+
+    def compare(rows: np.ndarray, slots: tuple[int, ...]) -> Speedup:
+        prompts = table.batch(rows)
+        programs = [
+            Program(policy, drafter, params, replace(config, phases=shrinking(count)), prompts, mesh) for count in slots
+        ]
+        return _best_against_best(programs, options.repeats)
+
+    everything = compare(np.arange(options.prompts), options.slots)
+    each = min(-(-TAIL // shards), options.prompts // shards)
+    parts = np.argsort(everything.lengths.reshape(shards, -1), axis=1)[:, -each:]
+    tail = parts + np.arange(shards)[:, None] * (options.prompts // shards)
+    return everything, compare(tail.ravel(), (each,))
+
+
+def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
+    """Measure every plan once, then the best of each kind in turns, which cancels a drift of the machine."""
     measured: dict[Plan, Measurement] = {}
-    for slots in options.slots:
-        program = Program(policy, drafter, params, replace(config, phases=shrinking(slots)), prompts, mesh)
+    for program in programs:
         # Drafts never grow shorter with the batch: the fewer the rows, the cheaper a longer verification.
-        for lengths in itertools.combinations_with_replacement(config.draft_lengths, len(program.phases)):
+        for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases)):
             plan = Plan(program, lengths)
-            measured[plan] = plan.measure()
+            measured[plan] = plan.measure(0)
     plain = {plan: seen for plan, seen in measured.items() if not any(plan.draft_lengths)}
     best_plain = max(plain, key=lambda plan: measured[plan].tokens_per_s)
     best = max(measured.keys() - plain.keys(), key=lambda plan: measured[plan].tokens_per_s)
     same_phases = next(plan for plan in plain if plan.program is best.program)
-    turns = [(best_plain.measure(), best.measure(), same_phases.measure()) for _ in range(options.repeats)]
+    names = {"plain": best_plain, "speculative": best, "same phases": same_phases}
+    turns = in_turns({name: partial(_next_turn, plan, itertools.count()) for name, plan in names.items()}, repeats)
+    a, b, c = turns.values()
     return Speedup(
         plain=best_plain,
         speculative=best,
-        plain_tokens_per_s=statistics.median(a.tokens_per_s for a, _, _ in turns),
-        speculative_tokens_per_s=statistics.median(b.tokens_per_s for _, b, _ in turns),
-        speedup=statistics.median(b.tokens_per_s / a.tokens_per_s for a, b, _ in turns),
-        alpha=turns[0][1].alpha,
-        cost=statistics.median((b.seconds / b.trips) / (c.seconds / c.trips) for _, b, c in turns),
+        plain_tokens_per_s=statistics.median(x.tokens_per_s for x in a),
+        speculative_tokens_per_s=statistics.median(x.tokens_per_s for x in b),
+        speedup=statistics.median(y.tokens_per_s / x.tokens_per_s for x, y in zip(a, b, strict=True)),
+        alpha=statistics.fmean(x.alpha for x in b),
+        cost=statistics.median(y.seconds_a_round / x.seconds_a_round for x, y in zip(c, b, strict=True)),
+        lengths=a[0].lengths,
     )
 
 
-def print_speedup(result: Speedup, console: Console) -> None:
-    """Both plans, and what makes the difference between them."""
-    table = Table("plan", "slots", "k", "tokens/s", title="generation, each at its best setting", title_justify="left")
-    for name, plan, speed in (
-        ("autoregressive", result.plain, result.plain_tokens_per_s),
-        ("speculative", result.speculative, result.speculative_tokens_per_s),
-    ):
-        phases: tuple[Phase, ...] = plan.program.phases
-        table.add_row(
-            name, ", ".join(str(p.slots) for p in phases), ", ".join(map(str, plan.draft_lengths)), f"{speed:.0f}"
+def _next_turn(plan: Plan, turns: Iterator[int]) -> Measurement:
+    return plan.measure(next(turns))
+
+
+def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
+    """Both comparisons, each with what makes the difference between its plans."""
+    for title, result in (("all prompts", everything), (f"the longest {len(tail.lengths)} alone", tail)):
+        table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best settings")
+        table.title_justify = "left"
+        for name, plan, speed in (
+            ("autoregressive", result.plain, result.plain_tokens_per_s),
+            ("speculative", result.speculative, result.speculative_tokens_per_s),
+        ):
+            slots = ", ".join(str(phase.slots) for phase in plan.program.phases)
+            table.add_row(name, slots, ", ".join(map(str, plan.draft_lengths)), f"{speed:.0f}")
+        console.print(table)
+        console.print(
+            f"speed-up {result.speedup:.2f}: alpha {result.alpha:.2f} tokens a round, which costs {result.cost:.2f} "
+            f"autoregressive ones with the same slots (alpha / cost {result.alpha / result.cost:.2f})"
         )
-    console.print(table)
-    console.print(
-        f"speed-up {result.speedup:.2f}: alpha {result.alpha:.2f} tokens a round, which costs {result.cost:.2f} "
-        f"autoregressive ones in the same phases (alpha / cost {result.alpha / result.cost:.2f})"
-    )

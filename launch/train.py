@@ -11,6 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from launch.cli import parse_run, run_program, use_compile_cache
+from launch.compile_clock import CompileClock
+from launch.console import reasons
 from launch.costs import COST_TABLE, load_cells, round_seconds
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
@@ -69,17 +71,23 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
         else:
             state, first = _warmed_up(setup, directory, cells), 0
             before = evaluate(state.params) if config.eval.every else None
-        with RunLogger(directory, max(config.rollout.lengths), first if config.resume else None) as logger:
-            record = StepRecord(logger)
+        restored = first if config.resume else None
+        with RunLogger(directory, max(config.rollout.lengths), config.print_every, restored) as logger:
+            record, clock = StepRecord(logger), CompileClock()
             for number in range(first + 1, config.steps + 1):
                 start = time.perf_counter()
                 prompts = next(pipeline)
                 data_s = time.perf_counter() - start
                 probing = _due(number, config.probe_every)
                 if probing:
-                    record.wait()
+                    record.finish()
+                    if state.drafting is not None:
+                        console.print(reasons(setup.phases, config.rollout.draft_lengths, state.drafting))
                     start = time.perf_counter()
+                clock.lap()
                 state, _, metrics = (probe if probing else step)(state, prompts)
+                if (compiling := clock.lap()) and not probing:
+                    console.print(f"compiled the step in {compiling:.1f} s")
                 record.dispatched(number, start, metrics | {"time/data": data_s})
                 if _due(number, config.eval.every):
                     record.wait()
@@ -93,18 +101,9 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if before is not None:
         console.print(f"held-out accuracy: {before:.1%} before RL, {evaluate(state.params):.1%} after")
     if config.speedup.slots:
-        print_speedup(
-            compare_plans(
-                networks.policy,
-                networks.drafter,
-                state.params,
-                setup.train.rollout,
-                setup.held_out_prompts,
-                config.speedup,
-                mesh,
-            ),
-            console,
-        )
+        rollout = setup.train.rollout
+        compared = networks.policy, networks.drafter, state.params, rollout, setup.held_out_prompts, config.speedup
+        print_speedup(*compare_plans(*compared, mesh), console)
 
 
 class StepRecord:

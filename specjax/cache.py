@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.types import LayerCache, PyTree
 
-_FEW_QUERIES = 64
+# Measured with 12 layers of 4 heads of 16 and 54 positions.
+_FEW_QUERIES, _MANY_MATMULS = 64, 32
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
@@ -49,20 +50,22 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
     """
     rows, count, heads, size = q.shape
     groups = heads // cache.k.shape[1]
-    q = jnp.moveaxis(q.reshape(rows, count, -1, groups, size), 1, 3).reshape(rows, -1, groups * count, size)
-    allowed = jnp.tile(mask, (1, groups, 1))[:, None]
+    q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
+    allowed = jnp.repeat(mask, groups, axis=1)[:, None]
 
     def weigh(product: Callable[[str, Array, Array], Array], q: Array, k: Array, v: Array, allowed: Array) -> Array:
         scores = product("bkqh,bksh->bkqs", q, k) * size**-0.5
         weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
         return product("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
 
-    # A decoding round's few queries: XLA's CPU matmul of so few rows is many times slower than as many vector products.
-    separate = _each_query if groups * count <= _FEW_QUERIES else _all_queries
+    # XLA's CPU backend spends most of a matmul of few rows outside of it, for each row and head of the batch: where
+    # there are many of these, as many products of all with one query are faster.
+    apart = 1 < q.shape[2] <= _FEW_QUERIES and rows * q.shape[1] >= _MANY_MATMULS
+    separate = _each_query if apart else _all_queries
     y = jax.lax.platform_dependent(
         q, *cache, allowed, cpu=partial(weigh, separate), default=partial(weigh, _all_queries)
     )
-    return jnp.moveaxis(y.reshape(rows, -1, groups, count, size), 3, 1).reshape(rows, count, heads, size)
+    return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
 
 
 def _all_queries(axes: str, x: Array, y: Array) -> Array:

@@ -126,7 +126,12 @@ def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> F
     return gained[jnp.array(draft_lengths)]
 
 
+def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
+    """How many times the tokens a second of the first draft length each should give, in each phase."""
+    speed = acceptance_length(drafting.acceptance, draft_lengths)[None] / drafting.seconds
+    return speed / speed[:, :1]
+
+
 def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
     """For each phase the index of the draft length that promises most tokens a second."""
-    speed = acceptance_length(drafting.acceptance, draft_lengths)[None] / drafting.seconds
-    return jnp.argmax(speed, axis=1).astype(jnp.int32)
+    return jnp.argmax(promised(drafting, draft_lengths), axis=1).astype(jnp.int32)

@@ -39,14 +39,16 @@ def accumulate(
     reference: Float[Array, "R T"] | None,
     law: SamplingLaw,
     config: LossConfig,
-    microbatches: int,
-    train_draft: bool,
+    *,
+    microbatches: int = 1,
+    train_draft: bool = True,
     ladder: tuple[int, ...] = (),
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
 
-    reference: log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
-    ladder:    windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
+    reference:   log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
+    train_draft: False leaves the draft's gradient at zero, and only measures its loss.
+    ladder:      windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
     gradient is the same program whether the draft is trained or not.
@@ -54,6 +56,7 @@ def accumulate(
     tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
     start = jnp.zeros(len(batch.advantage) // microbatches, jnp.int32)
+    drafting = bool(jax.tree.leaves(params.draft))
 
     def policy_loss(weights: PyTree, batch: Batch, reference: Array | None) -> tuple[Array, tuple[PolicyOutput, dict]]:
         output = policy.apply(weights, batch.tokens, start)
@@ -90,9 +93,12 @@ def accumulate(
         with jax.named_scope("policy_gradient"):
             gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, reference)
         draft, loss, overlap = jax.tree.map(jnp.zeros_like, params.draft), jnp.float32(0), jnp.float32(0)
-        if train_draft:
-            with jax.named_scope("draft_gradient"):
+        with jax.named_scope("draft_gradient"):
+            if train_draft:
                 (loss, overlap), draft = jax.value_and_grad(draft_loss, has_aux=True)(params.draft, batch, output)
+            elif drafting:
+                # A frozen draft is watched all the same: what it promises is what its acceptance is held against.
+                loss, overlap = draft_loss(params.draft, batch, output)
         return Params(policy=gradient, draft=draft), sums | dict(draft_loss=loss, overlap=overlap)
 
     def add(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:

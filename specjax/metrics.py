@@ -50,7 +50,9 @@ def reward_metrics(reward: Reward, advantages: Advantages) -> Metrics:
     }
 
 
-def loss_metrics(sums: Sums, gradients: Params, *, train_draft: bool, with_reference: bool, with_mu: bool) -> Metrics:
+def loss_metrics(
+    sums: Sums, gradients: Params, *, with_draft: bool, train_draft: bool, with_reference: bool, with_mu: bool
+) -> Metrics:
     """Means over the tokens that each loss counts, and the norms of the gradients before clipping.
 
     What the step did not measure is left out: with_mu says that the rollout recorded its log-probs.
@@ -68,10 +70,11 @@ def loss_metrics(sums: Sums, gradients: Params, *, train_draft: bool, with_refer
         metrics["rollout/logprob_gap_max"] = sums.gap_max
     if with_reference:
         metrics["kl/reference"] = sums.kl / sums.tokens
-    if train_draft:
+    if with_draft:
         metrics["loss/draft"] = sums.draft_loss
-        metrics["grad_norm/draft"] = optax.tree.norm(gradients.draft)
         metrics["draft/predicted_acceptance"] = sums.overlap / sums.draft_tokens
+    if train_draft:
+        metrics["grad_norm/draft"] = optax.tree.norm(gradients.draft)
     return metrics
 
 

@@ -112,13 +112,25 @@ def make_stages(
         return reference_log_probs(policy, reference, batch, law, config.microbatches, config.ladder)
 
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
-        train_draft = config.train_draft and bool(jax.tree.leaves(state.params.draft))
-        parts = config.microbatches, train_draft, config.ladder
-        gradients, sums = accumulate(policy, drafter, state.params, batch, reference, law, config.loss, *parts)
+        with_draft = bool(jax.tree.leaves(state.params.draft))
+        train_draft = config.train_draft and with_draft
+        gradients, sums = accumulate(
+            policy,
+            drafter,
+            state.params,
+            batch,
+            reference,
+            law,
+            config.loss,
+            microbatches=config.microbatches,
+            train_draft=train_draft,
+            ladder=config.ladder,
+        )
         params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params)
         metrics = loss_metrics(
             sums,
             gradients,
+            with_draft=with_draft,
             train_draft=train_draft,
             with_reference=reference is not None,
             with_mu=batch.mu is not None,

@@ -47,12 +47,14 @@ class AcceptLaw(NamedTuple):
 
     survival: [B, K], probability that more than i drafted tokens are accepted: non-increasing in i.
     log_p:    [B, K+1, V], the policy's processed log-probs.
-    log_q:    [B, K+1, V], the drafter's, minus infinity in rows that hold no draft.
+    log_q:    [B, K, V], the drafter's.
+    length:   int32 [B], 0 .. K, how many rows of log_q hold a draft.
     """
 
     survival: Float[Array, "B K"]
     log_p: Float[Array, "B T V"]
-    log_q: Float[Array, "B T V"]
+    log_q: Float[Array, "B K V"]
+    length: Int[Array, "B"]
 
     def stop(self) -> Float[Array, "B T"]:
         """Probability that exactly m drafted tokens are accepted, m = 0 .. K."""
@@ -62,10 +64,15 @@ class AcceptLaw(NamedTuple):
     def residual(self, accepted: Int[Array, "B"]) -> Float[Array, "B V"]:
         """Log-probs of the token emitted after `accepted` drafts: max(p - q, 0) normalised; p after a full accept.
 
-        Where rounding leaves no mass at all (p equal to q), the law is p.
+        Where rounding leaves no mass at all (p equal to q), the law is p. Only the rows at `accepted` are touched.
         """
-        row = accepted[:, None, None]
-        log_p, log_q = (jnp.take_along_axis(x, row, axis=1)[:, 0] for x in (self.log_p, self.log_q))
+        log_p = jnp.take_along_axis(self.log_p, accepted[:, None, None], axis=1)[:, 0]
+        count = self.log_q.shape[1]
+        if count == 0:
+            return log_p
+        row = jnp.minimum(accepted, count - 1)[:, None, None]
+        log_q = jnp.take_along_axis(self.log_q, row, axis=1)[:, 0]
+        log_q = jnp.where((accepted < self.length)[:, None], log_q, -jnp.inf)
         above = log_p > log_q
         gap = jnp.where(above, log_q - log_p, -1.0)
         left = jnp.where(above, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
@@ -86,9 +93,7 @@ def accept_law(
     log_pd, log_qd = pick(log_p[:, :-1], draft), pick(log_q, draft)
     possible = counts & (log_pd > -jnp.inf) & (log_qd > -jnp.inf)
     ratio = jnp.where(possible, jnp.exp(jnp.minimum(jnp.where(possible, log_pd - log_qd, 0.0), 0.0)), 0.0)
-    log_q = jnp.where(counts[..., None], log_q, -jnp.inf)
-    log_q = jnp.pad(log_q, ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
-    return AcceptLaw(jnp.cumprod(ratio, axis=1), log_p, log_q)
+    return AcceptLaw(jnp.cumprod(ratio, axis=1), log_p, log_q, length)
 
 
 def draw(law: AcceptLaw, noise: Noise) -> Verdict:

@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specjax import cache as kv
 from specjax.types import LayerCache
@@ -33,17 +34,19 @@ def test_write_keeps_the_dtype_of_the_cache():
     assert not after.k[:, :, 1:].any()
 
 
-def test_attention_over_a_cache_is_that_of_repeated_keys():
-    """Against a float64 softmax, head by head, for each number of query heads that share a key."""
-    random, count = np.random.default_rng(0), 3
+@pytest.mark.parametrize("slots", [4, 16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_attention_over_a_cache_is_that_of_repeated_keys(slots: int, count: int):
+    """Against a float64 softmax, head by head, for each number of query heads that share a key; few rows and many."""
+    random = np.random.default_rng(0)
     for shared in (1, 2, 4):
-        q = random.normal(size=(SLOTS, count, HEADS * shared, WIDTH))
-        k, v = random.normal(size=(2, SLOTS, HEADS, LENGTH, WIDTH))
-        mask = random.random((SLOTS, count, LENGTH)) < 0.5
+        q = random.normal(size=(slots, count, HEADS * shared, WIDTH))
+        k, v = random.normal(size=(2, slots, HEADS, LENGTH, WIDTH))
+        mask = random.random((slots, count, LENGTH)) < 0.5
         mask[..., 0] = True
         cache = LayerCache(jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32))
         got = kv.attend(jnp.asarray(q, jnp.float32), cache, jnp.asarray(mask))
-        for row, token, head in np.ndindex(SLOTS, count, HEADS * shared):
+        for row, token, head in np.ndindex(slots, count, HEADS * shared):
             scores = k[row, head // shared] @ q[row, token, head] / np.sqrt(WIDTH)
             weights = np.where(mask[row, token], np.exp(scores), 0.0)
             expected = weights / weights.sum() @ v[row, head // shared]

@@ -4,7 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.cost import Acceptance, Cell, CostModel, Drafting, acceptance_length, choose, fit, no_acceptance, remember
+from specjax.cost import (
+    Acceptance,
+    Cell,
+    CostModel,
+    Drafting,
+    acceptance_length,
+    choose,
+    fit,
+    no_acceptance,
+    promised,
+    remember,
+)
 from specjax.cost import rates as expected_rates
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
@@ -71,3 +82,9 @@ def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: 
     seconds = jnp.array([[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]])
     drafting = Drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
     np.testing.assert_array_equal(choose(drafting, (0, 1, 3)), expected)
+
+
+def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
+    drafting = Drafting(counted(10**6, 600_000, 300_000), jnp.array([[1.0, 1.6], [1.0, 3.8]]))
+    np.testing.assert_allclose(promised(drafting, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
+    assert choose(drafting, (0, 2)).tolist() == [1, 0]

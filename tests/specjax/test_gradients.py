@@ -24,7 +24,9 @@ Accumulate = Callable[[Params, Batch, jax.Array | None], tuple[Params, Sums]]
 
 def compiled(microbatches: int = 1, train_draft: bool = True) -> Accumulate:
     def run(params: Params, batch: Batch, reference: jax.Array | None) -> tuple[Params, Sums]:
-        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches, train_draft)
+        return accumulate(
+            POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches=microbatches, train_draft=train_draft
+        )
 
     return jax.jit(run, compiler_options=QUICKLY)
 
@@ -165,7 +167,7 @@ def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params
 
 def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> None:
     def draft_loss(params: Params) -> jax.Array:
-        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, 1, True)[1].draft_loss
+        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS)[1].draft_loss
 
     slope = jax.jit(jax.grad(draft_loss), compiler_options=QUICKLY)(params)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))

@@ -79,7 +79,9 @@ def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
             batch = sort_rows(batch, mesh, microbatches)
         frozen = jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), params.policy)
         reference = reference_log_probs(POLICY, frozen, batch, LAW, microbatches, ladder)
-        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches, True, ladder)
+        return accumulate(
+            POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches=microbatches, ladder=ladder
+        )
 
     params = params_on(mesh)
     batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))

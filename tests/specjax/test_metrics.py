@@ -133,7 +133,7 @@ def test_loss_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,
     }
-    metrics = loss_metrics(sums, gradients, train_draft=True, with_reference=True, with_mu=True)
+    metrics = loss_metrics(sums, gradients, with_draft=True, train_draft=True, with_reference=True, with_mu=True)
     assert metrics.keys() == expected.keys()
     for name, wanted in expected.items():
         np.testing.assert_allclose(metrics[name], wanted, rtol=1e-6, err_msg=name)
@@ -142,13 +142,14 @@ def test_loss_metrics_divide_by_the_tokens_each_loss_counts() -> None:
 @pytest.mark.parametrize(
     ("absent", "names"),
     [
-        ("train_draft", {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}),
+        ("with_draft", {"loss/draft", "draft/predicted_acceptance"}),
+        ("train_draft", {"grad_norm/draft"}),
         ("with_reference", {"kl/reference"}),
         ("with_mu", {"ratio/mean", "ratio/max", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"}),
     ],
 )
 def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None:
     gradients = Params({"a": jnp.ones(2)}, {"c": jnp.ones(2)})
-    present = dict(train_draft=True, with_reference=True, with_mu=True)
+    present = dict(with_draft=True, train_draft=True, with_reference=True, with_mu=True)
     everything = loss_metrics(some_sums(), gradients, **present)
     assert everything.keys() - loss_metrics(some_sums(), gradients, **present | {absent: False}).keys() == names

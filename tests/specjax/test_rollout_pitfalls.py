@@ -88,6 +88,7 @@ def faulty(fault: Array) -> Verifier:
             jnp.where(fault == Fault.ACCEPTS_AS_ONE_HOT, exact.survival, law.survival),
             law.log_p,
             jnp.where(fault == Fault.RECOVERS_AS_ONE_HOT, exact.log_q, law.log_q),
+            length,
         )
         accepted, token = draw(law, noise)
         accepted = jnp.where(fault == Fault.ACCEPTS_ALL, length, accepted)
