@@ -17,6 +17,6 @@ class CompileClock:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _hear(self, event: str, seconds: float, **_: str | int) -> None:
+    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _EVENT:
-            self._seconds += seconds
+            self._seconds += duration_secs
