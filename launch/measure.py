@@ -4,10 +4,14 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
+
+Name = TypeVar("Name", bound=Hashable)
+T = TypeVar("T")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -17,9 +21,9 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def in_turns(runs: Mapping[Name, Callable[[], T]], repeats: int) -> dict[Name, list[T]]:
     """Each measured `repeats` times. They take turns in going first, which cancels a drift of the machine."""
-    measured: dict[str, list[float]] = {name: [] for name in runs}
+    measured: dict[Name, list[T]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
             measured[name].append(runs[name]())
