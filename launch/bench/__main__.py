@@ -83,7 +83,8 @@ def main(argv: list[str]) -> int:
     console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
     networks, found = random_networks(preset), {}
     for section, measure in chosen.items():
-        found[section] = measure(networks, preset)
+        with console.status(section):
+            found[section] = measure(networks, preset)
         print_section(found[section], console)
     if options.json is not None:
         Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")

@@ -65,8 +65,8 @@ def forced_rollout(
     All of a round's work is done, and for prompts of one length. With a `tail`, completions get the lengths that
     `forced_lengths` gives, and end with STOP.
     """
-    with _registered(_forced(rate, tail, prompts.lengths[0])) as verifier:
-        config = replace(config, verifier=verifier, stop_tokens=(STOP,) if tail else ())
+    config = replace(config, verifier="rejection", stop_tokens=(STOP,) if tail else ())
+    with _in_place_of_rejection(_forced(rate, tail, prompts.lengths[0])):
         return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
 
 
@@ -106,11 +106,11 @@ def _forced(rate: Array, tail: LongTail | None, prompt: Array) -> Verifier:
 
 
 @contextmanager
-def _registered(verifier: Verifier) -> Iterator[str]:
-    """The name by which a rollout that is traced meanwhile finds the verifier."""
-    name = "forced"
-    VERIFIERS[name] = verifier
+def _in_place_of_rejection(verifier: Verifier) -> Iterator[None]:
+    """For what is traced meanwhile."""
+    kept = VERIFIERS["rejection"]
+    VERIFIERS["rejection"] = verifier
     try:
-        yield name
+        yield
     finally:
-        del VERIFIERS[name]
+        VERIFIERS["rejection"] = kept
