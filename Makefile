@@ -5,7 +5,7 @@ BIN := .venv/bin
 PINS := constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow lint
+.PHONY: train test test-slow lint bench
 
 train: .venv/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
@@ -21,8 +21,17 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+bench: .venv/bench
+	$(BIN)/python -m launch.bench $(ARGS)
+
 .venv/installed: pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "specjax needs Python >= 3.11, set PYTHON=..."'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	touch $@
+
+# Why google-tunix comes without what it asks for: see the extra in pyproject.toml.
+.venv/bench: .venv/installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[bench]'
+	$(BIN)/pip install --quiet --constraint $(PINS) --no-deps google-tunix
 	touch $@

@@ -13,9 +13,8 @@ from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.data import Problem
 from launch.errors import ConfigError
 from launch.pipeline import PromptTable, fixed_batches
-from launch.run_directory import CHECKPOINTS
+from launch.run_directory import restore_params
 from launch.setup import Setup, set_up
-from specjax.checkpoint import Checkpointer
 from specjax.generate import make_generate
 from specjax.keys import seed_step
 from specjax.mesh import batch_shards
@@ -52,7 +51,9 @@ def main(argv: list[str]) -> int:
     if own.checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
     setup = set_up(config, training=False)
-    params = setup.networks.params if own.checkpoint is None else _saved(Path(own.checkpoint), setup.networks.params)
+    params = (
+        setup.networks.params if own.checkpoint is None else restore_params(Path(own.checkpoint), setup.networks.params)
+    )
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.
@@ -60,17 +61,6 @@ def main(argv: list[str]) -> int:
         console.print(setup.tokenizer.decode(tokens[:length].tolist()), end="\n\n")
     console.print(_summary(rollout, seconds))
     return 0
-
-
-def _saved(directory: Path, params: Params) -> Params:
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-    if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
-    try:
-        with Checkpointer(directory / CHECKPOINTS) as saves:
-            return saves.restore_params(abstract)
-    except ValueError as error:
-        raise ConfigError(f"checkpoint: {error}") from error
 
 
 def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout, float]:

@@ -4,12 +4,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
 import numpy as np
 
+Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 
 
@@ -20,9 +21,9 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(runs: Mapping[str, Callable[[], Result]], repeats: int) -> dict[str, list[Result]]:
+def in_turns(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """What each returns, `repeats` times. They take turns in going first, which cancels a drift of the machine."""
-    measured: dict[str, list[Result]] = {name: [] for name in runs}
+    measured: dict[Name, list[Result]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
             measured[name].append(runs[name]())

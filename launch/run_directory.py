@@ -8,9 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from configs.schema import RunConfig
 from launch.errors import ConfigError
 from specjax.checkpoint import Checkpointer
+from specjax.types import Params
 
 RUNS = Path("runs")
 CONFIG_FILE = "config.json"
@@ -33,6 +36,21 @@ def open_run(config: RunConfig) -> Path:
         _check_unchanged(directory / CONFIG_FILE, json.loads(text))
     write_atomically(directory / CONFIG_FILE, text)
     return directory
+
+
+def restore_params(directory: Path, params: Params) -> Params:
+    """The networks of a run's newest save, in the shapes, dtypes and shardings of `params`.
+
+    Raises ConfigError, which speaks of the option `checkpoint`, where there is no such save.
+    """
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+    if not (directory / CHECKPOINTS).is_dir():
+        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
+    try:
+        with Checkpointer(directory / CHECKPOINTS) as saves:
+            return saves.restore_params(abstract)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint: {error}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

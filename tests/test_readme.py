@@ -16,4 +16,5 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]):
 
 def test_every_program_named_exists():
     for program in set(re.findall(r"python -m (launch\.\w+)", README.read_text())):
-        assert (README.parent / f"{program.replace('.', '/')}.py").is_file()
+        path = README.parent / program.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()

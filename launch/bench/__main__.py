@@ -1,0 +1,97 @@
+"""Decoding against the memory floor, against itself and against peers: `python -m launch.bench [--preset NAME]`."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.bench.decoding import draft, floor, verify
+from launch.bench.generation import acceptance
+from launch.bench.layout import layout
+from launch.bench.networks import Networks, random_networks
+from launch.bench.peers import peers
+from launch.bench.plots import load_pyplot, save_plots
+from launch.bench.presets import PRESETS, Preset, find_preset
+from launch.bench.report import Section, as_json, print_section
+from launch.bench.trained import trained
+from launch.cli import parse, run_program
+from launch.measure import provenance
+
+SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
+    "floor": floor,
+    "verify": verify,
+    "draft": draft,
+    "acceptance": acceptance,
+    "layout": layout,
+    "peers": peers,
+}
+# Of the widest table: what a narrower terminal wraps is still better than numbers that are cut.
+WIDTH = 150
+
+
+@dataclass(frozen=True)
+class BenchArgs:
+    """Options of launch.bench.
+
+    Attributes:
+        preset:     networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a CPU
+                    and qwen3-8b elsewhere.
+        sections:   of floor, verify, draft, acceptance, layout, peers; empty for all of them.
+        repeats:    measurements of each thing, in turns; None takes the preset's.
+        json:       a file for everything that was measured.
+        plots:      a directory for plots; needs matplotlib.
+        checkpoint: the directory of a run, whose draft is measured too, at the acceptance that it reaches.
+        recipe:     the CONFIG that the run was started with.
+    """
+
+    preset: str | None = None
+    sections: tuple[str, ...] = ()
+    repeats: int | None = None
+    json: str | None = None
+    plots: str | None = None
+    checkpoint: str | None = None
+    recipe: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset = {self.preset}: must be one of {', '.join(PRESETS)}")
+        for name in self.sections:
+            if name not in SECTIONS:
+                raise ValueError(f"sections = {name}: must be of {', '.join(SECTIONS)}")
+        if self.repeats is not None and self.repeats < 1:
+            raise ValueError(f"repeats = {self.repeats}: must be at least 1")
+        if (self.checkpoint is None) != (self.recipe is None):
+            raise ValueError(f"checkpoint = {self.checkpoint}, recipe = {self.recipe}: must be given together")
+        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
+            raise ValueError(f"json = {self.json}: no such directory")
+
+
+def main(argv: list[str]) -> int:
+    """Measure section by section, and print each as it is done."""
+    options = parse(BenchArgs, argv, "python -m launch.bench", __doc__)
+    if options.plots is not None:
+        load_pyplot()
+    name, preset = find_preset(options.preset)
+    if options.repeats is not None:
+        preset = replace(preset, repeats=options.repeats)
+    chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS}
+    if options.checkpoint is not None and options.recipe is not None:
+        chosen["trained"] = trained(Path(options.checkpoint), options.recipe)
+    console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
+    console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
+    networks, found = random_networks(preset), {}
+    for section, measure in chosen.items():
+        with console.status(section):
+            found[section] = measure(networks, preset)
+        print_section(found[section], console)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")
+    if options.plots is not None:
+        save_plots(Path(options.plots), found)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,37 @@
+"""vLLM, the inference engine: plain, and with prompt lookup, the drafting that needs no trained head."""
+
+import importlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
+
+NAMES = ("vLLM", "vLLM, prompt lookup")
+DRAFTED = 3
+# Two engines beside JAX's own preallocation, which XLA_PYTHON_CLIENT_MEM_FRACTION lowers.
+MEMORY_SHARE = 0.25
+
+
+def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+    """Both engines over the directory, without a tokenizer."""
+    vllm = importlib.import_module("vllm")
+    options: dict[str, Any] = dict(
+        model=str(checkpoint.directory), skip_tokenizer_init=True, gpu_memory_utilization=MEMORY_SHARE
+    )
+    lookup = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 4}
+    try:
+        engines = vllm.LLM(**options), vllm.LLM(**options, speculative_config=lookup)
+    except (RuntimeError, ValueError) as error:
+        raise Unsupported((str(error) or "it does not start").splitlines()[0]) from error
+    return tuple(Sampler(partial(_generate, vllm, engine)) for engine in engines)
+
+
+def _generate(vllm: Any, engine: Any, prompts: np.ndarray, count: int, greedy: bool) -> np.ndarray:
+    law = vllm.SamplingParams(
+        temperature=0.0 if greedy else 1.0, max_tokens=count, ignore_eos=True, detokenize=False, seed=0
+    )
+    inputs = [{"prompt_token_ids": row} for row in prompts.tolist()]
+    outputs = engine.generate(inputs, law, use_tqdm=False)
+    return np.array([output.outputs[0].token_ids for output in outputs])

@@ -1,0 +1,140 @@
+"""What is measured: shapes of networks, and the batches, contexts and draft lengths that suit their device."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from models.config import DecoderConfig, eagle3_feature_layers
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """Completions of very different lengths: one in `every` is `factor` times the median, the rest lie around it.
+
+    Attributes:
+        median: tokens.
+        factor: how much longer the long ones are.
+        every:  how rare they are.
+    """
+
+    median: int
+    factor: int = 8
+    every: int = 16
+
+    @property
+    def longest(self) -> int:
+        return self.factor * self.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Networks with random weights, and the grid over which each section measures them.
+
+    Attributes:
+        decoder:       the policy.
+        draft_vocab:   of the EAGLE-3 head, which otherwise has the policy's widths; None drafts all tokens.
+        batches:       rows decoded together.
+        contexts:      positions each row can see. Verification, drafter and peers are measured at the first.
+        verified:      tokens in one verification, the first of them 1.
+        draft_lengths: K.
+        rates:         forced acceptance: the chance that a drafted token is kept, once those before it are.
+        batch:         rows of the sections that vary something else.
+        prompt, new:   tokens of a prompt and of its completion, where whole completions are generated.
+        peer_batches:  rows of a comparison with other samplers.
+        peer_rate:     the acceptance forced in that comparison.
+        tail:          the lengths for which phases, queue and ladder are made.
+        gradients:     whether a training step's gradient fits beside the weights, for the ladder.
+        rounds:        rounds in one measurement.
+        repeats:       measurements of each, in turns.
+    """
+
+    decoder: DecoderConfig
+    draft_vocab: int | None = None
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    verified: tuple[int, ...] = (1, 2, 4, 6, 8)
+    draft_lengths: tuple[int, ...] = (1, 3, 5, 7)
+    rates: tuple[float, ...] = (0.6, 0.76, 0.8, 0.87)
+    batch: int
+    prompt: int
+    new: int
+    peer_batches: tuple[int, ...]
+    peer_rate: float = 0.8
+    tail: LongTail
+    gradients: bool = False
+    rounds: int = 8
+    repeats: int = 5
+
+
+def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, **other: Any) -> DecoderConfig:
+    return DecoderConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        qk_norm=True,
+        rope_theta=1e6,
+        feature_layers=eagle3_feature_layers(layers) if layers >= 7 else tuple(range(layers)),
+        **other,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gpu(Preset):
+    """What the Qwen3 shapes share: bfloat16, their vocabulary, and the grid of one GPU."""
+
+    draft_vocab: int | None = 32_000
+    batches: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256)
+    contexts: tuple[int, ...] = (1024, 8192)
+    batch: int = 16
+    prompt: int = 512
+    new: int = 512
+    peer_batches: tuple[int, ...] = (1, 16, 64)
+    tail: LongTail = field(default_factory=lambda: LongTail(median=256))
+    rounds: int = 32
+
+
+_BF16: dict[str, Any] = dict(vocab_size=151_936, dtype="bfloat16", param_dtype="bfloat16")
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(
+        decoder=_qwen3(2, 64, 128, 4, 2, 16, vocab_size=256, tie_embeddings=True),
+        batches=(1, 4),
+        contexts=(64, 128),
+        verified=(1, 2, 4),
+        draft_lengths=(1, 3),
+        rates=(0.6, 0.8),
+        batch=4,
+        prompt=16,
+        new=32,
+        peer_batches=(1, 4),
+        tail=LongTail(median=8),
+        gradients=True,
+        rounds=4,
+        repeats=3,
+    ),
+    "25m": Preset(
+        decoder=_qwen3(8, 512, 1408, 8, 4, 64, vocab_size=4096, tie_embeddings=True),
+        batches=(1, 4, 16, 64),
+        contexts=(256, 1024),
+        batch=4,
+        prompt=64,
+        new=128,
+        peer_batches=(1, 4, 16),
+        tail=LongTail(median=32),
+        gradients=True,
+    ),
+    "qwen3-0.6b": _Gpu(decoder=_qwen3(28, 1024, 3072, 16, 8, 128, tie_embeddings=True, **_BF16)),
+    "qwen3-1.7b": _Gpu(decoder=_qwen3(28, 2048, 6144, 16, 8, 128, tie_embeddings=True, **_BF16)),
+    "qwen3-8b": _Gpu(decoder=_qwen3(36, 4096, 12_288, 32, 8, 128, **_BF16)),
+}
+
+
+def find_preset(name: str | None) -> tuple[str, Preset]:
+    """A preset with its name; None takes the one for this device."""
+    if name is None:
+        name = "25m" if jax.default_backend() == "cpu" else "qwen3-8b"
+    return name, PRESETS[name]

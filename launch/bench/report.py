@@ -1,0 +1,63 @@
+"""What a section found, as a table and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from launch.measure import interval, provenance
+
+Value = str | int | float | tuple[float, float, float] | None
+Row = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows with the same columns. A value of three is a median with its 95% interval; None was not measured."""
+
+    title: str
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
+    """The median ratio of what was measured in the same turns, with its interval."""
+    return interval([a / b for a, b in zip(over, under, strict=True)])
+
+
+def print_section(section: Section, console: Console) -> None:
+    columns = (Column(name, justify="right", no_wrap=True) for name in section.rows[0])
+    table = Table(*columns, title=section.title, title_justify="left", box=None, padding=(0, 0, 0, 2))
+    for row in section.rows:
+        table.add_row(*map(_show, row.values()))
+    console.print(table)
+    for note in section.notes:
+        console.print(f"  {note}")
+    console.print()
+
+
+def as_json(preset: str, sections: Mapping[str, Section]) -> dict[str, Any]:
+    """{"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}"""
+    return {
+        "preset": preset,
+        "provenance": provenance("launch.bench").splitlines(),
+        "sections": {name: vars(section) for name, section in sections.items()},
+    }
+
+
+def _show(value: Value) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return _number(value)
+        case (median, low, high):
+            return f"{_number(median)} [{_number(low)}, {_number(high)}]"
+        case _:
+            return str(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,61 @@
+"""The seconds of a round: `specjax.rounds.round_once`, some of them in one compiled program."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from launch.bench.networks import Networks, compiled, random_prompts
+from launch.measure import seconds
+from specjax.drafters import Drafter
+from specjax.keys import seed_step
+from specjax.plan import RolloutConfig
+from specjax.queue import blank, prefill, seat
+from specjax.rounds import Decoding, RoundState, round_once
+from specjax.types import Params
+
+
+class Rounds:
+    """Rounds at draft length k over `rows` rows that see `context` positions each: compiled when made.
+
+    The caches are blank: what a round costs does not hang on what is in them. Every measurement starts at the same
+    context, and the state is donated from one to the next, so that the caches exist once.
+    """
+
+    def __init__(self, networks: Networks, drafter: Drafter, rows: int, context: int, k: int, count: int) -> None:
+        budget = count * (k + 1) + 1
+        config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=k)
+        prompts = random_prompts(networks, rows, context)
+
+        def first(params: Params) -> RoundState:
+            decoding = Decoding(networks.policy, drafter, params, config)
+            kept = replace(blank(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
+            row, length = jnp.arange(rows, dtype=jnp.int32), context + budget + config.slack
+            return _unwrap(seat(decoding, kept, row, row, seed_step(0, 0), length))
+
+        def some(params: Params, state: RoundState) -> RoundState:
+            decoding = Decoding(networks.policy, drafter, params, config)
+            one = jnp.ones(rows, jnp.int32)
+            state = replace(_wrap(state), emitted=one, done=one == 0)
+            return _unwrap(jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state))
+
+        self._params, self._count = networks.params, count
+        self._state = jax.jit(first)(networks.params)
+        self._program, self.compile_seconds = compiled(some, networks.params, self._state, donate=(1,))
+        self.measure()
+
+    def measure(self) -> float:
+        """The seconds of one round."""
+        return seconds(self._run) / self._count
+
+    def _run(self) -> RoundState:
+        self._state = self._program(self._params, self._state)
+        return self._state
+
+
+def _unwrap(state: RoundState) -> RoundState:
+    return replace(state, keys=jax.random.key_data(state.keys))
+
+
+def _wrap(state: RoundState) -> RoundState:
+    return replace(state, keys=jax.random.wrap_key_data(state.keys))

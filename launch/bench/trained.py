@@ -1,0 +1,39 @@
+"""The section on a trained run: speed-up at the acceptance that its own draft reaches on its held-out prompts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.bench.generation import NOTES, speedups
+from launch.bench.networks import Networks
+from launch.bench.presets import Preset
+from launch.bench.report import Section
+from launch.cli import load_recipe
+from launch.errors import ConfigError
+from launch.run_directory import restore_params
+from launch.setup import set_up
+from specjax.drafters import NoDrafter
+from specjax.generate import prepare
+from specjax.mesh import MeshConfig
+
+
+def trained(directory: Path, recipe: str) -> Callable[[Networks, Preset], Section]:
+    """The section, once the run is read: bad input is found before anything is measured."""
+    setup = set_up(replace(load_recipe(recipe), mesh=MeshConfig()))
+    own = setup.networks
+    if isinstance(own.drafter, NoDrafter):
+        raise ConfigError(f"recipe = {recipe}: has no draft to measure")
+    params = prepare(restore_params(directory, own.params), own.policy)
+    networks = Networks(own.decoder, own.policy, own.drafter, params)
+    rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
+
+    def measure(_: Networks, preset: Preset) -> Section:
+        prompts = jax.tree.map(jnp.asarray, setup.held_out_prompts.batch(np.arange(preset.batch)))
+        title = f"speed-up of {directory}, held-out prompts, batch {preset.batch}"
+        return Section(title, speedups(networks, prompts, preset, rollout, None), NOTES)
+
+    return measure

@@ -1,0 +1,172 @@
+"""launch.bench: the floor's arithmetic, what the doubles force, what is reported, and bad input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch.bench import __main__ as bench
+from launch.bench.decoding import CopyBandwidth, cache_bytes, draft, floor, read_bytes, verify
+from launch.bench.doubles import STOP, forced_lengths
+from launch.bench.generation import Generation, acceptance
+from launch.bench.networks import Networks, random_networks, random_prompts
+from launch.bench.presets import PRESETS, LongTail, Preset
+from launch.bench.report import Section
+from launch.errors import ConfigError
+from launch.speedup import ANY_LENGTH
+from models.config import DecoderConfig
+from specjax.keys import seed_step, sequence_keys
+from specjax.plan import RolloutConfig
+
+SMALL = replace(
+    PRESETS["tiny"],
+    decoder=DecoderConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        qk_norm=True,
+        rope_theta=1e6,
+        tie_embeddings=True,
+        feature_layers=(0, 1),
+    ),
+    batches=(2,),
+    contexts=(8,),
+    verified=(1, 3),
+    draft_lengths=(2,),
+    rates=(0.5,),
+    batch=2,
+    prompt=4,
+    new=6,
+    peer_batches=(1,),
+    rounds=2,
+    repeats=2,
+)
+
+
+@pytest.fixture(scope="module")
+def networks() -> Networks:
+    return random_networks(SMALL)
+
+
+def test_the_floor_counts_what_a_round_reads(networks: Networks):
+    decoder = SMALL.decoder
+    # Two layers, keys and values of one head of 8, float32; 3 rows of 5 positions.
+    assert cache_bytes(decoder, 3, 5) == 2 * 2 * 8 * 4 * 3 * 5
+    params = networks.params.policy
+    every = sum(x.size * 4 for x in jax.tree.leaves(params))
+    assert read_bytes(params, decoder) == every
+    # An embedding that is no output layer is only looked up in.
+    assert read_bytes(params, replace(decoder, tie_embeddings=False)) == every - 61 * 16 * 4
+
+
+def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("launch.bench.decoding.seconds", lambda run: (run(), 0.5)[1])
+    copy = CopyBandwidth()
+    assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
+
+
+@pytest.mark.parametrize("k, rate", [(1, 0.3), (3, 0.8)])
+def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
+    """Of the rounds that reach a position, the share that goes on is the rate, within five standard deviations."""
+    rows = 64
+    config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
+    generation = Generation(networks, random_prompts(networks, rows, 4), config)
+    rollout = generation.generate(rate)
+    assert rollout.drafted is not None and rollout.accepted is not None
+    # The last rounds are cut at the budget, which later positions feel: the first position counts where it could be.
+    drafted, accepted = (np.asarray(x.sum(axis=0), float) for x in (rollout.drafted, rollout.accepted))
+    reached = np.append(drafted[0], accepted[:-1] * drafted[1:] / drafted[:-1])
+    error = 5 * np.sqrt(rate * (1 - rate) / reached)
+    assert (reached > 200).all()
+    np.testing.assert_array_less(np.abs(accepted / reached - rate), error)
+    # And at another rate, the same program.
+    assert generation.measure(0.0).alpha == 1.0
+    assert generation.measure(1.0).alpha > k
+
+
+@pytest.mark.parametrize("k, phases", [(0, ()), (3, ((4, ANY_LENGTH), (2, ANY_LENGTH)))])
+def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int, int], ...]):
+    tail = LongTail(median=6, every=4)
+    config = RolloutConfig(group_size=2, max_new_tokens=tail.longest, draft_length=k, phases=phases)
+    prompts = random_prompts(networks, 8, 4)
+    rollout = Generation(networks, prompts, config, tail=tail).generate(0.7)
+    sequences = jnp.arange(16)
+    keys = sequence_keys(seed_step(0, 0), prompts.id[sequences // 2], sequences % 2)
+    expected = np.asarray(forced_lengths(keys, tail))
+    np.testing.assert_array_equal(rollout.lengths, expected)
+    tokens = np.asarray(rollout.tokens)
+    assert rollout.stopped is not None and rollout.stopped.all()
+    assert (np.argmax(tokens == STOP, axis=1) == expected - 1).all()
+    assert set(expected[expected > 8]) == {48} and expected[expected <= 8].min() >= 3
+
+
+def test_rounds_are_timed_and_tabled(networks: Networks):
+    for measure in (floor, verify, draft, acceptance):
+        section = measure(networks, SMALL)
+        assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
+        for row in section.rows:
+            compile_seconds = row["compile s"]
+            assert isinstance(compile_seconds, float) and compile_seconds > 0
+    (row,) = section.rows
+    assert row["k"] == 2 and row["rate"] == 0.5 and isinstance(row["speed-up"], tuple)
+
+
+def fake_section(networks: Networks, preset: Preset) -> Section:
+    ratio = (float(preset.repeats), 1.0, 9.0)
+    return Section("a title", [{"context": 8, "batch": 1, "tokens/s": 120.0, "share": ratio, "why": None}], ["a note"])
+
+
+def test_everything_goes_to_the_json_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
+    monkeypatch.setattr(bench, "random_networks", lambda preset: None)
+    path = tmp_path / "bench.json"
+    assert bench.main(["--preset", "tiny", "--sections", "floor", "--repeats", "4", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found.keys() == {"preset", "provenance", "sections"} and found["preset"] == "tiny"
+    assert found["provenance"][0].startswith("command   python -m launch.bench")
+    row = {"context": 8, "batch": 1, "tokens/s": 120.0, "share": [4.0, 1.0, 9.0], "why": None}
+    assert found["sections"] == {"floor": {"title": "a title", "rows": [row], "notes": ["a note"]}}
+    said = capsys.readouterr().out
+    assert "4 [1, 9]" in said and "a note" in said
+
+
+def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
+    monkeypatch.setattr(bench, "random_networks", lambda preset: None)
+    assert bench.main(["--preset", "tiny", "--sections", "floor", "--plots", str(tmp_path / "plots")]) == 0
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["throughput.png"]
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
+        ("--sections floor roof", "sections = roof: must be of floor, verify, draft, acceptance, layout, peers"),
+        ("--repeats 0", "repeats = 0: must be at least 1"),
+        ("--json nowhere/at/all.json", "json = nowhere/at/all.json: no such directory"),
+        ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: must be given together"),
+        ("--recipe tiny --checkpoint nowhere", "checkpoint = nowhere: no checkpoints there"),
+        ("--repeat 3", "Unrecognized options: --repeat, 3; did you mean --repeats?"),
+    ],
+)
+def test_bad_input_is_one_line(option: str, message: str):
+    with pytest.raises(ConfigError) as error:
+        bench.main(option.split())
+    assert str(error.value) == message
+
+
+def test_help(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        bench.main(["--help"])
+    assert not end.value.code and "--sections" in capsys.readouterr().out
