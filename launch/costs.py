@@ -2,7 +2,7 @@
 
 import json
 import statistics
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build import Networks
 from launch.errors import ConfigError
+from launch.measure import in_turns, seconds
 from launch.run_directory import write_atomically
 from launch.setup import Setup
 from specjax import cache as kv
@@ -35,25 +36,29 @@ def round_seconds(setup: Setup, params: Params, path: Path, cells: list[Cell] | 
 
     Either way they are kept at `path`, for people and for another run.
     """
-    rollout = setup.train.rollout
-    cells = _measured(setup, params) if cells is None else cells
+    rollout, phases = setup.train.rollout, setup.phases
+    if cells is None:
+        prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
+        cells = measure_cells(setup.networks, params, rollout, phases, prompts, setup.mesh)
     model = fit(cells)
     kept = {"cells": [cell._asdict() for cell in cells], "model": model._asdict()}
     write_atomically(path, json.dumps(kept, indent=2) + "\n")
-    seconds = [[model.seconds(phase.slots, phase.window, k) for k in rollout.lengths] for phase in setup.phases]
-    return np.array(seconds, np.float32)
+    return model.table(phases, rollout.lengths)
 
 
-def _measured(setup: Setup, params: Params) -> list[Cell]:
+def measure_cells(
+    networks: Networks, params: Params, rollout: RolloutConfig, phases: Sequence[Phase], prompts: Prompts, mesh: Mesh
+) -> list[Cell]:
     """Rounds of every phase at the shortest and the longest draft length, and of the last at those between."""
-    networks, mesh, lengths = setup.networks, setup.mesh, setup.train.rollout.lengths
-    wanted = {(phase, k) for phase in setup.phases for k in (lengths[0], lengths[-1])}
-    wanted |= {(setup.phases[-1], k) for k in lengths}
+    lengths = rollout.lengths
     with jax.set_mesh(mesh):
-        gathered = jax.jit(partial(prepare, policy=networks.policy))(params)
-        prompts = place(setup.train_prompts.batch(np.arange(setup.config.data.prompts)), mesh)
-        timed = partial(_seconds, networks, gathered, setup.train.rollout, prompts, mesh)
-        return [Cell(phase.slots, phase.window, k, timed(phase, k)) for phase, k in sorted(wanted)]
+        gathered, prompts = jax.jit(partial(prepare, policy=networks.policy))(params), place(prompts, mesh)
+        cells = []
+        for phase in sorted(set(phases)):
+            wanted = lengths if phase == phases[-1] else sorted({lengths[0], lengths[-1]})
+            measured = _seconds(networks, gathered, rollout, prompts, mesh, phase, wanted)
+            cells += [Cell(phase.slots, phase.window, *one) for one in measured.items()]
+        return cells
 
 
 def _seconds(
@@ -63,9 +68,9 @@ def _seconds(
     prompts: Prompts,
     mesh: Mesh,
     phase: Phase,
-    k: int,
-) -> float:
-    """A round of this phase: the median of a few runs of a few rounds, on all shards at once.
+    lengths: Sequence[int],
+) -> dict[int, float]:
+    """A round of this phase at each draft length: the median of a few runs of a few rounds, on all shards at once.
 
     What a round costs does not hang on which rows are still at work, nor on what is in them.
     """
@@ -77,7 +82,7 @@ def _seconds(
         state = begin(Decoding(networks.policy, networks.drafter, params, fixed), prompts, noise, phase.slots).state
         return replace(kv.resize(state, -by), keys=jax.random.key_data(state.keys))
 
-    def some(params: Params, state: RoundState) -> jax.Array:
+    def some(params: Params, state: RoundState, k: int) -> jax.Array:
         state = replace(state, keys=jax.random.wrap_key_data(state.keys))
         decoding = Decoding(networks.policy, networks.drafter, params, fixed)
         return jax.lax.fori_loop(0, ROUNDS, lambda _, state: round_once(decoding, state, k), state).emitted
@@ -87,14 +92,14 @@ def _seconds(
         jax.shard_map, mesh=mesh, in_specs=(P(), rows), out_specs=rows, axis_names=set(BATCH_AXES), check_vma=False
     )
     state = jax.jit(each_shard(first))(params, prompts)
-    run = jax.jit(each_shard(some)).lower(params, state).compile()
-    jax.block_until_ready(run(params, state))
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(run(params, state))
-        seconds.append((time.perf_counter() - start) / ROUNDS)
-    return statistics.median(seconds)
+    runs = {
+        k: partial(jax.jit(each_shard(partial(some, k=k))).lower(params, state).compile(), params, state)
+        for k in lengths
+    }
+    for run in runs.values():
+        jax.block_until_ready(run())
+    measured = in_turns({k: partial(seconds, run) for k, run in runs.items()}, REPEATS)
+    return {k: statistics.median(values) / ROUNDS for k, values in measured.items()}
 
 
 def load_cells(path: Path) -> list[Cell]:

@@ -5,9 +5,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
+
+Name = TypeVar("Name")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -17,20 +20,27 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def in_turns(runs: Mapping[Name, Callable[[], float]], repeats: int) -> dict[Name, list[float]]:
     """Each measured `repeats` times. They take turns in going first, which cancels a drift of the machine."""
-    measured: dict[str, list[float]] = {name: [] for name in runs}
+    measured: dict[Name, list[float]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
             measured[name].append(runs[name]())
     return measured
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """(median, low, high): the interval is that of the median, by bootstrap."""
+def interval(
+    values: Sequence[float], level: float = 0.95, center: Callable[..., np.ndarray] = np.median
+) -> tuple[float, float, float]:
+    """(center, low, high) of the values: by default their median, with its interval by bootstrap."""
     draws = np.random.default_rng(1).choice(np.asarray(values), (10_000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
-    return float(np.median(values)), float(low), float(high)
+    low, high = np.quantile(center(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
+    return float(center(np.asarray(values), axis=0)), float(low), float(high)
+
+
+def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """The center of ratios in which each counts, the rare bad one too."""
+    return np.exp(np.mean(np.log(values), axis=axis))
 
 
 def written(values: Sequence[float]) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.plan import Phase
 from specjax.types import pytree
 
 # How many drafted tokens the prediction weighs as much as, and what a step leaves of the counts before it.
@@ -43,6 +44,10 @@ class CostModel(NamedTuple):
     def seconds(self, slots: int, window: int, draft_length: int) -> float:
         """Of one round."""
         return float(np.dot(self, _quantities(slots, window, draft_length)))
+
+    def table(self, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> Float[np.ndarray, "phases lengths"]:
+        """Seconds of a round of each phase at each draft length, float32."""
+        return np.array([[self.seconds(*phase, k) for k in draft_lengths] for phase in phases], np.float32)
 
 
 def _quantities(slots: int, window: int, k: int) -> tuple[float, ...]:

@@ -4,8 +4,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.cost import Acceptance, Cell, CostModel, Drafting, acceptance_length, choose, fit, no_acceptance, remember
+from specjax.cost import (
+    Acceptance,
+    Cell,
+    CostModel,
+    Drafting,
+    acceptance_length,
+    choose,
+    fit,
+    no_acceptance,
+    remember,
+)
 from specjax.cost import rates as expected_rates
+from specjax.plan import Phase
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
 
@@ -27,6 +38,13 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
 )
 def test_the_constants_are_found_again(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
+
+
+def test_a_table_holds_the_seconds_of_every_phase_and_length():
+    model = CostModel(3e-3, 2e-5, 1e-8, 4e-4, 3e-6)
+    table = model.table([Phase(4, 128), Phase(16, 1024)], (0, 3))
+    assert table.dtype == np.float32 and table.shape == (2, 2)
+    np.testing.assert_allclose(table[1, 1], model.seconds(16, 1024, 3), rtol=1e-6)
 
 
 def test_no_constant_is_negative_and_noise_is_averaged_out():
