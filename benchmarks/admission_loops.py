@@ -31,9 +31,10 @@ def conditional(
         room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
 
         def fill(carry: Carry) -> Carry:
-            assert carry.queue is not None
-            new = let_in(decoding, *carry, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
-            return Carry(*new)
+            state, queue, record = carry
+            assert queue is not None
+            options = dict(prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
+            return Carry(*let_in(decoding, state, queue, record, **options))
 
         carry = jax.lax.cond(room, fill, lambda carry: carry, carry)
         return carry._replace(state=round_once(decoding, carry.state, k))
