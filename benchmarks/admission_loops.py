@@ -1,6 +1,7 @@
 """Rollouts that let waiting sequences in otherwise than specjax does, as `rollout_fn`s. One phase, on one shard."""
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -24,19 +25,14 @@ def conditional(
     decoding, k = Decoding(policy, drafter, params, config), config.draft_length
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
     rows, drafting = admission(config, slots)[0], jnp.bool_(k > 0)
+    fill = partial(let_in, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
 
     def trip(carry: Carry) -> Carry:
         assert carry.queue is not None
         waiting = sequences - carry.queue.next
         room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
 
-        def fill(carry: Carry) -> Carry:
-            state, queue, record = carry
-            assert queue is not None
-            options = dict(prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
-            return Carry(*let_in(decoding, state, queue, record, **options))
-
-        carry = jax.lax.cond(room, fill, lambda carry: carry, carry)
+        carry = jax.lax.cond(room, lambda carry: Carry(*fill(*carry)), lambda carry: carry, carry)
         return carry._replace(state=round_once(decoding, carry.state, k))
 
     def more(carry: Carry) -> Array:
