@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,35 +36,38 @@ def round_seconds(setup: Setup, params: Params, path: Path, cells: list[Cell] | 
 
     Either way they are kept at `path`, for people and for another run.
     """
-    rollout = setup.train.rollout
-    cells = _measured(setup, params) if cells is None else cells
+    rollout, phases = setup.train.rollout, setup.phases
+    if cells is None:
+        prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
+        cells = measure_cells(setup.networks, params, rollout, phases, prompts, setup.mesh)
     model = fit(cells)
     kept = {"cells": [cell._asdict() for cell in cells], "model": model._asdict()}
     write_atomically(path, json.dumps(kept, indent=2) + "\n")
-    table = [[model.seconds(phase.slots, phase.window, k) for k in rollout.lengths] for phase in setup.phases]
-    return np.array(table, np.float32)
+    return model.table(phases, rollout.lengths)
 
 
-def _measured(setup: Setup, params: Params) -> list[Cell]:
+def measure_cells(
+    networks: Networks, params: Params, rollout: RolloutConfig, phases: Sequence[Phase], prompts: Prompts, mesh: Mesh
+) -> list[Cell]:
     """Rounds at every draft length in the last phase, and at the shortest and the longest where slots or window differ.
 
     Those are the other phases, and always a quarter of the slots and half of the window, without which a single phase
     would not tell what weights, rows and positions cost.
     """
-    networks, mesh, lengths = setup.networks, setup.mesh, setup.train.rollout.lengths
-    last = setup.phases[-1]
-    shapes = {*setup.phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
-    shapes = {shape for shape in shapes if shape.window >= setup.config.data.max_prompt_tokens}
+    lengths, last = rollout.lengths, phases[-1]
+    shapes = {*phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
+    shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
     wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
     with jax.set_mesh(mesh):
-        gathered = jax.jit(partial(prepare, policy=networks.policy))(params)
-        prompts = place(setup.train_prompts.batch(np.arange(setup.config.data.prompts)), mesh)
-        rounds = partial(_rounds, networks, setup.train.rollout, mesh)
-        runs = {f"{phase} {k}": partial(rounds(phase, k), gathered, prompts) for phase, k in sorted(wanted)}
+        gathered, prompts = jax.jit(partial(prepare, policy=networks.policy))(params), place(prompts, mesh)
+        runs = {
+            (shape, k): partial(_rounds(networks, rollout, mesh, shape, k), gathered, prompts)
+            for shape, k in sorted(wanted)
+        }
         for run in runs.values():
             run()
         measured = in_turns(runs, REPEATS)
-    return [Cell(*phase, k, statistics.median(measured[f"{phase} {k}"])) for phase, k in sorted(wanted)]
+    return [Cell(*shape, k, statistics.median(values)) for (shape, k), values in measured.items()]
 
 
 def _rounds(

@@ -30,11 +30,18 @@ def in_turns(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Na
     return measured
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """(median, low, high): the interval is that of the median, by bootstrap."""
+def interval(
+    values: Sequence[float], level: float = 0.95, center: Callable[..., np.ndarray] = np.median
+) -> tuple[float, float, float]:
+    """(center, low, high) of the values: by default their median, with its interval by bootstrap."""
     draws = np.random.default_rng(1).choice(np.asarray(values), (10_000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
-    return float(np.median(values)), float(low), float(high)
+    low, high = np.quantile(center(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
+    return float(center(np.asarray(values), axis=0)), float(low), float(high)
+
+
+def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """The center of ratios in which each counts, the rare bad one too."""
+    return np.exp(np.mean(np.log(values), axis=axis))
 
 
 def written(values: Sequence[float]) -> str:

@@ -72,7 +72,7 @@ class Program:
         seconds = time.perf_counter() - start
         lengths, rounds = np.asarray(rollout.lengths), int(np.sum(rollout.rounds))
         trips = int(np.max(np.sum(rollout.trips, axis=-1)))
-        return Measurement(lengths, (lengths.sum() - len(lengths)) / max(rounds, 1), seconds, trips)
+        return Measurement(lengths, float(lengths.sum() - len(lengths)) / max(rounds, 1), seconds, trips)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.plan import Phase
 from specjax.types import pytree
 
 # How many drafted tokens the prediction weighs as much as, and what a step leaves of the counts before it.
 PRIOR, DECAY = 32.0, 0.8
+
+# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Promises are too high: a batch
+# waits for the row that is accepted least, and costs are measured with an error of some percent.
+MARGIN = 1.1
 
 
 class Cell(NamedTuple):
@@ -43,6 +48,10 @@ class CostModel(NamedTuple):
     def seconds(self, slots: int, window: int, draft_length: int) -> float:
         """Of one round."""
         return float(np.dot(self, _quantities(slots, window, draft_length)))
+
+    def table(self, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> Float[np.ndarray, "phases lengths"]:
+        """Seconds of a round of each phase at each draft length, float32."""
+        return np.array([[self.seconds(*phase, k) for k in draft_lengths] for phase in phases], np.float32)
 
 
 def _quantities(slots: int, window: int, k: int) -> tuple[float, ...]:
@@ -132,6 +141,11 @@ def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "
     return speed / speed[:, :1]
 
 
-def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
-    """For each phase the index of the draft length that promises most tokens a second."""
-    return jnp.argmax(promised(drafting, draft_lengths), axis=1).astype(jnp.int32)
+def choose(drafting: Drafting, draft_lengths: Sequence[int], margin: float = MARGIN) -> Int[Array, "phases"]:
+    """For each phase the index of the shortest draft length whose promise no other outdoes by more than the margin.
+
+    Draft lengths ascend.
+    """
+    speed = promised(drafting, draft_lengths)
+    near = margin * speed >= jnp.max(speed, axis=1, keepdims=True)
+    return jnp.argmax(near, axis=1).astype(jnp.int32)

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from launch.bench.doubles import forced_rollout
 from launch.bench.networks import Networks, compiled, random_prompts
@@ -62,9 +63,9 @@ class Generation:
         rollout = self.generate(rate)
         taken = time.perf_counter() - start
         assert rollout.rounds is not None and rollout.trips is not None
-        tokens, verifications = int(jnp.sum(rollout.lengths)), int(jnp.sum(rollout.rounds))
-        alpha = (tokens - len(rollout.lengths)) / max(verifications, 1)
-        return Measurement(tokens, alpha, taken, int(jnp.sum(rollout.trips)))
+        lengths, verifications = np.asarray(rollout.lengths), int(jnp.sum(rollout.rounds))
+        alpha = (lengths.sum() - len(lengths)) / max(verifications, 1)
+        return Measurement(lengths, float(alpha), taken, int(jnp.sum(rollout.trips)))
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
@@ -95,7 +96,7 @@ def speedups(
     rows = []
     for (k, rate), seen in measured.items():
         alpha = seen[0].alpha
-        cost = ratio([x.seconds / x.trips for x in seen], [x.seconds / x.trips for x in base])
+        cost = ratio([x.seconds_a_round for x in seen], [x.seconds_a_round for x in base])
         rows.append({
             "k": k,
             "rate": rate,

@@ -94,8 +94,8 @@ def _ladder(networks: Networks, preset: Preset) -> Runs:
     def run(ladder: tuple[int, ...]) -> Callable[[], object]:
         def gradients(params: Params, batch: Batch) -> Params:
             rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
-            drafter, parts = networks.drafter, MICROBATCHES
-            return accumulate(networks.policy, drafter, params, rows, None, law, loss, parts, True, ladder)[0]
+            parts = networks.policy, networks.drafter, params, rows
+            return accumulate(*parts, None, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
         with jax.set_mesh(mesh):
             program, _ = compiled(gradients, networks.params, batch)

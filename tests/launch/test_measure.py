@@ -1,8 +1,9 @@
 """Benchmarks' timing: order of turns, intervals."""
 
 import numpy as np
+import pytest
 
-from launch.measure import in_turns, interval
+from launch.measure import geometric_mean, in_turns, interval
 
 
 def test_each_run_goes_first_in_turn() -> None:
@@ -24,3 +25,9 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
         _, low, high = interval(list(rng.lognormal(size=25)))
         inside += low <= 1.0 <= high
     assert 85 <= inside <= 100
+
+
+def test_a_geometric_mean_counts_every_ratio_alike() -> None:
+    center, low, high = interval([2.0, 0.5, 1.0, 1.0], center=geometric_mean)
+    assert center == pytest.approx(1.0) and low < 1.0 < high
+    assert interval([4.0, 1.0], center=geometric_mean) == pytest.approx((2.0, 1.0, 4.0))

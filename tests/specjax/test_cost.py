@@ -1,10 +1,12 @@
 """The cost model finds the constants it was made with, and the choice is the one that pays."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.cost import (
+    MARGIN,
     Acceptance,
     Cell,
     CostModel,
@@ -17,6 +19,7 @@ from specjax.cost import (
     remember,
 )
 from specjax.cost import rates as expected_rates
+from specjax.plan import Phase
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
 
@@ -38,6 +41,13 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
 )
 def test_the_constants_are_found_again(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
+
+
+def test_a_table_holds_the_seconds_of_every_phase_and_length():
+    model = CostModel(3e-3, 2e-5, 1e-8, 4e-4, 3e-6)
+    table = model.table([Phase(4, 128), Phase(16, 1024)], (0, 3))
+    assert table.dtype == np.float32 and table.shape == (2, 2)
+    np.testing.assert_allclose(table[1, 1], model.seconds(16, 1024, 3), rtol=1e-6)
 
 
 def test_no_constant_is_negative_and_noise_is_averaged_out():
@@ -88,3 +98,22 @@ def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
     drafting = Drafting(counted(10**6, 600_000, 300_000), jnp.array([[1.0, 1.6], [1.0, 3.8]]))
     np.testing.assert_allclose(promised(drafting, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
     assert choose(drafting, (0, 2)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("gain, margin, expected", [(1.08, 1.1, 0), (1.12, 1.1, 1), (1.08, 1.0, 1), (0.99, 1.0, 0)])
+def test_a_longer_draft_must_promise_more_than_the_margin(gain: float, margin: float, expected: int):
+    many = counted(10**8, 10**8, predicted=1.0)
+    drafting = Drafting(many, jnp.array([[1.0, 2.0 / gain]]))
+    assert choose(drafting, (0, 1), margin)[0] == expected
+
+
+def test_the_margin_is_what_waiting_for_the_slowest_row_takes():
+    """32 rows of 256 tokens, each accepted at 0.75: the batch gains a tenth less than its rows do on average."""
+
+    def rounds(key: jax.Array) -> jax.Array:
+        drawn = jax.random.bernoulli(key, 0.75, (256, 32, 3))
+        gained = jnp.cumsum(1 + jnp.sum(jnp.cumprod(drawn, axis=2), axis=2), axis=0)
+        return 1 + jnp.sum(gained < 256, axis=0)
+
+    taken = np.asarray(jax.vmap(rounds)(jax.random.split(jax.random.key(0), 50)))
+    assert taken.max(axis=1).mean() / taken.mean() == pytest.approx(MARGIN, abs=0.03)

@@ -1,0 +1,156 @@
+"""Rollouts that let waiting sequences in otherwise than specjax does, as `rollout_fn`s. One phase, on one shard."""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax.drafters import Drafter
+from specjax.keys import SeedStep, sequence_keys
+from specjax.plan import RolloutConfig, admission
+from specjax.queue import blank, empty_record, let_in, prefill, seat, write_back
+from specjax.rollout import Carry, begin
+from specjax.rounds import Decoding, RoundState, commit, no_proposal, round_once
+from specjax.types import Params, Policy, Prompts, Rollout
+from specjax.verify import VERIFIERS
+
+
+def conditional(
+    policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
+) -> Rollout:
+    """One loop: where enough slots are free its body lets sequences in, then it runs a round."""
+    decoding, k = Decoding(policy, drafter, params, config), config.draft_length
+    sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
+    rows, drafting = admission(config, slots)[0], jnp.bool_(k > 0)
+    fill = partial(let_in, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
+
+    def trip(carry: Carry) -> Carry:
+        assert carry.queue is not None
+        waiting = sequences - carry.queue.next
+        room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
+
+        carry = jax.lax.cond(room, lambda carry: Carry(*fill(*carry)), lambda carry: carry, carry)
+        return carry._replace(state=round_once(decoding, carry.state, k))
+
+    def more(carry: Carry) -> Array:
+        assert carry.queue is not None
+        return (carry.queue.next < sequences) | ~carry.state.done.all()
+
+    carry = jax.lax.while_loop(more, trip, begin(decoding, prompts, seed_step, slots))
+    return write_back(carry.record, carry.state, config)
+
+
+class Rows(NamedTuple):
+    """The rows at work; read: int32 [B], prompt tokens in their caches; next: int32, sequences let in; the finished."""
+
+    state: RoundState
+    read: Int[Array, "B"]
+    next: Int[Array, ""]
+    record: Rollout
+
+    @property
+    def in_prompt(self) -> Bool[Array, "B"]:
+        """Rows that have not read all of their prompt."""
+        return (self.read < self.state.prompt) & ~self.state.done
+
+    @property
+    def start(self) -> Int[Array, "B"]:
+        """Cached positions that count."""
+        return jnp.where(self.in_prompt, self.read, self.state.visible)
+
+
+def reading(
+    policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
+) -> Rollout:
+    """One loop without prefill: rows in their prompt verify its next K + 1 tokens instead of a proposal."""
+    decoding = Decoding(policy, drafter, params, config)
+    sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
+
+    def trip(rows: Rows) -> Rows:
+        room = (rows.next < sequences) & rows.state.done.any()
+        rows = jax.lax.cond(room, lambda rows: _take_seats(decoding, rows, prompts, seed_step), lambda rows: rows, rows)
+        return _read_or_round(decoding, rows, prompts)
+
+    none = jnp.zeros(slots, jnp.int32)
+    nothing = blank(lambda: prefill(decoding, prompts, jnp.bool_(config.draft_length > 0)))
+    length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
+    empty = seat(decoding, nothing, none, none + sequences, seed_step, length)
+    rows = Rows(replace(empty, done=none == 0), none, jnp.int32(0), empty_record(config, sequences))
+    rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), trip, rows)
+    return write_back(rows.record, rows.state, config)
+
+
+def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
+    """The next sequences in all free slots, with none of their prompt read. Caches stay: nothing is visible yet."""
+    state, config = rows.state, decoding.config
+    sequences, group = len(prompts.lengths) * config.group_size, config.group_size
+    record = write_back(rows.record, state, config)
+    number = rows.next + jnp.cumsum(state.done, dtype=jnp.int32) - 1
+    fresh = state.done & (number < sequences)
+    sequence = jnp.where(fresh, number, state.sequence)
+    prompt = jnp.minimum(sequence // group, len(prompts.lengths) - 1)
+
+    def cleared(x: Array) -> Array:
+        return jnp.where(fresh.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros((), x.dtype), x)
+
+    draft = state.draft
+    if config.draft_length:
+        draft = decoding.drafter.align(draft, jnp.where(fresh, 0, rows.start))
+    state = replace(
+        state,
+        sequence=sequence,
+        keys=jnp.where(fresh, sequence_keys(seed_step, prompts.id[prompt], sequence % group), state.keys),
+        prompt=jnp.where(fresh, prompts.lengths[prompt], state.prompt),
+        draft=draft,
+        **{
+            name: cleared(getattr(state, name))
+            for name in ("emitted", "done", "stopped", "drafted", "accepted", "rounds")
+        },
+    )
+    return Rows(state, cleared(rows.read), rows.next + jnp.sum(fresh, dtype=jnp.int32), record)
+
+
+def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
+    """One forward: K + 1 tokens of its prompt for a row that has not read all of it, a round for the others."""
+    policy, drafter, params, config = decoding.policy, decoding.drafter, decoding.params, decoding.config
+    state, read, k = rows.state, rows.read, config.draft_length
+    in_prompt = rows.in_prompt
+    own = prompts.tokens[jnp.minimum(state.sequence // config.group_size, len(prompts.lengths) - 1)]
+    column = jnp.arange(k + 1)[None]
+
+    def upcoming(first: Array) -> Array:
+        return jnp.take_along_axis(own, jnp.minimum(first[:, None] + column, own.shape[1] - 1), axis=1)
+
+    # A row that reads emits its first token behind its prompt, where `visible` stands already.
+    noise = VERIFIERS[config.verifier].noise(state.keys, state.visible + 1, k, policy.vocab_size)
+    proposal, draft = no_proposal(len(read), policy), state.draft
+    if k:
+        proposal, draft = drafter.propose(params, draft, noise.draft, config.law)
+        proposal = proposal._replace(length=jnp.where(in_prompt, 0, proposal.length))
+    drafted = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
+    tokens = jnp.where(in_prompt[:, None], upcoming(read), drafted)
+    output = policy.apply(params.policy, tokens, rows.start, state.cache)
+
+    count = jnp.where(in_prompt, jnp.minimum(state.prompt - read, k + 1), 0)
+    unfinished = in_prompt & (read + count < state.prompt)
+    last = jnp.maximum(count - 1, 0)[:, None]
+    logits = jnp.take_along_axis(output.logits, jnp.minimum(column + last, k)[..., None], axis=1)
+    before = state.emitted
+    state = replace(
+        state,
+        cache=output.cache,
+        draft=draft,
+        done=state.done | unfinished,
+        rounds=state.rounds + (~state.done & ~in_prompt).astype(jnp.int32),
+    )
+    state = commit(decoding, state, logits, None, proposal, noise)
+    if k:
+        said = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (k + 1,)))(state.tokens, before)
+        after = jnp.where((column == last) & ~unfinished[:, None], said[:, :1], upcoming(read + 1))
+        following = jnp.where(in_prompt[:, None], after, said)
+        told = jnp.where(in_prompt, count, state.emitted - before)
+        state = replace(state, draft=drafter.observe(state.draft, output.features, following, told))
+    return rows._replace(state=replace(state, done=state.done & ~unfinished), read=read + count)

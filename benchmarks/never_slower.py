@@ -1,0 +1,201 @@
+"""The automatic draft length against plain decoding and against the best fixed one: drafts x slots x temperatures.
+
+Run from the repository's root: python -m benchmarks.never_slower
+
+Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
+those that try a draft in vain too.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.bigram import BigramDrafter
+from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
+from launch.build import Networks
+from launch.cli import use_compile_cache
+from launch.costs import measure_cells
+from launch.measure import geometric_mean, in_turns, interval, provenance
+from specjax import (
+    MeshConfig,
+    NoDrafter,
+    Params,
+    Prompts,
+    Rollout,
+    RolloutConfig,
+    SamplingLaw,
+    make_generate,
+    make_mesh,
+    seed_step,
+)
+from specjax.cost import Drafting, choose, fit, no_acceptance, remember
+from specjax.plan import lay_out
+
+MESH, WIDTH = make_mesh(MeshConfig()), 8
+CELL_BOUND, POOLED_BOUND, BEST_BOUND = 0.95, 0.98, 0.95
+
+
+@dataclass(frozen=True)
+class Job:
+    """A drafter, and as many sequences as slots, which all run to the budget."""
+
+    networks: Networks
+    slots: int
+    budget: int
+    draft_lengths: tuple[int, ...]
+
+    @cached_property
+    def config(self) -> RolloutConfig:
+        return RolloutConfig(group_size=1, max_new_tokens=self.budget, draft_lengths=self.draft_lengths)
+
+    @cached_property
+    def generate(self) -> Callable[..., Rollout]:
+        return make_generate(self.networks.policy, self.networks.drafter, self.config, MESH)
+
+    @cached_property
+    def plain(self) -> Callable[..., Rollout]:
+        """As a run decodes that knows of no drafts."""
+        config = replace(self.config, draft_lengths=(), draft_length=0)
+        return make_generate(self.networks.policy, NoDrafter(), config, MESH)
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """float32 [1, lengths], of a round, by the cost model."""
+        phases = lay_out(self.config, self.slots, WIDTH)
+        cells = measure_cells(self.networks, self.networks.params, self.config, phases, self.prompts(0), MESH)
+        return fit(cells).table(phases, self.draft_lengths)
+
+    @cached_property
+    def predicted(self) -> Callable[[Params, Prompts, Rollout], jax.Array]:
+        """Acceptance at the first position, as an update that trains on the rollout reports it."""
+        policy, drafter = self.networks.policy, self.networks.drafter
+
+        @jax.jit
+        def overlap(params: Params, prompts: Prompts, rollout: Rollout) -> jax.Array:
+            tokens = jnp.concatenate([prompts.tokens, rollout.tokens], axis=1)
+            answered = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None] >= WIDTH, tokens.shape)
+            output = policy.apply(params.policy, tokens, jnp.zeros(self.slots, jnp.int32))
+            loss = drafter.loss(params, tokens, output, answered, SamplingLaw())
+            return loss.overlap / jnp.sum(rollout.lengths, dtype=jnp.float32)
+
+        return overlap
+
+    def prompts(self, step: int) -> Prompts:
+        return random_prompts(np.random.default_rng(step), self.slots, WIDTH)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the grid, measured.
+
+    seconds: of each step, by what ran: `auto` or a fixed draft length. chosen, alpha: draft length and tokens a round
+    in the steps of `auto`.
+    """
+
+    seconds: dict[str, list[float]]
+    chosen: list[int]
+    alpha: list[float]
+
+    @property
+    def best(self) -> str:
+        """The fixed draft length that took least."""
+        return min(self.seconds.keys() - {"auto"}, key=lambda name: sum(self.seconds[name]))
+
+    def over(self, name: str) -> list[float]:
+        """How many times as fast as this the automatic choice was, in each step."""
+        return [other / auto for other, auto in zip(self.seconds[name], self.seconds["auto"], strict=True)]
+
+
+def measure(job: Job, params: Params, steps: int) -> Cell:
+    """All of them step by step in turns, on the prompts and the noise of that step."""
+    lengths, chosen, alpha = job.draft_lengths, [], []
+    plain = partial(job.plain, replace(params, draft={}))
+
+    def timed(run: Callable[..., Rollout], step: int) -> tuple[float, Rollout]:
+        prompts, noise = job.prompts(step), seed_step(0, step)
+        start = time.perf_counter()
+        rollout = jax.block_until_ready(run(prompts, noise))
+        return time.perf_counter() - start, rollout
+
+    def drafted(index: int) -> Callable[..., Rollout]:
+        return lambda prompts, noise: job.generate(params, prompts, noise, jnp.array([index]))
+
+    def fixed(run: Callable[..., Rollout]) -> Iterator[float]:
+        timed(run, 0)
+        for step in range(steps):
+            yield timed(run, step)[0]
+
+    def automatic() -> Iterator[float]:
+        drafting = Drafting(no_acceptance(max(lengths)), jnp.asarray(job.seconds))
+        timed(drafted(0), 0)
+        for step in range(steps):
+            index = int(choose(drafting, lengths)[0])
+            seconds, rollout = timed(drafted(index), step)
+            assert rollout.rounds is not None and rollout.drafted is not None and rollout.accepted is not None
+            chosen.append(lengths[index])
+            alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
+            expected = job.predicted(params, job.prompts(step), rollout)
+            acceptance = remember(drafting.acceptance, rollout.drafted, rollout.accepted, expected)
+            drafting = replace(drafting, acceptance=acceptance)
+            yield seconds
+
+    runs = {"0": fixed(plain)} | {str(k): fixed(drafted(i)) for i, k in enumerate(lengths) if k} | {"auto": automatic()}
+    return Cell(in_turns({name: partial(next, run) for name, run in runs.items()}, steps), chosen, alpha)
+
+
+def written(ratios: list[float]) -> str:
+    """The geometric mean, in which each step counts, with its 95% interval."""
+    return "{:5.3f} [{:5.3f}, {:5.3f}]".format(*interval(ratios, center=geometric_mean))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help="rollouts of each cell")
+    parser.add_argument("--slots", type=int, nargs="+", default=[2, 8, 32], help="sequences, all decoded at once")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5])
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3], help="0 and others, ascending")
+    parser.add_argument("--budget", type=int, default=48, help="tokens of each sequence")
+    parser.add_argument("--layers", type=int, default=8, help="of the policy")
+    parser.add_argument("--distil", type=int, default=150, help="steps for the trained head")
+    options = parser.parse_args()
+    use_compile_cache()
+    print(provenance("benchmarks.never_slower"))
+    random = small(options.layers, MESH)
+    trained = distilled(random, MESH, options.distil)
+    bigram = replace(random, drafter=BigramDrafter(VOCAB), params=replace(random.params, draft={}))
+    print("ratios are of speeds, geometric means over the steps of a cell with their 95% intervals")
+    print("draft    slots  temp  auto / plain          auto / best fixed         chosen        alpha  cost of a round")
+    cells: list[Cell] = []
+    for slots in options.slots:
+        shape = slots, options.budget, tuple(options.draft_lengths)
+        eagle, ngram = Job(random, *shape), Job(bigram, *shape)
+        for name, job, networks in (("trained", eagle, trained), ("random", eagle, random), ("bigram", ngram, bigram)):
+            cost = " ".join(f"{x:.2f}" for x in job.seconds[0] / job.seconds[0, 0])
+            scaled = ("policy", "draft") if networks.params.draft else ("policy",)
+            for temperature in options.temperatures:
+                cell = measure(job, at_temperature(networks.params, temperature, *scaled), options.steps)
+                cells.append(cell)
+                print(
+                    f"{name:8} {slots:5} {temperature:5}  {written(cell.over('0'))}  {written(cell.over(cell.best))} "
+                    f"({cell.best})  {''.join(map(str, cell.chosen)):12}  {np.mean(cell.alpha[1:]):5.2f}  {cost}",
+                    flush=True,
+                )
+    plain = [cell.over("0") for cell in cells]
+    least = min(interval(ratios, center=geometric_mean)[1] for ratios in plain)
+    pooled = [ratio for ratios in plain for ratio in ratios]
+    best = [ratio for cell in cells for ratio in cell.over(cell.best)]
+    verdict = {True: "holds", False: "FAILS"}
+    print(f"auto / plain, least lower bound of a cell  {least:.3f}: >= {CELL_BOUND} {verdict[least >= CELL_BOUND]}")
+    for name, ratios, bound in (("plain", pooled, POOLED_BOUND), ("best fixed", best, BEST_BOUND)):
+        holds = interval(ratios, center=geometric_mean)[1] >= bound
+        print(f"auto / {name}, all cells  {written(ratios)}: lower bound >= {bound} {verdict[holds]}")
+
+
+if __name__ == "__main__":
+    main()
