@@ -215,7 +215,7 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         microbatches:        parts in which gradients are accumulated.
-        cost_table:          a cost_table.json to choose draft lengths by; None measures one, where there are several.
+        cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures one.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
@@ -249,6 +249,8 @@ class RunConfig:
         _at_least_one(self, "steps")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
+        if self.cost_table is not None and not self.rollout.draft_lengths:
+            raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""

@@ -58,7 +58,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
-    cells = None if config.cost_table is None else load_cells(Path(config.cost_table))
+    # A resumed run keeps to the seconds in its checkpoint.
+    cells = None if config.cost_table is None or config.resume else load_cells(Path(config.cost_table))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:

@@ -295,6 +295,7 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
             "speedup.prompts = 3: must be a multiple of mesh.data x mesh.fsdp = 2",
         ),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json: no table of costs"),
+        ({"--cost-table": "t.json"}, "cost_table = t.json: must be none without rollout.draft_lengths"),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
         ({"--speedup.slots": "1", "--draft.kind": "none", "--rollout.draft-length": "0"}, "(1,): must be empty"),
     ],
