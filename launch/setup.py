@@ -72,11 +72,11 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
 def _offer_cpu_devices(count: int) -> None:
     """On CPU, a device for each part of the mesh: each then works on a core of its own, without waiting for the others.
 
-    Nothing changes where JAX has been told how many, or has begun; nor for other devices.
+    No more devices than cores. Nothing changes where JAX has been told how many, or has begun; nor for other devices.
     """
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
 def _check_split(config: RunConfig, shards: int) -> None:

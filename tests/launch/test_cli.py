@@ -222,15 +222,24 @@ def launch(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_on_cpu_a_mesh_finds_its_devices():
+def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
         "import dataclasses, jax, launch.train; from configs.tiny import config; from launch.setup import set_up;"
         "from specjax.mesh import MeshConfig; set_up(dataclasses.replace(config, mesh=MeshConfig(data=4)));"
         "assert jax.device_count() == 4"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+    def with_cores(count: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", f"import os; os.cpu_count = lambda: {count}; {code}"],
+            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+
+    assert with_cores(4).returncode == with_cores(8).returncode == 0
+    assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in with_cores(2).stderr
 
 
 def test_the_programs_exit_codes():
