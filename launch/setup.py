@@ -52,6 +52,7 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
 
     Without `training`, problems are read only where the draft's vocabulary was chosen from them.
     """
+    _check_windows(config)
     _offer_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
@@ -88,3 +89,12 @@ def _check_split(config: RunConfig, shards: int) -> None:
         raise ConfigError(
             f"microbatches = {config.microbatches}: must divide the {sequences} sequences of a data shard"
         )
+
+
+def _check_windows(config: RunConfig) -> None:
+    for _, window in config.rollout.phases:
+        if window < config.data.max_prompt_tokens:
+            raise ConfigError(
+                f"rollout.phases = {config.rollout.phases}: a window of {window} holds no prompt, "
+                f"must be at least data.max_prompt_tokens = {config.data.max_prompt_tokens}"
+            )
