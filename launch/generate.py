@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if own.checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
     setup = set_up(config, training=False)
-    params = setup.networks.params if own.checkpoint is None else _saved(Path(own.checkpoint), setup.networks.params)
+    params = setup.networks.params if own.checkpoint is None else _saved(Path(own.checkpoint), setup)
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.
@@ -62,15 +62,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _saved(directory: Path, params: Params) -> Params:
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+def _saved(directory: Path, setup: Setup) -> Params:
+    like = setup.networks.params
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     if not (directory / CHECKPOINTS).is_dir():
         raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
     try:
         with Checkpointer(directory / CHECKPOINTS) as saves:
-            return saves.restore_params(abstract)
+            params, extra = saves.restore_params(abstract)
     except ValueError as error:
         raise ConfigError(f"checkpoint: {error}") from error
+    if extra["draft_vocabulary"] != setup.draft_vocabulary:
+        raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
+    return params
 
 
 def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout, float]:
@@ -81,13 +85,14 @@ def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout,
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
     networks = setup.networks
-    config = replace(setup.train.rollout, group_size=own.samples, draft_lengths=())
+    rollout = setup.train.rollout
+    config = replace(rollout, group_size=own.samples, draft_length=rollout.lengths[-1], draft_lengths=())
     generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
     noise = seed_step(setup.config.seed, 0)
     jax.block_until_ready(generate(params, prompts, noise))
     start = time.perf_counter()
-    rollout = jax.block_until_ready(generate(params, prompts, noise))
-    return rollout, time.perf_counter() - start
+    answers = jax.block_until_ready(generate(params, prompts, noise))
+    return answers, time.perf_counter() - start
 
 
 def _summary(rollout: Rollout, seconds: float) -> str:

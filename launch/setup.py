@@ -41,6 +41,12 @@ class Setup:
         return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
 
     @property
+    def draft_vocabulary(self) -> list[int] | None:
+        """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
+        ids = getattr(self.networks.drafter, "target_ids", None)
+        return None if ids is None else ids.tolist()
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Those of the run's rollouts, on each shard."""
         data, rollout = self.config.data, self.train.rollout
