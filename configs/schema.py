@@ -6,18 +6,12 @@ The options of an algorithm stand beside it in `specjax`; here are those of mode
 from dataclasses import dataclass, field
 from typing import Literal
 
-from models.config import DecoderConfig, Dtype
+from models.config import DecoderConfig, Dtype, at_least_one
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
 from specjax.train_step import TrainConfig
-
-
-def _at_least_one(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,10 @@ class DraftConfig:
     vocab_size: int | None = None
     train: bool = True
     unroll: int = 3
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+        at_least_one(self, "unroll", *(name for name in sizes if getattr(self, name) is not None))
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class EvalConfig:
     samples: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "prompts", "samples")
+        at_least_one(self, "prompts", "samples")
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "keep")
+        at_least_one(self, "keep")
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ class SpeedupConfig:
     repeats: int = 5
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "prompts", "repeats")
+        at_least_one(self, "prompts", "repeats")
         for name in ("slots", "draft_lengths"):
             if any(value < 1 for value in getattr(self, name)):
                 raise ValueError(f"{name} = {getattr(self, name)}: each must be at least 1")
@@ -216,7 +214,7 @@ class RunConfig:
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
         microbatches:        parts in which gradients are accumulated.
-        cost_table:          a cost_table.json to choose draft lengths by; None measures one, where there are several.
+        cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures one.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
@@ -248,9 +246,11 @@ class RunConfig:
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "steps", "print_every")
+        at_least_one(self, "steps", "print_every")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
+        if self.cost_table is not None and not self.rollout.draft_lengths:
+            raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""

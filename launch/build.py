@@ -89,11 +89,15 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             )
         policy = make_policy(decoder)
         stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+        if not all(0 <= token < decoder.vocab_size for token in stop_tokens):
+            raise ConfigError(f"rollout.stop_tokens = {stop_tokens}: must be within 0 .. {decoder.vocab_size - 1}")
         drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, stop_tokens, problems)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.draft.kind == "none" and max(config.rollout.lengths):
-        raise ConfigError(f"rollout.draft_length = {max(config.rollout.lengths)}: must be 0 with draft.kind none")
+        lengths = config.rollout.draft_lengths
+        name, value = ("draft_lengths", lengths) if lengths else ("draft_length", config.rollout.draft_length)
+        raise ConfigError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")
     return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft))
 
 
@@ -143,8 +147,6 @@ def _draft(
         feature_size=decoder.hidden_size * len(decoder.feature_layers),
         draft_vocab_size=draft.vocab_size or decoder.vocab_size,
     )
-    if draft.unroll < 1:
-        raise ConfigError(f"draft.unroll = {draft.unroll}: must be at least 1")
     config.check(decoder)
     ids = None
     if draft.vocab_size is not None:

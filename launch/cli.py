@@ -143,7 +143,7 @@ def _one_line(box: str, root: str) -> str:
             usage = [hint.removeprefix(name).strip() for hint in hints if hint.startswith(f"{name} ")]
             return f"{name}: {reason}{''.join(f' (expected {kind})' for kind in usage)}"
         # A section, whose message starts with the field.
-        section = re.sub(rf"^({root}|recipe|own)(\.|$)", "", name)
+        section = re.sub(rf"^({root}|recipe|own)(\.|$)", "", name).replace("-", "_")
         return f"{section}.{reason}" if section else reason
     if unknown := re.match(r"Unrecognized options: (--[^\s,]+)", message):
         names = [hint.split()[0] for hint in hints if hint.startswith("--")]

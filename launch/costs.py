@@ -1,6 +1,7 @@
 """The seconds that a round takes on this machine, in the phases of a run: measured, fitted, written down, reused."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -106,8 +107,18 @@ def _rounds(
 
 
 def load_cells(path: Path) -> list[Cell]:
-    """The cells of a table that another run kept. Raises ConfigError where there is none."""
+    """The cells of a table that another run kept. Raises ConfigError where there is none, or none to fit a model to."""
     try:
-        return [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+        cells = [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"cost_table = {path}: no table of costs: {error}") from None
+    for cell in cells:
+        for name, least in {"slots": 1, "window": 1, "draft_length": 0}.items():
+            value = getattr(cell, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"cost_table = {path}: {name} = {value!r}: must be an integer of at least {least}")
+        if type(cell.seconds) not in (int, float) or not 0 < cell.seconds < math.inf:
+            raise ConfigError(f"cost_table = {path}: seconds = {cell.seconds!r}: must be > 0 and finite")
+    if len({cell[:3] for cell in cells}) < 2:
+        raise ConfigError(f"cost_table = {path}: {len(cells)} cells: must be of two different rounds at least")
+    return cells

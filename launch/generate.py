@@ -51,9 +51,7 @@ def main(argv: list[str]) -> int:
     if own.checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
     setup = set_up(config, training=False)
-    params = (
-        setup.networks.params if own.checkpoint is None else restore_params(Path(own.checkpoint), setup.networks.params)
-    )
+    params = setup.networks.params if own.checkpoint is None else restore_params(Path(own.checkpoint), setup)
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.
@@ -71,13 +69,14 @@ def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout,
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
     networks = setup.networks
-    config = replace(setup.train.rollout, group_size=own.samples, draft_lengths=())
+    rollout = setup.train.rollout
+    config = replace(rollout, group_size=own.samples, draft_length=rollout.lengths[-1], draft_lengths=())
     generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
     noise = seed_step(setup.config.seed, 0)
     jax.block_until_ready(generate(params, prompts, noise))
     start = time.perf_counter()
-    rollout = jax.block_until_ready(generate(params, prompts, noise))
-    return rollout, time.perf_counter() - start
+    answers = jax.block_until_ready(generate(params, prompts, noise))
+    return answers, time.perf_counter() - start
 
 
 def _summary(rollout: Rollout, seconds: float) -> str:

@@ -12,6 +12,7 @@ import jax
 
 from configs.schema import RunConfig
 from launch.errors import ConfigError
+from launch.setup import Setup
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params
 
@@ -22,35 +23,42 @@ CHECKPOINTS = "checkpoints"
 
 # What may change: the updates of the steps to come stay as they would have been, up to rounding.
 FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "print_every", "eval", "checkpoint", "speedup", "mesh")
+# Where draft lengths are chosen, the checkpoint holds what rounds cost on the mesh that they were timed on.
+FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name != "mesh")
 
 
 def open_run(config: RunConfig) -> Path:
     """The directory of a new run, made, or with `resume` that of the run to continue; its config.json says `config`.
 
     Raises ConfigError where a new run would overwrite one, where there is no save to resume from, and where the run to
-    resume had another configuration, but for what FREE_ON_RESUME lists.
+    resume had another configuration, but for what may change.
     """
     directory = _existing(config) if config.resume else _new(config)
     text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
     if config.resume:
-        _check_unchanged(directory / CONFIG_FILE, json.loads(text))
+        free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
+        _check_unchanged(directory / CONFIG_FILE, json.loads(text), free)
     write_atomically(directory / CONFIG_FILE, text)
     return directory
 
 
-def restore_params(directory: Path, params: Params) -> Params:
-    """The networks of a run's newest save, in the shapes, dtypes and shardings of `params`.
+def restore_params(directory: Path, setup: Setup) -> Params:
+    """The networks of a run's newest save, on the mesh of `setup`.
 
-    Raises ConfigError, which speaks of the option `checkpoint`, where there is no such save.
+    Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
     """
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+    like = setup.networks.params
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     if not (directory / CHECKPOINTS).is_dir():
         raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
     try:
         with Checkpointer(directory / CHECKPOINTS) as saves:
-            return saves.restore_params(abstract)
+            params, extra = saves.restore_params(abstract)
     except ValueError as error:
         raise ConfigError(f"checkpoint: {error}") from error
+    if extra["draft_vocabulary"] != setup.draft_vocabulary:
+        raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
+    return params
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -109,7 +117,7 @@ def _newest(name: str) -> Path:
     return numbered[max(numbered)]
 
 
-def _check_unchanged(path: Path, config: dict[str, Any]) -> None:
+def _check_unchanged(path: Path, config: dict[str, Any], free: tuple[str, ...]) -> None:
     try:
         stored = _flat(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError) as error:
@@ -117,9 +125,9 @@ def _check_unchanged(path: Path, config: dict[str, Any]) -> None:
     wanted = _flat(config)
     for name in [*wanted, *stored]:
         was, now = stored.get(name, "absent"), wanted.get(name, "absent")
-        if was != now and name.partition(".")[0] not in FREE_ON_RESUME:
+        if was != now and name.partition(".")[0] not in free:
             raise ConfigError(
-                f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(FREE_ON_RESUME)} may change"
+                f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"
             )
 
 

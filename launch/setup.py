@@ -41,6 +41,12 @@ class Setup:
         return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
 
     @property
+    def draft_vocabulary(self) -> list[int] | None:
+        """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
+        ids = getattr(self.networks.drafter, "target_ids", None)
+        return None if ids is None else ids.tolist()
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Those of the run's rollouts, on each shard."""
         data, rollout = self.config.data, self.train.rollout
@@ -52,6 +58,7 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
 
     Without `training`, problems are read only where the draft's vocabulary was chosen from them.
     """
+    _check_windows(config)
     _offer_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
@@ -72,11 +79,11 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
 def _offer_cpu_devices(count: int) -> None:
     """On CPU, a device for each part of the mesh: each then works on a core of its own, without waiting for the others.
 
-    Nothing changes where JAX has been told how many, or has begun; nor for other devices.
+    No more devices than cores. Nothing changes where JAX has been told how many, or has begun; nor for other devices.
     """
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
 def _check_split(config: RunConfig, shards: int) -> None:
@@ -88,3 +95,12 @@ def _check_split(config: RunConfig, shards: int) -> None:
         raise ConfigError(
             f"microbatches = {config.microbatches}: must divide the {sequences} sequences of a data shard"
         )
+
+
+def _check_windows(config: RunConfig) -> None:
+    for _, window in config.rollout.phases:
+        if window < config.data.max_prompt_tokens:
+            raise ConfigError(
+                f"rollout.phases = {config.rollout.phases}: a window of {window} holds no prompt, "
+                f"must be at least data.max_prompt_tokens = {config.data.max_prompt_tokens}"
+            )

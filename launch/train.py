@@ -60,7 +60,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
-    cells = None if config.cost_table is None else load_cells(Path(config.cost_table))
+    # A resumed run keeps to the seconds in its checkpoint.
+    cells = None if config.cost_table is None or config.resume else load_cells(Path(config.cost_table))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:
@@ -95,7 +96,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 if _due(number, config.checkpoint.every) or (config.checkpoint.every and number == config.steps):
                     # Logged first: a run killed behind the save resumes behind this step's line.
                     record.finish()
-                    extra = {"accuracy_before": before, "draft_vocabulary": _draft_vocabulary(setup)}
+                    extra = {"accuracy_before": before, "draft_vocabulary": setup.draft_vocabulary}
                     saves.save(number, state, pipeline.get_state(), extra)
             record.finish()
     if before is not None:
@@ -186,17 +187,11 @@ def _resumed(setup: Setup, saves: Checkpointer, pipeline: PromptPipeline) -> tup
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
-    if checkpoint.extra["draft_vocabulary"] != _draft_vocabulary(setup):
+    if checkpoint.extra["draft_vocabulary"] != setup.draft_vocabulary:
         raise ConfigError("resume: the problems have changed, and with them the draft's vocabulary")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     return checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"]
-
-
-def _draft_vocabulary(setup: Setup) -> list[int] | None:
-    """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a resume must compare."""
-    ids = getattr(setup.networks.drafter, "target_ids", None)
-    return None if ids is None else ids.tolist()
 
 
 def _evaluator(setup: Setup, reward_fn: RewardFn) -> Evaluate:

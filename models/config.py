@@ -6,6 +6,13 @@ from typing import Literal
 Dtype = Literal["float32", "bfloat16"]
 
 
+def at_least_one(config: object, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+
+
 @dataclass(frozen=True)
 class Llama3Scaling:
     """The rope scaling of Llama 3.1 and later: wavelengths beyond the original context are stretched by `factor`."""
@@ -34,6 +41,7 @@ class LayerConfig:
     param_dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        at_least_one(self, "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}")
         if self.head_dim % 2:
@@ -56,6 +64,7 @@ class DecoderConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least_one(self, "vocab_size", "num_layers", "max_positions")
         ids = self.feature_layers
         if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
             raise ValueError(

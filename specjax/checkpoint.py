@@ -77,11 +77,12 @@ class Checkpointer:
         )
         return Checkpoint(step, items["state"], items["data"], items["extra"])
 
-    def restore_params(self, abstract: Params, step: int | None = None) -> Params:
-        """The parameters alone of what `restore` would return, for generation; moments are not read."""
+    def restore_params(self, abstract: Params, step: int | None = None) -> tuple[Params, dict[str, Any]]:
+        """The parameters and `extra` of what `restore` would return, for generation; moments are not read."""
         step = self._checked_step(step, {"params": abstract}, "params.")
-        items = self._manager.restore(step, args=ocp.args.Composite(state=_onto({"params": abstract})))
-        return items["state"]["params"]
+        state = _onto({"params": abstract})
+        items = self._manager.restore(step, args=ocp.args.Composite(state=state, extra=ocp.args.JsonRestore()))
+        return items["state"]["params"], items["extra"]
 
     def _checked_step(self, step: int | None, abstract: PyTree, prefix: str) -> int:
         """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""

@@ -26,9 +26,9 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "kl_coefficient"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be >= 0")
-        if self.importance_cap is not None and self.importance_cap <= 0:
+        if self.importance_cap is not None and not self.importance_cap > 0:
             raise ValueError(f"importance_cap = {self.importance_cap}: must be > 0, or none")
 
 

@@ -1,5 +1,6 @@
 """One optax chain for each network."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -31,10 +32,13 @@ class OptimizerConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("learning_rate", 0), ("warmup_steps", 0), ("weight_decay", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
-        if self.clip_norm <= 0:
+        for name in ("learning_rate", "warmup_steps", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and finite")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if not self.clip_norm > 0:
             raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
 
 

@@ -29,8 +29,9 @@ class RolloutConfig:
         stop_tokens:    each ends a completion and is part of it.
         phases:         (slots, window) on each data shard: how many sequences are decoded together, and how many
                         positions a row may hold by then. Slots only fall: sequences wait for one of the first, and
-                        the batch shrinks as they run out. A phase whose window its rows have outgrown is passed over;
-                        each number of slots ends with all positions, whether listed or not. Empty decodes all at once.
+                        the batch shrinks as they run out. A window is at least the prompts' padded width. A phase whose
+                        window its rows have outgrown is passed over; each number of slots ends with all positions,
+                        whether listed or not. Empty decodes all at once.
         admit:          slots that must be free before waiting sequences are let in; 0 takes an eighth of the first.
         kept_prompts:   prompts whose caches are kept while samples of theirs wait; 0 takes as many as `admit` fills.
     """

@@ -40,6 +40,8 @@ def speculative_rollout(
     """
     decoding = Decoding(policy, drafter, params, config)
     phases = lay_out(config, len(prompts.lengths) * config.group_size, prompts.tokens.shape[1])
+    if isinstance(config, ChosenConfig) and config.chosen is not None and config.chosen.shape != (len(phases),):
+        raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
     carry, trips = begin(decoding, prompts, seed_step, phases[0].slots), []
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):

@@ -1,5 +1,6 @@
 """The one sampling law: what the draft proposes from, what verification checks against, what plain sampling draws."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -24,8 +25,8 @@ class SamplingLaw:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature = {self.temperature}: must be >= 0")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature}: must be >= 0 and finite")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k = {self.top_k}: must be >= 1, or none to keep all tokens")
         if not 0 < self.top_p <= 1:

@@ -27,7 +27,7 @@ def trained(directory: Path, recipe: str) -> Callable[[Networks, Preset], Sectio
     own = setup.networks
     if isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft to measure")
-    params = prepare(restore_params(directory, own.params), own.policy)
+    params = prepare(restore_params(directory, setup), own.policy)
     networks = Networks(own.decoder, own.policy, own.drafter, params)
     rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
 

@@ -12,6 +12,7 @@ JOB = Job(small(1, MESH), sequences=16, median=3, tail=2)
 RUNS = ("single", 0), ("phases", 0), ("both", 2)
 
 
+@pytest.mark.slow
 def test_every_plan_gives_the_same_tokens_at_the_forced_lengths():
     laid = plans(JOB.sequences, JOB.median)
     rollouts = check(JOB, {f"{name} {k}": JOB.rollout(laid[name], k) for name, k in RUNS})

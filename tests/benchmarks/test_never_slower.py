@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks.bigram import BigramDrafter
 from benchmarks.networks import VOCAB, small
@@ -78,6 +79,7 @@ def test_the_overlap_is_the_probability_of_what_would_be_proposed():
     np.testing.assert_allclose(loss.overlap, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_cell_has_every_step_by_every_draft_length():
     random = small(1, MESH)
     networks = Networks(random.decoder, random.policy, BigramDrafter(VOCAB), Params(random.params.policy, {}))

@@ -108,6 +108,7 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
     assert set(expected[expected > 8]) == {48} and expected[expected <= 8].min() >= 3
 
 
+@pytest.mark.slow
 def test_rounds_are_timed_and_tabled(networks: Networks):
     for measure in (floor, verify, draft, acceptance):
         section = measure(networks, SMALL)

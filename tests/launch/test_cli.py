@@ -95,8 +95,27 @@ def test_options_change_the_recipe():
         ("--speedup.slots 1 x", "--speedup.slots: Could not find valid parse for arguments: ['1', 'x'] (expected [INT"),
         ("--draft.train 1", "invalid choice '1' for argument '--draft.train'. Expected one of ('True', 'False')."),
         ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
+        ("--rollout.law.temperature nan", "rollout.law.temperature = nan: must be >= 0 and finite"),
+        ("--rollout.law.temperature inf", "rollout.law.temperature = inf: must be >= 0 and finite"),
+        ("--policy-optimizer.learning-rate nan", "policy_optimizer.learning_rate = nan: must be at least 0 and finite"),
+        ("--draft-optimizer.weight-decay inf", "draft_optimizer.weight_decay = inf: must be at least 0 and finite"),
+        ("--policy-optimizer.b1 nan", "policy_optimizer.b1 = nan: must be in [0, 1)"),
+        ("--policy-optimizer.clip-norm nan", "policy_optimizer.clip_norm = nan: must be > 0"),
+        ("--loss.clip-low nan", "loss.clip_low = nan: must be >= 0"),
+        ("--loss.importance-cap nan", "loss.importance_cap = nan: must be > 0, or none"),
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
         ("--model.architecture.num-kv-heads 3", "model.architecture.num_kv_heads = 3: must divide num_heads = 4"),
+        ("--model.architecture.num-kv-heads 0", "model.architecture.num_kv_heads = 0: must be at least 1"),
+        ("--model.architecture.head-dim -8", "model.architecture.head_dim = -8: must be at least 1"),
+        ("--model.architecture.vocab-size 0", "model.architecture.vocab_size = 0: must be at least 1"),
+        ("--model.architecture.num-layers 0", "model.architecture.num_layers = 0: must be at least 1"),
+        ("--draft.vocab-size 0", "draft.vocab_size = 0: must be at least 1"),
+        ("--draft.num-kv-heads -1", "draft.num_kv_heads = -1: must be at least 1"),
+        ("--draft.num-heads 0", "draft.num_heads = 0: must be at least 1"),
+        ("--draft.head-dim 0", "draft.head_dim = 0: must be at least 1"),
+        ("--draft.hidden-size 0", "draft.hidden_size = 0: must be at least 1"),
+        ("--draft.intermediate-size -4", "draft.intermediate_size = -4: must be at least 1"),
+        ("--draft.unroll 0", "draft.unroll = 0: must be at least 1"),
         ("--microbatches 0", "microbatches = 0: must be at least 1"),
         ("--ladder 64 32", "ladder = (64, 32): must be total lengths of at least 3, in ascending order"),
         ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw(temperature=1.0, top_k=None, top_p=0.5, min_p=0.0): "),
@@ -203,15 +222,26 @@ def launch(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_on_cpu_a_mesh_finds_its_devices():
+def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
         "import dataclasses, jax, launch.train; from configs.tiny import config; from launch.setup import set_up;"
-        "from specjax.mesh import MeshConfig; set_up(dataclasses.replace(config, mesh=MeshConfig(data=4)));"
+        "from specjax.mesh import MeshConfig; "
+        "data = dataclasses.replace(config.data, prompts=4);"
+        "set_up(dataclasses.replace(config, mesh=MeshConfig(data=4), data=data));"
         "assert jax.device_count() == 4"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+    def with_cores(count: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", f"import os; os.cpu_count = lambda: {count}; {code}"],
+            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+
+    assert with_cores(4).returncode == with_cores(8).returncode == 0
+    assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in with_cores(2).stderr
 
 
 def test_the_programs_exit_codes():

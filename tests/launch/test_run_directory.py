@@ -107,6 +107,14 @@ def test_what_may_change_on_resume():
         ),
     ]:
         assert refusal(other) == message + only
+    choosing = replace(config, out="y", rollout=replace(CONFIG.rollout, draft_lengths=(0, 2)))
+    save(open_run(choosing))
+    open_run(replace(choosing, resume=True, steps=20))
+    elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
+    assert refusal(elsewhere) == (
+        "mesh.data = 2: the run to resume has 1 (y/config.json); "
+        "only steps, out, resume, probe_every, eval, checkpoint, speedup may change"
+    )
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
     Path("x/config.json").write_text(json.dumps(stored | {"old": 1}))

@@ -168,6 +168,43 @@ def test_decode_rounds_repair_the_cache(head: Head):
     assert len({len(row) for row in committed}) == rows
 
 
+def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
+    """Rows that were not told of some tokens forget all that came before; a row that missed none forgets nothing."""
+    missed, counts = np.array([0, 1, 4]), np.array([2, 1, 3])
+    rows, longest, budget = len(missed), 4, 14
+    generator, drafter = np.random.default_rng(4), head.drafter
+    features = generator.normal(size=(rows, longest + budget, FEATURES)).astype(np.float32)
+    tokens = generator.integers(VOCAB, size=(rows, longest + budget))
+    visible = longest + missed
+
+    @light_jit
+    def proposal_behind_the_gap(params: Params, gumbel: jax.Array) -> tuple[Proposal, Proposal]:
+        def observed(state: Eagle3State, at: np.ndarray, width: int, count: np.ndarray) -> Eagle3State:
+            index = at[:, None] + np.arange(width)
+            seen, following = (
+                np.take_along_axis(x, i, axis=1) for x, i in ((features, index[..., None]), (tokens, index + 1))
+            )
+            return drafter.observe(state, jnp.asarray(seen), jnp.asarray(following, jnp.int32), jnp.asarray(count))
+
+        lengths = jnp.full(rows, longest, jnp.int32)
+        prompts = Prompts(jnp.asarray(tokens[:, :longest], jnp.int32), lengths, lengths)
+        state = resize(drafter.start(params, prompts, jnp.asarray(features[:, :longest]), K + 1), budget)
+        state = observed(state, np.full(rows, longest - 1), 1, np.ones(rows, np.int32))
+        state = drafter.align(state, jnp.asarray(visible, jnp.int32))
+        blind, state = drafter.propose(params, state, gumbel, LAW)
+        state = observed(state, visible, K + 1, counts.astype(np.int32))
+        return blind, drafter.propose(params, state, gumbel, LAW)[0]
+
+    blind, proposal = proposal_behind_the_gap(head.params, jnp.zeros((rows, K, VOCAB)))
+    np.testing.assert_array_equal(blind.length, np.where(missed, 0, K))
+    np.testing.assert_array_equal(proposal.length, K)
+    for row, drafts in enumerate(np.asarray(proposal.tokens)):
+        first, known = visible[row] if missed[row] else 0, visible[row] + counts[row]
+        seen, committed = features[row, first:known], tokens[row, first : known + 1].tolist()
+        logits = draft_logits(head.weights, SHAPE, seen, head.table, committed, drafts[:-1])
+        np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
+
+
 def reference_loss(
     head: Head, weights: Weights, features: np.ndarray, tokens: np.ndarray, logits: np.ndarray, mask: np.ndarray
 ) -> tuple[float, float]:

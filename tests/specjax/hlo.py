@@ -66,14 +66,21 @@ class Program:
 
     def loop(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
         """Everything run by the one while-loop that carries at least `times` arrays of these dimensions."""
-        found = [
-            line
-            for lines in self.computations.values()
-            for line in lines
-            if line.opcode == "while" and line.arrays.count(carries) >= times
-        ]
+        found = self.loops(carries, times)
         assert len(found) == 1, f"{len(found)} loops carry {times} arrays of {carries}"
-        reached, waiting = set(), found[0].references & self.computations.keys()
+        return found[0]
+
+    def loops(self, carries: tuple[int, ...], times: int) -> list[list[Instruction]]:
+        """Everything run by each such loop, but for those that hold another of them."""
+
+        def such(line: Instruction) -> bool:
+            return line.opcode == "while" and line.arrays.count(carries) >= times
+
+        every = [line for lines in self.computations.values() for line in lines if such(line)]
+        return [lines for lines in map(self._run_by, every) if not any(map(such, lines))]
+
+    def _run_by(self, loop: Instruction) -> list[Instruction]:
+        reached, waiting = set(), loop.references & self.computations.keys()
         while waiting:
             name = waiting.pop()
             reached.add(name)

@@ -51,7 +51,8 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
         saves.save(3, state, DATA, EXTRA)
     with Checkpointer(tmp_path) as saves:
         checkpoint = saves.restore(abstract(state))
-        params = saves.restore_params(abstract(state).params)
+        params, extra = saves.restore_params(abstract(state).params)
+    assert extra == EXTRA
     assert (checkpoint.step, checkpoint.data, checkpoint.extra) == (3, DATA, EXTRA)
     assert_same(checkpoint.state, state)
     assert_same(params, state.params)
@@ -157,7 +158,7 @@ def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
         assert step == 2 or any(name.startswith("2.") for name in everything)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         policy = {str(i): jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32, sharding=one) for i in range(8)}
-        for value in saves.restore_params(Params(policy, {})).policy.values():
+        for value in saves.restore_params(Params(policy, {}))[0].policy.values():
             assert (np.asarray(value) == step).all()
     with Checkpointer(tmp_path, keep=2) as saves:
         saves.save(3, make_state(), DATA, EXTRA)

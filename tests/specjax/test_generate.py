@@ -8,15 +8,18 @@ import pytest
 
 from specjax.generate import make_generate, place, prepare
 from specjax.keys import seed_step
+from specjax.plan import RolloutConfig
+from specjax.sampling import SamplingLaw
 from specjax.types import Rollout
 from tests.specjax.training import BUDGET, CONFIG, GROUP, STOP, make_prompts, mesh_of, networks, params_on
 
 POLICY, DRAFTER = networks()
 COUPLED = replace(CONFIG.rollout, verifier="coupled")
+GREEDY = replace(CONFIG.rollout, law=SamplingLaw(temperature=0.0))
 
 
-def generate_on(*shape: int) -> Callable[..., Rollout]:
-    return make_generate(POLICY, DRAFTER, COUPLED, mesh_of(*shape))
+def generate_on(*shape: int, config: RolloutConfig = COUPLED) -> Callable[..., Rollout]:
+    return make_generate(POLICY, DRAFTER, config, mesh_of(*shape))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,29 @@ def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
     np.testing.assert_allclose(got.law, expected.law, atol=1e-4)
     rows = np.asarray(got.rounds).reshape(len(got.trips), -1)
     np.testing.assert_array_equal(got.trips, rows.max(axis=1, keepdims=True))
+
+
+def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
+    """Tokens, lengths and which rows a stop token ended, at draft length k."""
+    generate = generate_on(*shape, config=replace(config, draft_length=k))
+    rollout = generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
+    assert (np.asarray(rollout.drafted).sum() > 0) == (k > 0)
+    return [np.asarray(x) for x in (rollout.tokens, rollout.lengths, rollout.stopped)]
+
+
+@pytest.mark.parametrize("k, shape", [(0, (8, 1, 1)), (4, (2, 2, 2))])
+def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, expected) -> None:
+    wanted = expected.tokens, expected.lengths, expected.stopped
+    for got, want in zip(tokens_of(k, COUPLED, *shape), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_one_and_eight_devices_find_the_same_greedy_tokens_at_any_draft_length() -> None:
+    wanted = tokens_of(0, GREEDY, 1, 1, 1)
+    assert len(np.unique(wanted[0], axis=0)) > 3
+    for k, shape in ((0, (8, 1, 1)), (4, (2, 2, 2))):
+        for got, want in zip(tokens_of(k, GREEDY, *shape), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_a_second_call_compiles_nothing_and_another_seed_or_step_says_something_else(single, expected) -> None:

@@ -150,7 +150,9 @@ def test_training_the_draft_leaves_every_bit_of_the_policy_gradient(gradients, p
     on, _ = gradients(params, batch, reference)
     off, sums = compiled(train_draft=False)(params, batch, reference)
     assert_same_bits(off.policy, on.policy)
-    assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft)) and sums.draft_loss == 0
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft))
+    # A frozen draft is measured all the same.
+    assert sums.draft_loss > 0
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
 
 

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from specjax.generate import place
+from specjax.generate import per_shard, place
+from specjax.keys import seed_step
 from specjax.loss import LossConfig
 from specjax.mesh import batch_shards
 from specjax.metrics import Metrics
+from specjax.plan import lay_out
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn, host_reward
+from specjax.rollout import speculative_rollout
 from specjax.train_step import TrainConfig, make_train_step
 from specjax.types import Params, Rollout, TrainState
 from tests.specjax.hlo import Program, collectives, within_tensor
@@ -28,6 +31,7 @@ from tests.specjax.training import (
     make_prompts,
     mesh_of,
     networks,
+    params_on,
     relative_gap,
     state_on,
 )
@@ -150,6 +154,28 @@ def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, ste
 def test_no_cache_is_copied_while_decoding(shape, stepped) -> None:
     program, loop, keys = decode_loop(stepped(shape))
     assert not [line.line for line in program.copies(loop, keys)]
+
+
+def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> None:
+    """Of sequences that wait and windows that grow, at draft lengths that are chosen: two loops for each phase."""
+    mesh = mesh_of(2, 2, 2)
+    options = replace(CONFIG.rollout, draft_lengths=(0, 2), phases=((4, 20), (4, 26), (2, 26)))
+    prompts, params = place(make_prompts(), mesh), params_on(mesh)
+    phases = lay_out(options, len(prompts.lengths) * GROUP // batch_shards(mesh), prompts.tokens.shape[1])
+    assert phases == options.phases
+    with jax.set_mesh(mesh):
+        generate = jax.jit(per_shard(speculative_rollout, POLICY, DRAFTER, options, mesh))
+        lowered = generate.lower(params, prompts, seed_step(7, 0), jnp.zeros(len(phases), jnp.int32))
+        program = Program(lowered.compile(QUICKLY).as_text())
+    heads = DECODER.num_kv_heads // mesh.shape["tensor"]
+    for slots, window in phases:
+        keys = slots, heads, window + options.slack, DECODER.head_dim
+        loops = program.loops(carries=keys, times=2 * DECODER.num_layers)
+        assert len(loops) == len(options.draft_lengths)
+        for loop in loops:
+            assert any(line.opcode == "dot" for line in loop)
+            assert not [line.line for line in collectives(loop) if not within_tensor(line.line, mesh)]
+            assert not [line.line for line in program.copies(loop, int(np.prod(keys)))]
 
 
 def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:

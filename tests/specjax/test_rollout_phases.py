@@ -151,6 +151,15 @@ def test_lengths_that_nobody_chose_are_refused():
         WORLD.rollout("eagle3", "random", replace(config(), draft_lengths=(0, 3)), RUN)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_choice_for_another_number_of_phases_is_refused(count: int):
+    """One index too few would otherwise stand for its neighbour, one too many for nothing."""
+    options = config(draft_lengths=(0, 3), phases=((SEQUENCES, LONGEST), (16, LONGEST)))
+    chosen = ChosenConfig(**vars(options), chosen=jnp.zeros(count, jnp.int32))
+    with pytest.raises(ValueError, match=rf"^chosen: of shape \({count},\), must be \(2,\), an index for each phase$"):
+        speculative_rollout(WORLD.policy, NoDrafter(), WORLD.params("none"), WORLD.batch, RUN, chosen)
+
+
 class Untouched(NoDrafter):
     """Refuses whatever rounds may ask of a drafter."""
 

@@ -3,15 +3,18 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import cache as kv
 from specjax.keys import seed_step
 from specjax.plan import RolloutConfig
-from specjax.rollout import begin
+from specjax.queue import compact, let_in
+from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
 from specjax.types import Cache, LayerCache, Params, Prompts, PyTree, Rollout
@@ -53,7 +56,7 @@ def sequences(state: RoundState) -> np.ndarray:
     """Prompt and committed tokens of each row, zeros after."""
     rows = np.zeros((len(state.prompt), WANDERING.batch.tokens.shape[1] + BUDGET), np.int32)
     for i, row in enumerate(rows):
-        committed = [*WANDERING.prompts[i // GROUP], *state.tokens[i, : state.emitted[i]]]
+        committed = [*WANDERING.prompts[state.sequence[i] // GROUP], *state.tokens[i, : state.emitted[i]]]
         row[: len(committed)] = committed
     return rows
 
@@ -104,6 +107,57 @@ def test_after_every_round_the_draft_cache_is_made_of_true_features(history: lis
         for row, (at, count) in enumerate(zip(length, waiting, strict=True)):
             np.testing.assert_allclose(state.draft.features[row, :count], features[row, at : at + count], atol=1e-4)
             np.testing.assert_array_equal(state.draft.tokens[row, :count], tokens[row, at + 1 : at + count + 1])
+
+
+def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(prefill: Callable):
+    """Of both networks, after each such step and after a round behind it."""
+    world, slots, few = WANDERING, 8, 4
+    decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
+    params, prompts = world.params("random"), world.batch
+    advance = light_jit(lambda params, state: round_once(decoding(params), state, K))
+
+    @light_jit
+    def fill(params: Params, prompts: Prompts, carry: Carry) -> Carry:
+        assert carry.queue is not None
+        options = dict(prompts=prompts, seed_step=RUN, rows=3, drafting=jnp.bool_(True))
+        return Carry(*let_in(decoding(params), carry.state, carry.queue, carry.record, **options))
+
+    def check(state: RoundState) -> RoundState:
+        state = jax.tree.map(np.asarray, replace(state, keys=jax.random.key_data(state.keys)))
+        rows = np.zeros((GROUP * len(world.prompts), world.batch.tokens.shape[1] + BUDGET), np.int32)
+        rows[: len(state.done)] = sequences(state)
+        cache, head, _ = prefill(rows)
+        live = ~state.done
+        assert_visible_equal(state.cache, cache, np.where(live, state.prompt + state.emitted - 1, 0))
+        assert_visible_equal(state.draft.cache, head, np.where(live, state.draft.length, 0))
+        return state
+
+    carry = light_jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
+    check(carry.state)
+    # As long as the longest row, which a round may outgrow only by its slack.
+    by = world.batch.tokens.shape[1] + BUDGET - int(carry.state.visible.max())
+    narrow = advance(params, kv.resize(carry.state, -by))
+    check(narrow)
+    carry = carry._replace(state=kv.resize(narrow, by))
+    check(carry.state)
+
+    let_in_so_far = set()
+    while carry.queue is not None and carry.queue.next < GROUP * len(world.prompts):
+        while carry.state.done.sum() < 3:
+            carry = carry._replace(state=advance(params, carry.state))
+        carry = fill(params, prompts, carry)
+        check(carry.state)
+        carry = carry._replace(state=advance(params, carry.state))
+        let_in_so_far |= set(check(carry.state).sequence.tolist())
+    assert len(let_in_so_far) > 2 * slots
+
+    state = carry.state
+    while (~state.done).sum() > few:
+        state = advance(params, state)
+    assert not state.done.all()
+    state = compact(state, few)
+    check(state)
+    check(advance(params, state))
 
 
 def test_finished_rows_stand_still(history: list[RoundState]):

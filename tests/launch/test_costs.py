@@ -1,0 +1,63 @@
+"""The table of costs that a run is given."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.costs import load_cells
+from launch.errors import ConfigError
+from specjax.cost import Cell
+
+CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
+OTHER = CELL | {"draft_length": 2, "seconds": 1}
+
+
+def table(directory: Path, text: str) -> Path:
+    path = directory / "table.json"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_read(tmp_path: Path):
+    kept = {"cells": [CELL, OTHER], "model": {"fixed": 0.1}}
+    assert load_cells(table(tmp_path, json.dumps(kept))) == [Cell(8, 40, 0, 0.5), Cell(8, 40, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{}]}', '{"cells": [{"slots": 8}]}', "\0"]
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError, match=r"^cost_table = .*table\.json: no table of costs: "):
+        load_cells(table(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"slots": 0}, "slots = 0: must be an integer of at least 1"),
+        ({"slots": "8"}, "slots = '8': must be an integer of at least 1"),
+        ({"slots": True}, "slots = True: must be an integer of at least 1"),
+        ({"window": 8.5}, "window = 8.5: must be an integer of at least 1"),
+        ({"draft_length": -1}, "draft_length = -1: must be an integer of at least 0"),
+        ({"seconds": 0}, "seconds = 0: must be > 0 and finite"),
+        ({"seconds": -0.1}, "seconds = -0.1: must be > 0 and finite"),
+        ({"seconds": float("nan")}, "seconds = nan: must be > 0 and finite"),
+        ({"seconds": float("inf")}, "seconds = inf: must be > 0 and finite"),
+        ({"seconds": None}, "seconds = None: must be > 0 and finite"),
+    ],
+)
+def test_a_cell_that_was_never_measured_is_refused(tmp_path: Path, change: dict[str, Any], message: str):
+    path = table(tmp_path, json.dumps({"cells": [CELL, OTHER | change]}))
+    with pytest.raises(ConfigError) as error:
+        load_cells(path)
+    assert str(error.value) == f"cost_table = {path}: {message}"
+
+
+@pytest.mark.parametrize("cells", [[], [CELL], [CELL, CELL | {"seconds": 0.6}]])
+def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[str, float]]):
+    path = table(tmp_path, json.dumps({"cells": cells}))
+    with pytest.raises(ConfigError) as error:
+        load_cells(path)
+    assert str(error.value) == f"cost_table = {path}: {len(cells)} cells: must be of two different rounds at least"
