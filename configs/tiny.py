@@ -54,5 +54,5 @@ config = RunConfig(
     warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
     eval=EvalConfig(every=500, prompts=256),
     checkpoint=CheckpointConfig(every=500),
-    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=8),
+    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=8, repeats=100),
 )
