@@ -28,8 +28,9 @@ def config(draft_length: int, **options: tuple[tuple[int, int], ...]) -> Rollout
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [conditional, reading])
-@pytest.mark.parametrize("k", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("k", [0, 2])
 def test_tokens_do_not_depend_on_the_way_in(way, k: int):
     expected = light_jit(partial(speculative_rollout, WORLD.policy, NoDrafter(), config=config(0)))
     expected = expected(WORLD.params("none"), WORLD.batch, RUN)

@@ -73,7 +73,7 @@ def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
     assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
 
 
-@pytest.mark.parametrize("k, rate", [(1, 0.3), (3, 0.8)])
+@pytest.mark.parametrize("k, rate", [(1, 0.3), pytest.param(3, 0.8, marks=pytest.mark.slow)])
 def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     """Of the rounds that reach a position, the share that goes on is the rate, within five standard deviations."""
     rows = 64
@@ -92,7 +92,9 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     assert generation.measure(1.0).alpha > k
 
 
-@pytest.mark.parametrize("k, phases", [(0, ()), (3, ((4, ANY_LENGTH), (2, ANY_LENGTH)))])
+@pytest.mark.parametrize(
+    "k, phases", [(0, ()), pytest.param(3, ((4, ANY_LENGTH), (2, ANY_LENGTH)), marks=pytest.mark.slow)]
+)
 def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int, int], ...]):
     tail = LongTail(median=6, every=4)
     config = RolloutConfig(group_size=2, max_new_tokens=tail.longest, draft_length=k, phases=phases)

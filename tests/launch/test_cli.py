@@ -240,7 +240,7 @@ def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
             text=True,
         )
 
-    assert with_cores(4).returncode == with_cores(8).returncode == 0
+    assert with_cores(4).returncode == 0
     assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in with_cores(2).stderr
 
 
