@@ -1,0 +1,67 @@
+"""The programs of `launch` on networks and problems of almost no size: how they are started, and what they leave."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+
+DRAFT_LENGTH = 2
+SHRUNK = {
+    "--data.prompts": "4",
+    "--data.max-prompt-tokens": "40",
+    "--rollout.group-size": "4",
+    "--rollout.max-new-tokens": "8",
+    "--rollout.draft-length": str(DRAFT_LENGTH),
+    "--microbatches": "2",
+    "--model.feature-layers": "0 1",
+    "--model.dtype": "float32",
+    "--policy-optimizer.learning-rate": "0.01",
+    "--reward.workers": "1",
+    "--eval.every": "0",
+    "--probe-every": "0",
+}
+
+Options = dict[str, str]
+
+
+def argv(config: str, options: Options) -> list[str]:
+    return [config, *(part for name, value in options.items() for part in (name, *value.split(" ")))]
+
+
+def start(config: str, options: Options, *flags: str) -> subprocess.Popen[str]:
+    cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.train", *argv(config, options), *flags],
+        env=os.environ
+        | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
+        | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What the program printed; it must have ended well."""
+    try:
+        out, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return out
+
+
+def saves(run: Path) -> list[int]:
+    return sorted(int(path.name) for path in run.glob("checkpoints/*") if path.name.isdigit())
+
+
+def metrics(run: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def measured(line: dict[str, float | None]) -> set[str]:
+    return {name for name, value in line.items() if value is not None}

@@ -1,0 +1,151 @@
+"""What the programs refuse: exit code 2, one line that says why, and nothing done."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import launch.generate
+import launch.train
+from launch.cli import parse_run, run_program
+from launch.setup import set_up
+from specjax.checkpoint import Checkpointer
+from specjax.train_step import init_train_state
+from tests.launch.programs import Options, argv, start
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Runs a program that must refuse: exit code 2, nothing done, and returns the one line that it says why."""
+
+    def refuse(main: Callable[[list[str]], int], arguments: list[str]) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        before = sorted(tmp_path.rglob("*"))
+        assert run_program(main) == 2
+        out, errors = capsys.readouterr()
+        assert out == "" and errors.startswith("error: ") and errors.endswith("\n")
+        assert errors.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return errors.removeprefix("error: ").removesuffix("\n")
+
+    return refuse
+
+
+Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--data.train": "nowhere.jsonl"}, "nowhere.jsonl: cannot read it: No such file or directory"),
+        ({"--data.answer-field": "solution"}, "train.jsonl:1: no field 'solution'; it has 'question', 'answer'"),
+        ({"--data.prompt-field": "problem"}, "train.jsonl:1: no field 'problem'; it has 'question', 'answer'"),
+        ({"--model.path": "nowhere"}, "tokenizer: no directory 'nowhere'"),
+        ({"--model.path": "nowhere", "--data.tokenizer": "bytes"}, "model.path = nowhere: no config.json there"),
+        ({"--draft.hidden-size": "12"}, "hidden_size"),
+        ({"--model.feature-layers": "0 1 7"}, "feature_layers = (0, 1, 7): must be distinct, ascending and within"),
+        ({"--mesh.data": "9"}, "mesh = (9, 1, 1): needs 9 devices, 8 present"),
+        ({"--mesh.data": "0"}, "mesh.data = 0: must be at least 1"),
+        ({"--mesh.data": "3"}, "data.prompts = 4: must be a multiple of mesh.data x mesh.fsdp = 3"),
+        ({"--data.prompts": "6", "--mesh.fsdp": "4"}, "data.prompts = 6: must be a multiple of mesh.data x mesh.fsdp"),
+        ({"--microbatches": "3"}, "microbatches = 3: must divide the 16 sequences of a data shard"),
+        ({"--data.prompts": "100"}, "prompts a batch=100: must be between 1 and 12"),
+        ({"--data.prompts": "0"}, "prompts a batch=0: must be between 1 and 12"),
+        ({"--data.max-prompt-tokens": "2"}, "usable prompts"),
+        ({"--rollout.group-size": "0"}, "rollout.group_size = 0: must be at least 1"),
+        ({"--rollout.law.top-p": "0.9"}, "allowed only with allow_truncated_law"),
+        ({"--reward.scorer": "nowhere:score"}, "scorer='nowhere:score': ModuleNotFoundError"),
+        ({"--reward.time-limit-s": "0"}, "time_limit_s=0.0: both must be positive"),
+        ({"--draft.vocab-size": "100"}, "vocab_size = 100"),
+        ({"--draft.kind": "none"}, "rollout.draft_length = 2: must be 0 with draft.kind none"),
+        (
+            {"--draft.kind": "none", "--rollout.draft-lengths": "0 2"},
+            "rollout.draft_lengths = (0, 2): must be (0,) with draft.kind none",
+        ),
+        ({"--rollout.stop-tokens": "0 9"}, "rollout.stop_tokens = (0, 9): must be within 0 .. 8"),
+        ({"--rollout.stop-tokens": "-1"}, "rollout.stop_tokens = (-1,): must be within 0 .. 8"),
+        (
+            {"--rollout.phases": "4 40 4 39"},
+            "rollout.phases = ((4, 40), (4, 39)): a window of 39 holds no prompt, must be at least "
+            "data.max_prompt_tokens = 40",
+        ),
+        ({"--eval.every": "1", "--eval.samples": "0"}, "eval.samples = 0: must be at least 1"),
+        ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0: must be at least 1"),
+        ({"--steps": "-1"}, "steps = -1: must be at least 1"),
+        ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
+        ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
+        ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
+        ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
+        (
+            {"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"},
+            "speedup.prompts = 3: must be a multiple of mesh.data x mesh.fsdp = 2",
+        ),
+        ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json: no table of costs"),
+        ({"--cost-table": "t.json"}, "cost_table = t.json: must be none without rollout.draft_lengths"),
+        ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
+        ({"--speedup.slots": "1", "--draft.kind": "none", "--rollout.draft-length": "0"}, "(1,): must be empty"),
+    ],
+)
+def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
+    assert message in refusal(launch.train.main, argv("gsm8k", shrunk | options))
+
+
+def test_training_refuses_what_names_no_run(refusal: Refusal, shrunk: Options, tmp_path: Path):
+    assert "CONFIG = gms8k: must be one of gsm8k, " in refusal(launch.train.main, argv("gms8k", shrunk))
+    unknown = refusal(launch.train.main, ["gsm8k", "--data.promts", "4"])
+    assert unknown == "Unrecognized options: --data.promts, 4; did you mean --data.prompts?"
+    nothing = refusal(launch.train.main, ["gsm8k"])
+    assert nothing == "model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes"
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    taken = refusal(launch.train.main, argv("gsm8k", shrunk | {"--out": str(tmp_path)}))
+    assert taken == f"out = {tmp_path}: holds a run already; --resume continues it"
+
+
+def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, files: Path):
+    path = files / "incomplete.jsonl"
+    path.write_text('{"question": "1 ?", "answer": "#### 1"}\n\n{"question": "2 ?", "anser": "#### 2"}\n')
+    said = refusal(launch.train.main, argv("gsm8k", shrunk | {"--data.train": str(path)}))
+    assert said == f"{path}:3: no field 'answer'; it has 'question', 'anser'"
+
+
+def test_a_refusal_is_one_line_from_outside_too(shrunk: Options, tmp_path: Path):
+    out = tmp_path / "run"
+    process = start("gsm8k", shrunk | {"--data.train": "nowhere.jsonl", "--out": str(out)})
+    said, errors = process.communicate(timeout=120)
+    assert (process.returncode, said) == (2, "")
+    assert errors == "error: nowhere.jsonl: cannot read it: No such file or directory\n"
+    assert not out.exists()
+
+
+def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:
+    """A checkpoint of networks that nobody has trained."""
+    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
+    state = init_train_state(setup.networks.params, setup.train, setup.mesh)
+    with Checkpointer(run / "checkpoints", keep=1) as saves:
+        saves.save(1, state, {}, {"draft_vocabulary": draft_vocabulary})
+
+
+def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
+    def said(prompt: str, options: Options) -> str:
+        return refusal(launch.generate.main, [*argv("gsm8k", shrunk | options), "--prompt", prompt])
+
+    assert said("1 ?", {"--checkpoint": str(tmp_path)}) == f"checkpoint = {tmp_path}: no checkpoints there"
+    (tmp_path / "checkpoints").mkdir()
+    assert said("1 ?", {"--checkpoint": str(tmp_path)}) == f"checkpoint: {tmp_path}/checkpoints: no save"
+    save_as_it_starts(tmp_path, shrunk, None)
+    wider = {"--checkpoint": str(tmp_path), "--draft.intermediate-size": "24"}
+    assert "expected float32[24, 16]" in said("1 ?", wider)
+    assert said("1 " * 50, {}) == "prompt: must take 1 .. 40 tokens (data.max_prompt_tokens)"
+    assert said("1 ?", {"--samples": "0"}) == "samples = 0: must be at least 1"
+
+
+def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):
+    """Of the same size, and of other tokens than the problems would have chosen."""
+    options = shrunk | {"--draft.vocab-size": "4"}
+    save_as_it_starts(tmp_path, options, [0, 1, 2, 3])
+    said = refusal(launch.generate.main, [*argv("gsm8k", options | {"--checkpoint": str(tmp_path)}), "--prompt", "1 ?"])
+    assert said == f"checkpoint = {tmp_path}: the problems are others, and with them the draft's vocabulary"
