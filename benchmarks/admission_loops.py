@@ -102,7 +102,7 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
     state = replace(
         state,
         sequence=sequence,
-        keys=jnp.where(fresh, sequence_keys(seed_step, prompts.id[prompt], sequence % group), state.keys),
+        keys=jnp.where(fresh[:, None], sequence_keys(seed_step, prompts.id[prompt], sequence % group), state.keys),
         prompt=jnp.where(fresh, prompts.lengths[prompt], state.prompt),
         draft=draft,
         **{

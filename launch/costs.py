@@ -83,13 +83,11 @@ def _rounds(
     def first(params: Params, prompts: Prompts) -> RoundState:
         noise, by = (jnp.int32(0), jnp.int32(-3)), prompts.tokens.shape[1] + config.max_new_tokens - phase.window
         state = begin(Decoding(networks.policy, networks.drafter, params, config), prompts, noise, phase.slots).state
-        return replace(kv.resize(state, -by), keys=jax.random.key_data(state.keys))
+        return kv.resize(state, -by)
 
     def some(params: Params, state: RoundState) -> RoundState:
-        state = replace(state, keys=jax.random.wrap_key_data(state.keys))
         decoding = Decoding(networks.policy, networks.drafter, params, config)
-        state = jax.lax.fori_loop(0, ROUNDS, lambda _, state: round_once(decoding, state, k), state)
-        return replace(state, keys=jax.random.key_data(state.keys))
+        return jax.lax.fori_loop(0, ROUNDS, lambda _, state: round_once(decoding, state, k), state)
 
     rows = P(BATCH_AXES)
     each_shard = partial(

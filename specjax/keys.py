@@ -1,14 +1,14 @@
-"""Derived randomness: every draw's key is a function of what is drawn, never of when or where.
+"""Derived randomness: every draw is a function of what is drawn, never of when or where.
 
-A key is folded from (seed, step, prompt id, sample, position, purpose), so that noise depends on no batch order, slot,
-mesh or number of rounds.
+A sequence's key is folded from (seed, step, prompt id, sample). A draw hashes it with a counter made of position,
+purpose and index, so that noise depends on no batch order, slot, mesh or number of rounds, and needs no state.
 """
 
 from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, UInt32
 
 
 class Purpose(IntEnum):
@@ -22,45 +22,63 @@ class Purpose(IntEnum):
 
 SeedStep = tuple[Int[Array, ""], Int[Array, ""]]
 
+INDEX_BITS = 30
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+
 
 def seed_step(seed: int, step: int) -> SeedStep:
     """The (seed, step) pair that a rollout function receives, as int32 scalars."""
     return jnp.int32(seed), jnp.int32(step)
 
 
-def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array, "R"]) -> Key[Array, "R"]:
+def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array, "R"]) -> UInt32[Array, "R 2"]:
     """One key a sequence, from the run's seed, the step, the prompt's id and the sample's number within its group."""
     seed, step = seed_step
     root = jax.random.fold_in(jax.random.key(seed), step)
-    return jax.vmap(lambda id, sample: jax.random.fold_in(jax.random.fold_in(root, id), sample))(ids, samples)
+    keys = jax.vmap(lambda id, sample: jax.random.fold_in(jax.random.fold_in(root, id), sample))(ids, samples)
+    return jax.random.key_data(keys)
 
 
-def coupled_gumbel(keys: Key[Array, "B"], start: Int[Array, "B"], count: int, vocab: int) -> Float[Array, "B T V"]:
-    """Gumbels for positions start .. start + count - 1, keyed by absolute position alone (arXiv 2408.07978).
+def gumbels(
+    keys: UInt32[Array, "B 2"], positions: Int[Array, "B *rest"], purpose: Purpose, count: int
+) -> Float[Array, "B *rest count"]:
+    """Standard Gumbels, float32, `count` for each position.
 
-    The same (sequence, position) gets the same noise whichever round, drafter or draft length asks for it.
+    -log(-log(1 - w)) for a w in (0, 1) of 48 bits: with 24 the noise could not reach tokens of p < 1e-7.
     """
-
-    def row(key: Array, position: Array) -> Array:
-        return gumbel(_fold(key, position, Purpose.COUPLED), (vocab,))
-
-    positions = start[:, None] + jnp.arange(count)[None]
-    return jax.vmap(jax.vmap(row, in_axes=(None, 0)))(keys, positions)
+    high, low = (x.astype(jnp.float32) for x in _words(keys, positions, purpose, count))
+    w = jnp.minimum((high + (low + 0.5) * 2.0**-24) * 2.0**-24, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-w))
 
 
-def round_keys(keys: Key[Array, "B"], start: Int[Array, "B"], purpose: Purpose) -> Key[Array, "B"]:
-    """One key a row for the round whose first emitted position is `start`.
+def uniforms(keys: UInt32[Array, "B 2"], positions: Int[Array, "B"], purpose: Purpose) -> Float[Array, "B"]:
+    """One multiple of 2^-24 in [0, 1) for each position, float32."""
+    return _words(keys, positions, purpose, 1)[0][:, 0].astype(jnp.float32) * 2.0**-24
 
-    Draft, accept and residual noise is keyed by the round's start: keyed by absolute position alone, noise that a
-    round looked at beyond its cut would be drawn again by the next one.
+
+def _words(keys: Array, positions: Array, purpose: Purpose, count: int) -> tuple[Array, Array]:
+    """Two words of 24 random bits for each (key, position, purpose, index), int32 [B, *rest, count]."""
+    if count >= 2**INDEX_BITS:
+        raise ValueError(f"{count} draws at a position: must be less than 2^{INDEX_BITS}")
+    index = jnp.arange(count, dtype=jnp.uint32) | jnp.uint32(purpose << INDEX_BITS)
+    ones = (1,) * positions.ndim
+    first, second = (keys[:, i].reshape(-1, *ones) for i in range(2))
+    words = threefry(first, second, positions[..., None].astype(jnp.uint32), index.reshape(*ones, -1))
+    high, low = ((x >> 8).astype(jnp.int32) for x in words)
+    return high, low
+
+
+def threefry(key_1: Array, key_2: Array, x_1: Array, x_2: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on uint32 arrays that broadcast against each other.
+
+    The hash of jax's own keys, written out: jax compiles it to a loop on CPU and to a kernel apart on GPU, either of
+    which costs more than the hash where a round wants few numbers; this fuses with what reads it.
     """
-    return jax.vmap(lambda key, position: _fold(key, position, purpose))(keys, start)
-
-
-def gumbel(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Standard Gumbels, float32. The default range cannot represent tokens of p < 1e-7, hence mode="high"."""
-    return jax.random.gumbel(key, shape, jnp.float32, mode="high")
-
-
-def _fold(key: Array, position: Array, purpose: Purpose) -> Array:
-    return jax.random.fold_in(jax.random.fold_in(key, position), int(purpose))
+    keys = key_1, key_2, key_1 ^ key_2 ^ jnp.uint32(0x1BD11BDA)
+    x_1, x_2 = x_1 + key_1, x_2 + key_2
+    for group in range(5):
+        for distance in ROTATIONS[group % 2]:
+            x_1 = x_1 + x_2
+            x_2 = x_1 ^ (x_2 << distance | x_2 >> (32 - distance))
+        x_1, x_2 = x_1 + keys[(group + 1) % 3], x_2 + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x_1, x_2

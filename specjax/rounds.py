@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
@@ -36,7 +36,7 @@ class RoundState:
     """
 
     sequence: Int[Array, "B"]
-    keys: Key[Array, "B"]
+    keys: UInt32[Array, "B 2"]
     prompt: Int[Array, "B"]
     emitted: Int[Array, "B"]
     pending: Int[Array, "B"]

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, UInt32
 
-from specjax.keys import Purpose, coupled_gumbel, gumbel, round_keys
+from specjax.keys import Purpose, gumbels, uniforms
 from specjax.sampling import pick, sample
 
 
@@ -113,16 +113,17 @@ class Verifier:
     verify: (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `accept_law`.
     """
 
-    noise: Callable[[Key[Array, "B"], Int[Array, "B"], int, int], Noise]
+    noise: Callable[[UInt32[Array, "B 2"], Int[Array, "B"], int, int], Noise]
     verify: Callable[[Array, Array, Array, Array, Noise], Verdict]
 
 
 def _independent_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
-    draft, accept, emit = (round_keys(keys, start, use) for use in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL))
+    """Keyed by the round's start: at its own position alone, noise that a round looked at beyond its cut would be drawn
+    again by the next one."""
     return Noise(
-        draft=jax.vmap(lambda key: gumbel(key, (draft_length, vocab)))(draft),
-        uniform=jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32))(accept),
-        emit=jax.vmap(lambda key: gumbel(key, (1, vocab)))(emit),
+        draft=gumbels(keys, start, Purpose.DRAFT, draft_length * vocab).reshape(len(keys), draft_length, vocab),
+        uniform=uniforms(keys, start, Purpose.ACCEPT),
+        emit=gumbels(keys, start, Purpose.RESIDUAL, vocab)[:, None],
     )
 
 
@@ -131,7 +132,9 @@ def _verify_rejection(log_p: Array, log_q: Array, draft: Array, length: Array, n
 
 
 def _coupled_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
-    shared = coupled_gumbel(keys, start, draft_length + 1, vocab)
+    """Keyed by absolute position: the same whichever round, drafter or draft length asks for it."""
+    positions = start[:, None] + jnp.arange(draft_length + 1)[None]
+    shared = gumbels(keys, positions, Purpose.COUPLED, vocab)
     return Noise(draft=shared[:, :-1], uniform=jnp.zeros(len(keys), jnp.float32), emit=shared)
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, UInt32
 
 from launch.bench.presets import LongTail
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftLoss, DraftState
-from specjax.keys import SeedStep
+from specjax.keys import Purpose, SeedStep, uniforms
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
@@ -70,9 +70,9 @@ def forced_rollout(
         return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
 
 
-def forced_lengths(keys: Key[Array, "B"], tail: LongTail) -> Int[Array, "B"]:
+def forced_lengths(keys: UInt32[Array, "B 2"], tail: LongTail) -> Int[Array, "B"]:
     """The length of each sequence, int32, from its own key: the same whatever the phases, slots and draft lengths."""
-    long, around = jnp.moveaxis(jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), 1, 0)
+    long, around = (uniforms(keys, jnp.full(len(keys), at), Purpose.ACCEPT) for at in (-1, -2))
     usual = (tail.median * (0.5 + around)).astype(jnp.int32)
     return jnp.where(long < 1 / tail.every, tail.longest, usual)
 

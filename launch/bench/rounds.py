@@ -31,13 +31,13 @@ class Rounds:
             decoding = Decoding(networks.policy, drafter, params, config)
             kept = replace(blank(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
             row, length = jnp.arange(rows, dtype=jnp.int32), context + budget + config.slack
-            return _unwrap(seat(decoding, kept, row, row, seed_step(0, 0), length))
+            return seat(decoding, kept, row, row, seed_step(0, 0), length)
 
         def some(params: Params, state: RoundState) -> RoundState:
             decoding = Decoding(networks.policy, drafter, params, config)
             one = jnp.ones(rows, jnp.int32)
-            state = replace(_wrap(state), emitted=one, done=one == 0)
-            return _unwrap(jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state))
+            state = replace(state, emitted=one, done=one == 0)
+            return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
 
         self._params, self._count = networks.params, count
         self._state = jax.jit(first)(networks.params)
@@ -51,11 +51,3 @@ class Rounds:
     def _run(self) -> RoundState:
         self._state = self._program(self._params, self._state)
         return self._state
-
-
-def _unwrap(state: RoundState) -> RoundState:
-    return replace(state, keys=jax.random.key_data(state.keys))
-
-
-def _wrap(state: RoundState) -> RoundState:
-    return replace(state, keys=jax.random.wrap_key_data(state.keys))

@@ -1,17 +1,19 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.keys import Purpose, coupled_gumbel, gumbel, round_keys, seed_step, sequence_keys
+import specjax.keys as keys_module
+from specjax.keys import Purpose, gumbels, seed_step, sequence_keys, threefry, uniforms
 from specjax.verify import VERIFIERS, Noise
 
 IDS, SAMPLES = np.array([5, 5, 9, 9]), np.array([0, 1, 0, 1])
 
 sequences = jax.jit(sequence_keys)
-coupled = jax.jit(coupled_gumbel, static_argnums=(2, 3))
+draws = jax.jit(gumbels, static_argnums=(2, 3))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -19,35 +21,38 @@ def round_noise(verifier: str, keys: jax.Array, start: jax.Array) -> Noise:
     return VERIFIERS[verifier].noise(keys, start, 3, 5)
 
 
-def bits(keys: jax.Array) -> np.ndarray:
-    return np.asarray(jax.random.key_data(keys))
-
-
-def test_every_coordinate_of_a_draw_changes_its_key():
+def test_every_coordinate_of_a_draw_changes_it():
     runs = [seed_step(seed, step) for seed in (0, 1) for step in (0, 1)]
-    keys = np.concatenate([bits(sequences(run, IDS, SAMPLES)) for run in runs])
+    keys = np.concatenate([sequences(run, IDS, SAMPLES) for run in runs])
     assert len(np.unique(keys, axis=0)) == 16
 
-    fold = jax.jit(round_keys, static_argnums=2)
-    keys = sequences(seed_step(0, 0), IDS, SAMPLES)
-    rounds = [bits(fold(keys, np.full(4, start), use)) for start in (0, 1, 2) for use in Purpose]
-    assert len(np.unique(np.concatenate(rounds), axis=0)) == 4 * 3 * len(Purpose)
+    positions = np.tile(np.arange(5), (16, 1))
+    noise = np.stack([draws(keys, positions, use, 7) for use in Purpose])
+    assert len(np.unique(noise)) == noise.size == len(Purpose) * 16 * 5 * 7
+
+
+def test_the_hash_is_that_of_jax():
+    keys = jax.random.split(jax.random.key(3), 5)
+    data = np.array([0, 1, 2**31, 77, 2**32 - 1], np.uint32)
+    theirs = jax.random.key_data(jax.jit(jax.vmap(jax.random.fold_in))(keys, data))
+    one, two = jax.random.key_data(keys).T
+    ours = np.stack(jax.jit(threefry)(one, two, np.zeros_like(data), data), axis=1)
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_sequence_keys_do_not_depend_on_the_batch():
-    keys = bits(sequences(seed_step(3, 4), IDS, SAMPLES))
+    keys = np.asarray(sequences(seed_step(3, 4), IDS, SAMPLES))
     order = np.array([2, 0, 3])
-    np.testing.assert_array_equal(bits(sequences(seed_step(3, 4), IDS[order], SAMPLES[order])), keys[order])
+    np.testing.assert_array_equal(sequences(seed_step(3, 4), IDS[order], SAMPLES[order]), keys[order])
 
 
 def test_coupled_noise_is_a_function_of_sequence_and_position():
     keys = sequences(seed_step(0, 0), IDS, SAMPLES)
-    whole = coupled(keys, np.zeros(4, np.int32), 9, 5)
-    start = np.array([0, 1, 4, 6])
-    part = coupled(keys, start, 3, 5)
+    whole = draws(keys, np.tile(np.arange(9), (4, 1)), Purpose.COUPLED, 5)
+    start = np.array([0, 1, 4, 5])
+    part = round_noise("coupled", keys, start).emit
     for row, at in enumerate(start.tolist()):
-        np.testing.assert_array_equal(part[row], whole[row, at : at + 3])
-    assert len(np.unique(whole.reshape(-1, 5), axis=0)) == 4 * 9
+        np.testing.assert_array_equal(part[row], whole[row, at : at + 4])
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -74,10 +79,32 @@ def test_coupled_drafter_and_verifier_share_the_noise_of_a_position():
 
 
 def test_gumbels_follow_their_law_and_resolve_its_tail():
-    noise = np.asarray(jax.jit(lambda key: gumbel(key, (1 << 21,)))(jax.random.key(0)))
+    keys = sequences(seed_step(0, 0), IDS[:1], SAMPLES[:1])
+    noise = np.ravel(draws(keys, np.array([3]), Purpose.DRAFT, 1 << 21))
     assert noise.dtype == np.float32
+    assert np.isfinite(noise).all()
     assert stats.kstest(noise[:100_000], "gumbel_r").pvalue > 1e-3
-    # Uniforms that are multiples of 2^-23 would leave some 380 values here, and a dozen ties among 95 draws.
+    # Uniforms that are multiples of 2^-24 would leave some 760 values here, and half a dozen ties among 95 draws.
     tail = noise[noise > 10]
     assert len(tail) > 50
     assert len(np.unique(tail)) == len(tail)
+
+
+def test_the_words_that_hash_to_the_ends_give_finite_noise(monkeypatch: pytest.MonkeyPatch):
+    """All ones and all zeros, which 2^-48 of all draws hit."""
+    for word, low, high in (0, 30, 40), (2**32 - 1, -3, -2):
+        monkeypatch.setattr(keys_module, "threefry", lambda *x, word=word: (jnp.full((1, 1), word, jnp.uint32),) * 2)
+        key, position = jnp.zeros((1, 2), jnp.uint32), jnp.array([0])
+        assert low < gumbels(key, position, Purpose.DRAFT, 1)[0, 0] < high
+        assert 0 <= uniforms(key, position, Purpose.ACCEPT)[0] < 1
+
+
+def test_uniforms_are_uniform():
+    keys = sequences(seed_step(0, 0), np.arange(100_000), np.zeros(100_000, np.int32))
+    drawn = np.asarray(jax.jit(uniforms, static_argnums=2)(keys, np.arange(100_000), Purpose.ACCEPT))
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-3
+
+
+def test_more_draws_than_indices_are_refused():
+    with pytest.raises(ValueError, match="must be less than 2"):
+        gumbels(jnp.zeros((1, 2), jnp.uint32), jnp.array([0]), Purpose.DRAFT, 2**30)

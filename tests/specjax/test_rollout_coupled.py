@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.keys import SeedStep, coupled_gumbel, seed_step, sequence_keys
+from specjax.keys import Purpose, SeedStep, gumbels, seed_step, sequence_keys
 from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
@@ -66,7 +66,7 @@ def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
     def noise_of(batch: Prompts, run: SeedStep) -> jax.Array:
         ids, starts = (jnp.repeat(x, GROUP) for x in (batch.id, batch.lengths))
         keys = sequence_keys(run, ids, jnp.tile(jnp.arange(GROUP), len(batch.id)))
-        return coupled_gumbel(keys, starts, BUDGET, WORLD.vocab)
+        return gumbels(keys, starts[:, None] + jnp.arange(BUDGET)[None], Purpose.COUPLED, WORLD.vocab)
 
     noise = np.asarray(noise_of(WORLD.batch, RUN))
     for row, (length, tokens) in enumerate(zip(plain.lengths.tolist(), np.asarray(plain.tokens), strict=True)):

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from specjax import rounds as rounds_module
 from specjax.drafters import Drafter, Proposal
-from specjax.keys import Purpose, SeedStep, gumbel, round_keys, seed_step
+from specjax.keys import Purpose, SeedStep, gumbels, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw, pick, sample
@@ -214,22 +214,16 @@ def block(by_position: Array) -> Verifier:
     """Block verification (arXiv 2403.10444), its noise keyed by the round's start or by absolute position alone."""
 
     def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
-        def each(draw: Callable[[Array], Array], purpose: Purpose, count: int) -> list[Array]:
-            drawn = []
-            for i in range(count):
-                position = round_keys(keys, start + i, purpose)
-                in_round = round_keys(round_keys(keys, start, purpose), jnp.full_like(start, i), purpose)
-                drawn.append(jnp.where(by_position == 1, *(jax.vmap(draw)(x) for x in (position, in_round))))
-            return drawn
+        def each(purpose: Purpose, count: int, vocab: int) -> Array:
+            at = start[:, None] + jnp.arange(count)[None]
+            of_round = gumbels(keys, start, purpose, count * vocab).reshape(len(keys), count, vocab)
+            return jnp.where(by_position == 1, gumbels(keys, at, purpose, vocab), of_round)
 
-        def row(key: Array) -> Array:
-            return gumbel(key, (vocab,))
-
-        none = jnp.zeros((len(keys), 0))
         return Noise(
-            draft=jnp.stack(each(row, Purpose.DRAFT, k), axis=1) if k else none[..., None],
-            uniform=jnp.stack(each(jax.random.uniform, Purpose.ACCEPT, k), axis=1) if k else none,
-            emit=jnp.stack(each(row, Purpose.RESIDUAL, k + 1), axis=1),
+            draft=each(Purpose.DRAFT, k, vocab),
+            # A Gumbel's distribution function makes it a uniform.
+            uniform=jnp.exp(-jnp.exp(-each(Purpose.ACCEPT, k, 1)))[..., 0],
+            emit=each(Purpose.RESIDUAL, k + 1, vocab),
         )
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
