@@ -20,7 +20,7 @@ from benchmarks.bigram import BigramDrafter
 from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
 from launch.build import Networks
 from launch.cli import use_compile_cache
-from launch.costs import measure_cells
+from launch.costs import RoundClock
 from launch.measure import geometric_mean, in_turns, interval, provenance
 from specjax import (
     MeshConfig,
@@ -68,7 +68,7 @@ class Job:
     def seconds(self) -> np.ndarray:
         """float32 [1, lengths], of a round, by the cost model."""
         phases = lay_out(self.config, self.slots, WIDTH)
-        cells = measure_cells(self.networks, self.networks.params, self.config, phases, self.prompts(0), MESH)
+        cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params)
         return fit(cells).table(phases, self.draft_lengths)
 
     @cached_property

@@ -30,17 +30,17 @@ config = RunConfig(
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
-            hidden_size=64,
-            intermediate_size=160,
+            hidden_size=48,
+            intermediate_size=128,
             num_layers=12,
-            num_heads=4,
+            num_heads=3,
             num_kv_heads=1,
             head_dim=16,
             qk_norm=True,
         ),
         dtype="float32",
     ),
-    draft=DraftConfig(intermediate_size=320),
+    draft=DraftConfig(intermediate_size=192),
     data=DataConfig(
         tokenizer="characters",
         prompts=2,

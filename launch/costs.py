@@ -20,55 +20,76 @@ from launch.measure import in_turns, seconds
 from launch.run_directory import write_atomically
 from launch.setup import Setup
 from specjax import cache as kv
-from specjax.cost import Cell, fit
+from specjax.cost import Cell, Drafting, fit
 from specjax.generate import place, prepare
 from specjax.mesh import BATCH_AXES
 from specjax.plan import Phase, RolloutConfig
 from specjax.rollout import begin
 from specjax.rounds import Decoding, RoundState, round_once
-from specjax.types import Params, Prompts
+from specjax.types import Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
 ROUNDS, REPEATS = 8, 5
 
 
-def round_seconds(setup: Setup, params: Params, path: Path, cells: list[Cell] | None) -> np.ndarray:
-    """float32 [phases, draft_lengths]: a round's, by the model fitted to the cells, which are measured where None.
+class CostTable:
+    """What rounds cost, measured at the start of a run and again at its probes, by one model fitted to all of it.
 
-    Either way they are kept at `path`, for people and for another run.
+    path:     where the cells are kept, for people and for another run.
+    cells:    what is known already.
+    replayed: whether that is all there will be: cells of another run, each of which counts from its step on.
     """
-    rollout, phases = setup.train.rollout, setup.phases
-    if cells is None:
+
+    def __init__(self, setup: Setup, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
+        self.cells = list(cells)
+        self._path, self._phases, self._lengths = path, setup.phases, setup.train.rollout.lengths
         prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
-        cells = measure_cells(setup.networks, params, rollout, phases, prompts, setup.mesh)
-    model = fit(cells)
-    kept = {"cells": [cell._asdict() for cell in cells], "model": model._asdict()}
-    write_atomically(path, json.dumps(kept, indent=2) + "\n")
-    return model.table(phases, rollout.lengths)
+        parts = setup.networks, setup.train.rollout, setup.phases, prompts, setup.mesh
+        self._clock = None if replayed else RoundClock(*parts)
+
+    def seconds(self, step: int, params: Params) -> np.ndarray:
+        """float32 [phases, draft_lengths], those of a round from `step` on."""
+        if self._clock is not None:
+            self.cells += self._clock.measure(params, step)
+        model = fit([cell for cell in self.cells if cell.step <= step])
+        kept = {"cells": [cell._asdict() for cell in self.cells], "model": model._asdict()}
+        write_atomically(self._path, json.dumps(kept, indent=2) + "\n")
+        return model.table(self._phases, self._lengths)
+
+    def refresh(self, state: TrainState, step: int) -> Drafting:
+        """What draft lengths are chosen by, with the seconds from `step` on."""
+        assert state.drafting is not None
+        seconds = jax.device_put(self.seconds(step, state.params), state.drafting.seconds.sharding)
+        return replace(state.drafting, seconds=seconds)
 
 
-def measure_cells(
-    networks: Networks, params: Params, rollout: RolloutConfig, phases: Sequence[Phase], prompts: Prompts, mesh: Mesh
-) -> list[Cell]:
-    """Rounds at every draft length in the last phase, and at the shortest and the longest where slots or window differ.
+class RoundClock:
+    """Times rounds at every draft length in the last phase; where slots or window differ, at the shortest and longest.
 
     Those are the other phases, and always a quarter of the slots and half of the window, without which a single phase
-    would not tell what weights, rows and positions cost.
+    would not tell what weights, rows and positions cost. Programs are compiled on first use.
     """
-    lengths, last = rollout.lengths, phases[-1]
-    shapes = {*phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
-    shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
-    wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
-    with jax.set_mesh(mesh):
-        gathered, prompts = jax.jit(partial(prepare, policy=networks.policy))(params), place(prompts, mesh)
-        runs = {
-            (shape, k): partial(_rounds(networks, rollout, mesh, shape, k), gathered, prompts)
-            for shape, k in sorted(wanted)
-        }
-        for run in runs.values():
-            run()
-        measured = in_turns(runs, REPEATS)
-    return [Cell(*shape, k, statistics.median(values)) for (shape, k), values in measured.items()]
+
+    def __init__(
+        self, networks: Networks, rollout: RolloutConfig, phases: Sequence[Phase], prompts: Prompts, mesh: Mesh
+    ) -> None:
+        lengths, last = rollout.lengths, phases[-1]
+        shapes = {*phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
+        shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
+        wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
+        self._mesh, self._prompts = mesh, place(prompts, mesh)
+        self._prepare = jax.jit(partial(prepare, policy=networks.policy))
+        self._runs = {(shape, k): _rounds(networks, rollout, mesh, shape, k) for shape, k in sorted(wanted)}
+
+    def measure(self, params: Params, step: int = 0) -> list[Cell]:
+        """The cells of now, `step`."""
+        with jax.set_mesh(self._mesh):
+            gathered = self._prepare(params)
+            runs = {name: partial(run, gathered, self._prompts) for name, run in self._runs.items()}
+            for run in runs.values():
+                run()
+            measured = in_turns(runs, REPEATS)
+        return [Cell(*shape, k, statistics.median(values), step) for (shape, k), values in measured.items()]
 
 
 def _rounds(
@@ -111,12 +132,15 @@ def load_cells(path: Path) -> list[Cell]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"cost_table = {path}: no table of costs: {error}") from None
     for cell in cells:
-        for name, least in {"slots": 1, "window": 1, "draft_length": 0}.items():
+        for name, least in {"slots": 1, "window": 1, "draft_length": 0, "step": 0}.items():
             value = getattr(cell, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"cost_table = {path}: {name} = {value!r}: must be an integer of at least {least}")
         if type(cell.seconds) not in (int, float) or not 0 < cell.seconds < math.inf:
             raise ConfigError(f"cost_table = {path}: seconds = {cell.seconds!r}: must be > 0 and finite")
-    if len({cell[:3] for cell in cells}) < 2:
-        raise ConfigError(f"cost_table = {path}: {len(cells)} cells: must be of two different rounds at least")
+    begin = [cell for cell in cells if cell.step == 0]
+    if len({cell[:3] for cell in begin}) < 2:
+        raise ConfigError(
+            f"cost_table = {path}: {len(begin)} cells of step 0: must be of two different rounds at least"
+        )
     return cells

@@ -10,7 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from launch.measure import in_turns
 from launch.pipeline import PromptTable
 from specjax.drafters import Drafter
 from specjax.generate import make_generate, place
+from specjax.keys import seed_step
 from specjax.mesh import batch_shards
 from specjax.plan import RolloutConfig, lay_out
 from specjax.types import Params, Policy, Prompts
@@ -60,13 +62,14 @@ class Program:
         self.phases = lay_out(config, sequences, prompts.tokens.shape[1])
         self.draft_lengths = config.draft_lengths
         self._generate = make_generate(policy, drafter, config, mesh)
-        self._params, self._prompts = params, place(prompts, mesh)
+        self._params, self._prompts, self._everywhere = params, place(prompts, mesh), NamedSharding(mesh, P())
         self.measure((0,) * len(self.phases), 0)
 
     def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
         """Generate everything once, each phase at its draft length, with the noise of that turn."""
         chosen = jnp.array([self.draft_lengths.index(k) for k in draft_lengths])
-        noise = jnp.int32(0), jnp.int32(-2 - turn)
+        # Placed before the clock starts, as a train step's are.
+        noise, chosen = jax.device_put((seed_step(0, -2 - turn), chosen), self._everywhere)
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(self._params, self._prompts, noise, chosen))
         seconds = time.perf_counter() - start

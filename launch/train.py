@@ -13,7 +13,7 @@ from rich.console import Console
 from launch.cli import parse_run, run_program, use_compile_cache
 from launch.compile_clock import CompileClock
 from launch.console import reasons
-from launch.costs import COST_TABLE, load_cells, round_seconds
+from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
@@ -60,17 +60,20 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
-    # A resumed run keeps to the seconds in its checkpoint.
-    cells = None if config.cost_table is None or config.resume else load_cells(Path(config.cost_table))
+    # A resumed run keeps to the cells in its checkpoint.
+    cells = [] if config.cost_table is None or config.resume else load_cells(Path(config.cost_table))
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:
         console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+    costs = None
+    if config.rollout.draft_lengths:
+        costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep) as saves:
         if config.resume:
-            state, first, before = _resumed(setup, saves, pipeline)
+            state, first, before = _resumed(setup, saves, pipeline, costs)
         else:
-            state, first = _warmed_up(setup, directory, cells), 0
+            state, first = _warmed_up(setup, costs), 0
             before = evaluate(state.params) if config.eval.every else None
         restored = first if config.resume else None
         with RunLogger(directory, max(config.rollout.lengths), config.print_every, restored) as logger:
@@ -82,13 +85,18 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 probing = _due(number, config.probe_every)
                 if probing:
                     record.finish()
-                    if state.drafting is not None:
-                        console.print(reasons(setup.phases, config.rollout.draft_lengths, state.drafting))
+                    if costs is not None:
+                        drafting = costs.refresh(state, number)
+                        state = replace(state, drafting=drafting)
+                        console.print(reasons(setup.phases, config.rollout.draft_lengths, drafting))
                     start = time.perf_counter()
                 clock.lap()
                 state, _, metrics = (probe if probing else step)(state, prompts)
                 if (compiling := clock.lap()) and not probing:
                     console.print(f"compiled the step in {compiling:.1f} s")
+                if probing and costs is not None:
+                    measured = metrics["perf/speedup_vs_autoregressive"]
+                    console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
                 record.dispatched(number, start, metrics | {"time/data": data_s})
                 if _due(number, config.eval.every):
                     record.wait()
@@ -97,6 +105,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                     # Logged first: a run killed behind the save resumes behind this step's line.
                     record.finish()
                     extra = {"accuracy_before": before, "draft_vocabulary": setup.draft_vocabulary}
+                    extra["cost_cells"] = [list(cell) for cell in costs.cells] if costs else []
                     saves.save(number, state, pipeline.get_state(), extra)
             record.finish()
     if before is not None:
@@ -158,7 +167,7 @@ def _warmup_length(setup: Setup) -> int:
     return setup.config.data.max_prompt_tokens + setup.config.rollout.max_new_tokens
 
 
-def _warmed_up(setup: Setup, directory: Path, cells: list[Cell] | None) -> TrainState:
+def _warmed_up(setup: Setup, costs: CostTable | None) -> TrainState:
     config, params = setup.config, setup.networks.params
     if config.warmup.steps:
         policy = warm_up(
@@ -173,11 +182,13 @@ def _warmed_up(setup: Setup, directory: Path, cells: list[Cell] | None) -> Train
             report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
         )
         params = replace(params, policy=policy)
-    seconds = round_seconds(setup, params, directory / COST_TABLE, cells) if config.rollout.draft_lengths else None
+    seconds = costs.seconds(0, params) if costs else None
     return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
 
 
-def _resumed(setup: Setup, saves: Checkpointer, pipeline: PromptPipeline) -> tuple[TrainState, int, float | None]:
+def _resumed(
+    setup: Setup, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None
+) -> tuple[TrainState, int, float | None]:
     config = setup.config
     lengths = config.rollout.draft_lengths
     seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
@@ -191,6 +202,8 @@ def _resumed(setup: Setup, saves: Checkpointer, pipeline: PromptPipeline) -> tup
         raise ConfigError("resume: the problems have changed, and with them the draft's vocabulary")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
+    if costs is not None:
+        costs.cells = [Cell(*cell) for cell in checkpoint.extra["cost_cells"]]
     return checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"]
 
 

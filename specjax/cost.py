@@ -24,12 +24,16 @@ MARGIN = 1.1
 
 
 class Cell(NamedTuple):
-    """A measured round: `slots` rows of `window` positions at a draft length, in seconds."""
+    """A measured round: `slots` rows of `window` positions at a draft length, in seconds.
+
+    step: the training step before which it was measured; 0 at the start.
+    """
 
     slots: int
     window: int
     draft_length: int
     seconds: float
+    step: int = 0
 
 
 class CostModel(NamedTuple):

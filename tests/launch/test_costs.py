@@ -21,8 +21,12 @@ def table(directory: Path, text: str) -> Path:
 
 
 def test_a_table_is_read(tmp_path: Path):
-    kept = {"cells": [CELL, OTHER], "model": {"fixed": 0.1}}
-    assert load_cells(table(tmp_path, json.dumps(kept))) == [Cell(8, 40, 0, 0.5), Cell(8, 40, 2, 1)]
+    kept = {"cells": [CELL, OTHER, CELL | {"step": 7}], "model": {"fixed": 0.1}}
+    assert load_cells(table(tmp_path, json.dumps(kept))) == [
+        Cell(8, 40, 0, 0.5),
+        Cell(8, 40, 2, 1),
+        Cell(8, 40, 0, 0.5, 7),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str):
         ({"slots": True}, "slots = True: must be an integer of at least 1"),
         ({"window": 8.5}, "window = 8.5: must be an integer of at least 1"),
         ({"draft_length": -1}, "draft_length = -1: must be an integer of at least 0"),
+        ({"step": 0.5}, "step = 0.5: must be an integer of at least 0"),
         ({"seconds": 0}, "seconds = 0: must be > 0 and finite"),
         ({"seconds": -0.1}, "seconds = -0.1: must be > 0 and finite"),
         ({"seconds": float("nan")}, "seconds = nan: must be > 0 and finite"),
@@ -55,9 +60,10 @@ def test_a_cell_that_was_never_measured_is_refused(tmp_path: Path, change: dict[
     assert str(error.value) == f"cost_table = {path}: {message}"
 
 
-@pytest.mark.parametrize("cells", [[], [CELL], [CELL, CELL | {"seconds": 0.6}]])
+@pytest.mark.parametrize("cells", [[], [CELL], [CELL, CELL | {"seconds": 0.6}], [CELL, OTHER | {"step": 5}]])
 def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[str, float]]):
     path = table(tmp_path, json.dumps({"cells": cells}))
     with pytest.raises(ConfigError) as error:
         load_cells(path)
-    assert str(error.value) == f"cost_table = {path}: {len(cells)} cells: must be of two different rounds at least"
+    count = sum("step" not in cell for cell in cells)
+    assert str(error.value) == f"cost_table = {path}: {count} cells of step 0: must be of two different rounds at least"

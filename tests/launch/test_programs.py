@@ -168,30 +168,36 @@ def test_generate_answers_from_a_finished_run(
     assert "tokens/s" in summary and "tokens a round" in summary
 
 
-def test_a_table_of_costs_is_measured_and_kept(shrunk: Options, tmp_path: Path):
+def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
+    shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     pytest.importorskip("math_verify")
-    options = shrunk | CHOOSING | {"--rollout.phases": "8 9999 2 9999", "--steps": "1", "--out": str(tmp_path / "run")}
-    assert launch.train.main(argv("gsm8k", options)) == 0
+    options = shrunk | CHOOSING | {"--rollout.phases": "8 9999 2 9999", "--out": str(tmp_path / "run")}
+    assert launch.train.main(argv("gsm8k", options | {"--steps": "2", "--probe-every": "2"})) == 0
+    assert "measured over all phases: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
     cells, model = load_cells(kept), json.loads(kept.read_text())["model"]
     # A quarter of the last phase's slots, without which the model would not be determined.
-    assert {(cell.slots, cell.draft_length) for cell in cells} == {(slots, k) for slots in (8, 2, 1) for k in (0, 2)}
+    wanted = {(slots, k, step) for slots in (8, 2, 1) for k in (0, 2) for step in (0, 2)}
+    assert {(cell.slots, cell.draft_length, cell.step) for cell in cells} == wanted
     assert min(model.values()) >= 0
 
 
 def test_draft_lengths_chosen_by_a_table_are_chosen_again_on_resume(shrunk: Options, tmp_path: Path):
-    """By a table in which drafting costs next to nothing it begins once the first step has told of the draft."""
+    """By a table in which drafting costs next to nothing it begins once the first step has told of the draft; cells of
+    the probe at step 4, between which and the save the run is resumed, make it dear.
+    """
     pytest.importorskip("math_verify")
-    cells = [Cell(16, 48, k, 1 + k / 200) for k in (0, 2)]
+    cells = [Cell(16, 48, k, 1 + k / 200) for k in (0, 2)] + [Cell(16, 48, 2, 2, 4)] * 9
     table, whole, parts = (tmp_path / name for name in ("table.json", "whole", "parts"))
     table.write_text(json.dumps({"cells": [cell._asdict() for cell in cells]}))
-    options = shrunk | CHOOSING | {"--cost-table": str(table)}
+    options = shrunk | CHOOSING | {"--cost-table": str(table), "--probe-every": "4"}
     assert launch.train.main(argv("gsm8k", options | {"--steps": "4", "--out": str(whole)})) == 0
     assert launch.train.main(argv("gsm8k", options | {"--steps": "2", "--out": str(parts)})) == 0
-    # The seconds are in the checkpoint.
+    # Its cells are in the checkpoint.
     table.unlink()
     assert launch.train.main([*argv("gsm8k", options | {"--steps": "4", "--out": str(parts)}), "--resume"]) == 0
-    assert [line["rollout/draft_length"] for line in metrics(whole)] == [0, 2, 2, 2]
+    assert [line["rollout/draft_length"] for line in metrics(whole)] == [0, 2, 2, 0]
     for line, other in zip(metrics(parts), metrics(whole), strict=True):
         for name in line:
             assert name.startswith(TIMED) or line[name] == other[name], f"{name} of step {line['step']}"
