@@ -7,8 +7,7 @@ those that try a draft in vain too.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -21,7 +20,7 @@ from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts
 from launch.build import Networks
 from launch.cli import use_compile_cache
 from launch.costs import RoundClock
-from launch.measure import geometric_mean, in_turns, interval, provenance
+from launch.measure import geometric_mean, in_turns, interval, provenance, seconds
 from specjax import (
     MeshConfig,
     NoDrafter,
@@ -94,8 +93,8 @@ class Job:
 class Cell:
     """A cell of the grid, measured.
 
-    seconds: of each step, by what ran: `auto` or a fixed draft length. chosen, alpha: draft length and tokens a round
-    in the steps of `auto`.
+    seconds: of each step, the least of its timings, by what ran: `auto` or a fixed draft length.
+    chosen, alpha: draft length and tokens a round in the steps of `auto`.
     """
 
     seconds: dict[str, list[float]]
@@ -112,41 +111,29 @@ class Cell:
         return [other / auto for other, auto in zip(self.seconds[name], self.seconds["auto"], strict=True)]
 
 
-def measure(job: Job, params: Params, steps: int) -> Cell:
-    """All of them step by step in turns, on the prompts and the noise of that step."""
+def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
+    """All of them on the prompts and the noise of each step, `repeats` times in turns, of which the least counts."""
     lengths, chosen, alpha = job.draft_lengths, [], []
-    plain = partial(job.plain, replace(params, draft={}))
-
-    def timed(run: Callable[..., Rollout], step: int) -> tuple[float, Rollout]:
+    drafting = Drafting(no_acceptance(max(lengths)), jnp.asarray(job.seconds))
+    times: dict[str, list[float]] = {name: [] for name in (*map(str, lengths), "auto")}
+    for step in range(steps):
         prompts, noise = job.prompts(step), seed_step(0, step)
-        start = time.perf_counter()
-        rollout = jax.block_until_ready(run(prompts, noise))
-        return time.perf_counter() - start, rollout
-
-    def drafted(index: int) -> Callable[..., Rollout]:
-        return lambda prompts, noise: job.generate(params, prompts, noise, jnp.array([index]))
-
-    def fixed(run: Callable[..., Rollout]) -> Iterator[float]:
-        timed(run, 0)
-        for step in range(steps):
-            yield timed(run, step)[0]
-
-    def automatic() -> Iterator[float]:
-        drafting = Drafting(no_acceptance(max(lengths)), jnp.asarray(job.seconds))
-        timed(drafted(0), 0)
-        for step in range(steps):
-            index = int(choose(drafting, lengths)[0])
-            seconds, rollout = timed(drafted(index), step)
-            assert rollout.rounds is not None and rollout.drafted is not None and rollout.accepted is not None
-            chosen.append(lengths[index])
-            alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
-            expected = job.predicted(params, job.prompts(step), rollout)
-            acceptance = remember(drafting.acceptance, rollout.drafted, rollout.accepted, expected)
-            drafting = replace(drafting, acceptance=acceptance)
-            yield seconds
-
-    runs = {"0": fixed(plain)} | {str(k): fixed(drafted(i)) for i, k in enumerate(lengths) if k} | {"auto": automatic()}
-    return Cell(in_turns({name: partial(next, run) for name, run in runs.items()}, steps), chosen, alpha)
+        index = int(choose(drafting, lengths)[0])
+        drafted = [partial(job.generate, params, prompts, noise, jnp.array([i])) for i in range(len(lengths))]
+        plain = partial(job.plain, replace(params, draft={}), prompts, noise)
+        runs = {"0": plain} | {str(k): drafted[i] for i, k in enumerate(lengths) if k} | {"auto": drafted[index]}
+        for run in runs.values() if step == 0 else ():
+            jax.block_until_ready(run())
+        for name, values in in_turns({name: partial(seconds, run) for name, run in runs.items()}, repeats).items():
+            times[name].append(min(values))
+        rollout = drafted[index]()
+        assert rollout.rounds is not None and rollout.drafted is not None and rollout.accepted is not None
+        chosen.append(lengths[index])
+        alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
+        expected = job.predicted(params, prompts, rollout)
+        acceptance = remember(drafting.acceptance, rollout.drafted, rollout.accepted, expected)
+        drafting = replace(drafting, acceptance=acceptance)
+    return Cell(times, chosen, alpha)
 
 
 def written(ratios: list[float]) -> str:
@@ -157,6 +144,7 @@ def written(ratios: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="rollouts of each cell")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each rollout, of which the least counts")
     parser.add_argument("--slots", type=int, nargs="+", default=[2, 8, 32], help="sequences, all decoded at once")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3], help="0 and others, ascending")
@@ -179,7 +167,8 @@ def main() -> None:
             cost = " ".join(f"{x:.2f}" for x in job.seconds[0] / job.seconds[0, 0])
             scaled = ("policy", "draft") if networks.params.draft else ("policy",)
             for temperature in options.temperatures:
-                cell = measure(job, at_temperature(networks.params, temperature, *scaled), options.steps)
+                params = at_temperature(networks.params, temperature, *scaled)
+                cell = measure(job, params, options.steps, options.repeats)
                 cells.append(cell)
                 print(
                     f"{name:8} {slots:5} {temperature:5}  {written(cell.over('0'))}  {written(cell.over(cell.best))} "
