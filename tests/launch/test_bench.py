@@ -159,7 +159,11 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--repeats 0", "repeats = 0: must be at least 1"),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: no such directory"),
         ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: must be given together"),
-        ("--recipe tiny --checkpoint nowhere", "checkpoint = nowhere: no checkpoints there"),
+        pytest.param(
+            "--recipe tiny --checkpoint nowhere",
+            "checkpoint = nowhere: no checkpoints there",
+            marks=pytest.mark.slow,
+        ),
         ("--repeat 3", "Unrecognized options: --repeat, 3; did you mean --repeats?"),
     ],
 )

@@ -104,7 +104,7 @@ def test_options_change_the_recipe():
         ("--loss.clip-low nan", "loss.clip_low = nan: must be >= 0"),
         ("--loss.importance-cap nan", "loss.importance_cap = nan: must be > 0, or none"),
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
-        ("--model.architecture.num-kv-heads 3", "model.architecture.num_kv_heads = 3: must divide num_heads = 4"),
+        ("--model.architecture.num-kv-heads 2", "model.architecture.num_kv_heads = 2: must divide num_heads = 3"),
         ("--model.architecture.num-kv-heads 0", "model.architecture.num_kv_heads = 0: must be at least 1"),
         ("--model.architecture.head-dim -8", "model.architecture.head_dim = -8: must be at least 1"),
         ("--model.architecture.vocab-size 0", "model.architecture.vocab_size = 0: must be at least 1"),
@@ -222,6 +222,7 @@ def launch(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
