@@ -3,7 +3,7 @@
 Run from the repository's root: python -m benchmarks.never_slower
 
 Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
-those that try a draft in vain too.
+those that try a draft in vain too; each as the least of several timings.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Job:
     def seconds(self) -> np.ndarray:
         """float32 [1, lengths], of a round, by the cost model."""
         phases = lay_out(self.config, self.slots, WIDTH)
-        cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params)
+        cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
         return fit(cells).table(phases, self.draft_lengths)
 
     @cached_property
@@ -122,8 +122,8 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         drafted = [partial(job.generate, params, prompts, noise, jnp.array([i])) for i in range(len(lengths))]
         plain = partial(job.plain, replace(params, draft={}), prompts, noise)
         runs = {"0": plain} | {str(k): drafted[i] for i, k in enumerate(lengths) if k} | {"auto": drafted[index]}
-        for run in runs.values() if step == 0 else ():
-            jax.block_until_ready(run())
+        if step == 0:
+            jax.block_until_ready([run() for run in runs.values()])
         for name, values in in_turns({name: partial(seconds, run) for name, run in runs.items()}, repeats).items():
             times[name].append(min(values))
         rollout = drafted[index]()

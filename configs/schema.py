@@ -214,7 +214,8 @@ class RunConfig:
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
         microbatches:        parts in which gradients are accumulated.
-        cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures one.
+        cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures, at the start and
+                             at probes.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -22,6 +21,7 @@ from launch.setup import Setup
 from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit
 from specjax.generate import place, prepare
+from specjax.keys import seed_step
 from specjax.mesh import BATCH_AXES
 from specjax.plan import Phase, RolloutConfig
 from specjax.rollout import begin
@@ -35,21 +35,30 @@ ROUNDS, REPEATS = 8, 5
 class CostTable:
     """What rounds cost, measured at the start of a run and again at its probes, by one model fitted to all of it.
 
-    path:     where the cells are kept, for people and for another run.
-    cells:    what is known already.
-    replayed: whether that is all there will be: cells of another run, each of which counts from its step on.
+    Every cell counts from its own step on, and none is measured that is known: a run that is resumed, or replays the
+    cells of another one, sees at each step what that run saw.
     """
 
     def __init__(self, setup: Setup, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
+        """Of the cells given, kept at `path` for people and for other runs. Nothing is measured if `replayed`."""
         self.cells = list(cells)
         self._path, self._phases, self._lengths = path, setup.phases, setup.train.rollout.lengths
         prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
         parts = setup.networks, setup.train.rollout, setup.phases, prompts, setup.mesh
         self._clock = None if replayed else RoundClock(*parts)
 
-    def seconds(self, step: int, params: Params) -> np.ndarray:
-        """float32 [phases, draft_lengths], those of a round from `step` on."""
-        if self._clock is not None:
+    def resume(self, cells: Sequence[Cell], step: int) -> None:
+        """Take up the cells of a save made behind `step`, and those that its run went on to measure."""
+        later = load_cells(self._path) if self._path.exists() else []
+        self.cells = [*cells, *(cell for cell in later if cell.step > step and cell not in cells)]
+
+    def due(self, step: int, probing: bool) -> bool:
+        """Whether what rounds cost is known anew before this step."""
+        return self._known(step) or (probing and self._clock is not None)
+
+    def update(self, params: Params, step: int) -> np.ndarray:
+        """float32 [phases, draft_lengths], the seconds of a round from `step` on."""
+        if self._clock is not None and not self._known(step):
             self.cells += self._clock.measure(params, step)
         model = fit([cell for cell in self.cells if cell.step <= step])
         kept = {"cells": [cell._asdict() for cell in self.cells], "model": model._asdict()}
@@ -59,8 +68,11 @@ class CostTable:
     def refresh(self, state: TrainState, step: int) -> Drafting:
         """What draft lengths are chosen by, with the seconds from `step` on."""
         assert state.drafting is not None
-        seconds = jax.device_put(self.seconds(step, state.params), state.drafting.seconds.sharding)
-        return replace(state.drafting, seconds=seconds)
+        table = jax.device_put(self.update(state.params, step), state.drafting.seconds.sharding)
+        return replace(state.drafting, seconds=table)
+
+    def _known(self, step: int) -> bool:
+        return any(cell.step == step for cell in self.cells)
 
 
 class RoundClock:
@@ -81,7 +93,7 @@ class RoundClock:
         self._prepare = jax.jit(partial(prepare, policy=networks.policy))
         self._runs = {(shape, k): _rounds(networks, rollout, mesh, shape, k) for shape, k in sorted(wanted)}
 
-    def measure(self, params: Params, step: int = 0) -> list[Cell]:
+    def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
         with jax.set_mesh(self._mesh):
             gathered = self._prepare(params)
@@ -102,7 +114,7 @@ def _rounds(
     config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
 
     def first(params: Params, prompts: Prompts) -> RoundState:
-        noise, by = (jnp.int32(0), jnp.int32(-3)), prompts.tokens.shape[1] + config.max_new_tokens - phase.window
+        noise, by = seed_step(0, -3), prompts.tokens.shape[1] + config.max_new_tokens - phase.window
         state = begin(Decoding(networks.policy, networks.drafter, params, config), prompts, noise, phase.slots).state
         return kv.resize(state, -by)
 

@@ -23,8 +23,8 @@ CHECKPOINTS = "checkpoints"
 
 # What may change: the updates of the steps to come stay as they would have been, up to rounding.
 FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "print_every", "eval", "checkpoint", "speedup", "mesh")
-# Where draft lengths are chosen, the checkpoint holds what rounds cost on the mesh that they were timed on.
-FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name != "mesh")
+# Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.
+FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
 
 def open_run(config: RunConfig) -> Path:

@@ -85,10 +85,11 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 probing = _due(number, config.probe_every)
                 if probing:
                     record.finish()
-                    if costs is not None:
-                        drafting = costs.refresh(state, number)
-                        state = replace(state, drafting=drafting)
-                        console.print(reasons(setup.phases, config.rollout.draft_lengths, drafting))
+                if costs is not None and costs.due(number, probing):
+                    state = replace(state, drafting=costs.refresh(state, number))
+                if probing and state.drafting is not None:
+                    console.print(reasons(setup.phases, config.rollout.draft_lengths, state.drafting))
+                if probing:
                     start = time.perf_counter()
                 clock.lap()
                 state, _, metrics = (probe if probing else step)(state, prompts)
@@ -104,8 +105,11 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 if _due(number, config.checkpoint.every) or (config.checkpoint.every and number == config.steps):
                     # Logged first: a run killed behind the save resumes behind this step's line.
                     record.finish()
-                    extra = {"accuracy_before": before, "draft_vocabulary": setup.draft_vocabulary}
-                    extra["cost_cells"] = [list(cell) for cell in costs.cells] if costs else []
+                    extra = {
+                        "accuracy_before": before,
+                        "draft_vocabulary": setup.draft_vocabulary,
+                        "cost_cells": [] if costs is None else costs.cells,
+                    }
                     saves.save(number, state, pipeline.get_state(), extra)
             record.finish()
     if before is not None:
@@ -182,7 +186,7 @@ def _warmed_up(setup: Setup, costs: CostTable | None) -> TrainState:
             report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
         )
         params = replace(params, policy=policy)
-    seconds = costs.seconds(0, params) if costs else None
+    seconds = None if costs is None else costs.update(params, 0)
     return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
 
 
@@ -203,7 +207,7 @@ def _resumed(
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
-        costs.cells = [Cell(*cell) for cell in checkpoint.extra["cost_cells"]]
+        costs.resume([Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.step)
     return checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"]
 
 

@@ -34,7 +34,7 @@ def seed_step(seed: int, step: int) -> SeedStep:
 def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array, "R"]) -> UInt32[Array, "R 2"]:
     """One key a sequence, from the run's seed, the step, the prompt's id and the sample's number within its group."""
     seed, step = seed_step
-    root = jax.random.fold_in(jax.random.key(seed), step)
+    root = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
     keys = jax.vmap(lambda id, sample: jax.random.fold_in(jax.random.fold_in(root, id), sample))(ids, samples)
     return jax.random.key_data(keys)
 
@@ -44,7 +44,8 @@ def gumbels(
 ) -> Float[Array, "B *rest count"]:
     """Standard Gumbels, float32, `count` for each position.
 
-    -log(-log(1 - w)) for a w in (0, 1) of 48 bits: with 24 the noise could not reach tokens of p < 1e-7.
+    -log(-log(1 - w)) for a w in (0, 1) that resolves 2^-48 near 0, where large noise comes from: multiples of 2^-24
+    could not reach tokens of p < 1e-7.
     """
     high, low = (x.astype(jnp.float32) for x in _words(keys, positions, purpose, count))
     w = jnp.minimum((high + (low + 0.5) * 2.0**-24) * 2.0**-24, 1 - 2.0**-24)

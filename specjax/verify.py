@@ -118,8 +118,9 @@ class Verifier:
 
 
 def _independent_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
-    """Keyed by the round's start: at its own position alone, noise that a round looked at beyond its cut would be drawn
-    again by the next one."""
+    """Keyed by the round's start: by absolute position alone, noise that a round looked at beyond its cut would be
+    drawn again by the next one.
+    """
     return Noise(
         draft=gumbels(keys, start, Purpose.DRAFT, draft_length * vocab).reshape(len(keys), draft_length, vocab),
         uniform=uniforms(keys, start, Purpose.ACCEPT),

@@ -1,14 +1,18 @@
 """The table of costs that a run is given."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from launch.costs import load_cells
+from launch.costs import CostTable, load_cells
 from launch.errors import ConfigError
 from specjax.cost import Cell
+from specjax.plan import Phase, RolloutConfig
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
 OTHER = CELL | {"draft_length": 2, "seconds": 1}
@@ -67,3 +71,47 @@ def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[
         load_cells(path)
     count = sum("step" not in cell for cell in cells)
     assert str(error.value) == f"cost_table = {path}: {count} cells of step 0: must be of two different rounds at least"
+
+
+class Clock:
+    """Rounds take longer every time they are measured."""
+
+    def __init__(self, *_: object) -> None:
+        self._times = itertools.count(1)
+
+    def measure(self, _: object, step: int) -> list[Cell]:
+        time = next(self._times)
+        return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("launch.costs.RoundClock", Clock)
+    return SimpleNamespace(
+        phases=(Phase(8, 40),),
+        train=SimpleNamespace(rollout=RolloutConfig(draft_lengths=(0, 2))),
+        config=SimpleNamespace(data=SimpleNamespace(prompts=1)),
+        train_prompts=SimpleNamespace(batch=lambda rows: rows),
+        networks=None,
+        mesh=None,
+    )
+
+
+def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(setup: Any, tmp_path: Path):
+    """Killed behind the probe of step 4, and resumed from a save of step 3."""
+    path = tmp_path / "cost_table.json"
+    whole = CostTable(setup, path, [], replayed=False)
+    first, saved = whole.update(None, 0), list(whole.cells)  # pyright: ignore[reportArgumentType]
+    assert whole.due(4, True) and not whole.due(4, False)
+    second = whole.update(None, 4)  # pyright: ignore[reportArgumentType]
+    assert (first != second).any()
+
+    resumed = CostTable(setup, path, [], replayed=False)
+    resumed.resume(saved, 3)
+    assert resumed.due(4, False) and resumed.due(5, True)
+    replayed = CostTable(setup, tmp_path / "other.json", load_cells(path), replayed=True)
+    assert replayed.due(4, False) and not replayed.due(5, True)
+    for table in (resumed, replayed):
+        np.testing.assert_array_equal(table.update(None, 0), first)  # pyright: ignore[reportArgumentType]
+        np.testing.assert_array_equal(table.update(None, 4), second)  # pyright: ignore[reportArgumentType]
+        assert table.cells == whole.cells

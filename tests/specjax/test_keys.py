@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 from scipy import stats
 
 import specjax.keys as keys_module
@@ -38,6 +39,9 @@ def test_the_hash_is_that_of_jax():
     one, two = jax.random.key_data(keys).T
     ours = np.stack(jax.jit(threefry)(one, two, np.zeros_like(data), data), axis=1)
     np.testing.assert_array_equal(ours, theirs)
+    both = jax.jit(threefry)(one, two, data, data[::-1])
+    expected = threefry2x32_p.bind(one, two, jnp.asarray(data), jnp.asarray(data[::-1]))
+    np.testing.assert_array_equal(both, expected)
 
 
 def test_sequence_keys_do_not_depend_on_the_batch():
