@@ -72,8 +72,8 @@ def _words(keys: Array, positions: Array, purpose: Purpose, count: int) -> tuple
 def threefry(key_1: Array, key_2: Array, x_1: Array, x_2: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on uint32 arrays that broadcast against each other.
 
-    The hash of jax's own keys, written out: jax compiles it to a loop on CPU and to a kernel apart on GPU, either of
-    which costs more than the hash where a round wants few numbers; this fuses with what reads it.
+    The hash of jax's own keys, written out: jax compiles it to a loop on CPU and to a kernel of its own on GPU, while
+    this fuses with what reads it.
     """
     keys = key_1, key_2, key_1 ^ key_2 ^ jnp.uint32(0x1BD11BDA)
     x_1, x_2 = x_1 + key_1, x_2 + key_2
