@@ -33,7 +33,7 @@ from specjax import (
     make_mesh,
     seed_step,
 )
-from specjax.cost import Drafting, choose, fit, no_acceptance, remember
+from specjax.cost import choose, nothing_known, remember, round_seconds
 from specjax.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
@@ -68,7 +68,7 @@ class Job:
         """float32 [1, lengths], of a round, by the cost model."""
         phases = lay_out(self.config, self.slots, WIDTH)
         cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
-        return fit(cells).table(phases, self.draft_lengths)
+        return round_seconds(cells, phases, self.draft_lengths)
 
     @cached_property
     def predicted(self) -> Callable[[Params, Prompts, Rollout], jax.Array]:
@@ -114,7 +114,7 @@ class Cell:
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
     """All of them on the prompts and the noise of each step, `repeats` times in turns, of which the least counts."""
     lengths, chosen, alpha = job.draft_lengths, [], []
-    drafting = Drafting(no_acceptance(max(lengths)), jnp.asarray(job.seconds))
+    drafting = nothing_known(lengths, job.seconds)
     times: dict[str, list[float]] = {name: [] for name in (*map(str, lengths), "auto")}
     for step in range(steps):
         prompts, noise = job.prompts(step), seed_step(0, step)
@@ -127,12 +127,11 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         for name, values in in_turns({name: partial(seconds, run) for name, run in runs.items()}, repeats).items():
             times[name].append(min(values))
         rollout = drafted[index]()
-        assert rollout.rounds is not None and rollout.drafted is not None and rollout.accepted is not None
+        assert rollout.rounds is not None
         chosen.append(lengths[index])
         alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
         expected = job.predicted(params, prompts, rollout)
-        acceptance = remember(drafting.acceptance, rollout.drafted, rollout.accepted, expected)
-        drafting = replace(drafting, acceptance=acceptance)
+        drafting = remember(drafting, rollout, expected, lengths)
     return Cell(times, chosen, alpha)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Column, Table
 
-from specjax.cost import Drafting, acceptance_length, choose, promised
+from specjax.cost import Drafting, acceptance_length, batch_gain, choose, promised
 from specjax.plan import Phase
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
@@ -37,14 +37,16 @@ class StepPrinter:
 
 def reasons(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
     """Why each phase runs at its draft length: a line a phase."""
-    gained, gain = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
+    alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
+    gained = batch_gain(drafting, draft_lengths)
     lines = []
     for number, (phase, index) in enumerate(zip(phases, choose(drafting, draft_lengths).tolist(), strict=True)):
         cost = float(drafting.seconds[number, index] / drafting.seconds[number, 0])
-        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, gain[number].tolist(), strict=True))
+        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speed[number].tolist(), strict=True))
         lines.append(
             f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
-            f"alpha {float(gained[index]):.2f} at {cost:.2f} times the cost of a round at {draft_lengths[0]}; "
+            f"alpha {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the batch, at {cost:.2f} times "
+            f"the cost of a round at {draft_lengths[0]}; "
             f"promised speed by draft length {others}"
         )
     return "\n".join(lines)

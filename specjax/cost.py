@@ -1,11 +1,13 @@
-"""What a round costs and how much of a draft is accepted, and from the two which draft length to run.
+"""What a round costs and how far it brings a batch, and from the two which draft length to run.
 
 One model of a round's seconds for the choice of draft lengths and for whoever asks what another would cost: linear in
 a handful of quantities that weights, tokens, cached positions and draft steps are paid by, fitted to measured rounds.
 """
 
 import itertools
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,13 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.plan import Phase
-from specjax.types import pytree
+from specjax.types import Rollout, pytree
 
-# How many drafted tokens the prediction weighs as much as, and what a step leaves of the counts before it.
-PRIOR, DECAY = 32.0, 0.8
+# How many drafted tokens the prediction of acceptance weighs as much as, how many rounds of a batch that of its
+# progress, and what a step leaves of the counts before it.
+PRIOR, PRIOR_TRIPS, DECAY = 32.0, 8.0, 0.8
 
-# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Promises are too high: a batch
-# waits for the row that is accepted least, and costs are measured with an error of some percent.
+# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Before a length has run, promises
+# are too high by what a batch waits for the row that is accepted least; costs have an error of some percent.
 MARGIN = 1.1
 
 
@@ -37,15 +40,17 @@ class Cell(NamedTuple):
 
 
 class CostModel(NamedTuple):
-    """Seconds of a round: fixed + token * B (K + 1) + cached * B S + step * K + drafted * B K, none below 0.
+    """Seconds of a round: fixed + token * B (K + 1) + cached * B S + draft * [K > 0] + step * K + drafted * B K.
 
-    B slots, draft length K, window of S positions. fixed: weights and launches. token: a token verified. cached: a
-    position read. step: a draft step's weights and launches. drafted: a token drafted.
+    B slots, draft length K, window of S positions; none is below 0. fixed: weights and launches. token: a token
+    verified. cached: a position read. draft: drafting at all. step: a draft step's weights and launches. drafted: a
+    token drafted.
     """
 
     fixed: float
     token: float
     cached: float
+    draft: float
     step: float
     drafted: float
 
@@ -53,13 +58,9 @@ class CostModel(NamedTuple):
         """Of one round."""
         return float(np.dot(self, _quantities(slots, window, draft_length)))
 
-    def table(self, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> Float[np.ndarray, "phases lengths"]:
-        """Seconds of a round of each phase at each draft length, float32."""
-        return np.array([[self.seconds(*phase, k) for k in draft_lengths] for phase in phases], np.float32)
-
 
 def _quantities(slots: int, window: int, k: int) -> tuple[float, ...]:
-    return 1.0, slots * (k + 1.0), float(slots * window), float(k), float(slots * k)
+    return 1.0, slots * (k + 1.0), float(slots * window), float(k > 0), float(k), float(slots * k)
 
 
 def fit(cells: Sequence[Cell]) -> CostModel:
@@ -67,7 +68,7 @@ def fit(cells: Sequence[Cell]) -> CostModel:
     seconds = np.array([cell.seconds for cell in cells])
     table = np.array([_quantities(cell.slots, cell.window, cell.draft_length) for cell in cells]) / seconds[:, None]
     best, least = np.zeros(table.shape[1]), np.inf
-    # Every choice of constants that are not 0: of five there are few enough to try, and one of them is the optimum.
+    # Every choice of constants that are not 0: of six there are few enough to try, and one of them is the optimum.
     for used in itertools.product((False, True), repeat=table.shape[1]):
         if not any(used):
             continue
@@ -78,6 +79,24 @@ def fit(cells: Sequence[Cell]) -> CostModel:
             best, least = np.zeros(table.shape[1]), error
             best[columns] = some
     return CostModel(*best.tolist())
+
+
+def round_seconds(
+    cells: Sequence[Cell], phases: Sequence[Phase], draft_lengths: Sequence[int]
+) -> Float[np.ndarray, "phases lengths"]:
+    """Seconds of a round of each phase at each draft length, float32.
+
+    The median where that very round was measured, by the model fitted to all cells elsewhere.
+    """
+    model, measured = fit(cells), {}
+    for cell in cells:
+        measured.setdefault(cell[:3], []).append(cell.seconds)
+
+    def one(phase: Phase, k: int) -> float:
+        own = measured.get((*phase, k))
+        return float(statistics.median(own)) if own else model.seconds(*phase, k)
+
+    return np.array([[one(phase, k) for k in draft_lengths] for phase in phases], np.float32)
 
 
 @pytree
@@ -94,29 +113,61 @@ class Acceptance:
 
 
 @pytree
+class Progress:
+    """Running counts of how far whole batches came in each phase at each draft length.
+
+    gained: float32 [phases, lengths], tokens of the row that the phase ended with, which are the rounds that draft
+            length 0 would have taken. trips: float32 [phases, lengths], the rounds it took.
+    """
+
+    gained: Float[Array, "phases lengths"]
+    trips: Float[Array, "phases lengths"]
+
+
+@pytree
 class Drafting:
-    """What the choice of draft lengths rests on. seconds: float32 [phases, lengths], a round's, by the cost model."""
+    """What the choice of draft lengths rests on. seconds: float32 [phases, lengths], of a round."""
 
     acceptance: Acceptance
+    progress: Progress
     seconds: Float[Array, "phases lengths"]
 
 
-def no_acceptance(draft_length: int) -> Acceptance:
+def nothing_known(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
     """Nothing drafted yet, nothing expected."""
+
     # Arrays of their own: a state is donated, and no buffer can be given away twice.
-    return Acceptance(jnp.zeros(draft_length, jnp.float32), jnp.zeros(draft_length, jnp.float32), jnp.float32(0))
+    def none(*shape: int) -> Array:
+        return jnp.zeros(shape, jnp.float32)
+
+    longest = max(draft_lengths)
+    progress = Progress(none(*seconds.shape), none(*seconds.shape))
+    return Drafting(Acceptance(none(longest), none(longest), none()), progress, jnp.asarray(seconds, jnp.float32))
 
 
 def remember(
-    before: Acceptance, drafted: Int[Array, "R K"], accepted: Int[Array, "R K"], predicted: Float[Array, ""]
-) -> Acceptance:
-    """The counts with one more rollout's; `predicted` is that of the training step behind it."""
+    before: Drafting, rollout: Rollout, predicted: Float[Array, ""] | None, draft_lengths: Sequence[int]
+) -> Drafting:
+    """With the counts of one more rollout, as far as it has them.
+
+    predicted: acceptance at position 1, of the training step behind it; None keeps the last.
+    """
+    acceptance, progress = before.acceptance, before.progress
 
     def add(old: Array, new: Array) -> Array:
         return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
-    # The prediction is a metric too: copied, so that donating the state to the next step leaves the metric be.
-    return Acceptance(add(before.drafted, drafted), add(before.accepted, accepted), jnp.copy(predicted))
+    if rollout.drafted is not None and rollout.accepted is not None:
+        drafted, accepted = add(acceptance.drafted, rollout.drafted), add(acceptance.accepted, rollout.accepted)
+        acceptance = replace(acceptance, drafted=drafted, accepted=accepted)
+    if predicted is not None:
+        # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
+        acceptance = replace(acceptance, predicted=jnp.copy(predicted))
+    if rollout.trips is not None and rollout.gained is not None and rollout.k is not None:
+        ran = (rollout.k[..., None] == jnp.array(draft_lengths)[None, None]) & (rollout.gained[..., None] > 0)
+        gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.gained, rollout.trips))
+        progress = Progress(add(progress.gained, gained), add(progress.trips, trips))
+    return replace(before, acceptance=acceptance, progress=progress)
 
 
 def rates(acceptance: Acceptance) -> Float[Array, "K"]:
@@ -134,14 +185,24 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
 
 
 def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> Float[Array, "lengths"]:
-    """Tokens emitted a round to expect at each draft length."""
+    """Tokens that a row emits a round, to expect at each draft length."""
     gained = jnp.concatenate([jnp.ones(1), 1 + jnp.cumsum(rates(acceptance))])
     return gained[jnp.array(draft_lengths)]
 
 
+def batch_gain(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
+    """Rounds at draft length 0 that a round at each saves a batch, itself among them: measured where it has run.
+
+    Below the acceptance length of its rows, since it waits for the one that is accepted least; which is what is
+    expected where there is no data.
+    """
+    alpha, seen = acceptance_length(drafting.acceptance, draft_lengths)[None], drafting.progress
+    return (seen.gained + PRIOR_TRIPS * alpha) / (seen.trips + PRIOR_TRIPS)
+
+
 def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
-    """How many times the tokens a second of the first draft length each should give, in each phase."""
-    speed = acceptance_length(drafting.acceptance, draft_lengths)[None] / drafting.seconds
+    """How many times as fast as the first draft length each should be, in each phase."""
+    speed = batch_gain(drafting, draft_lengths) / drafting.seconds
     return speed / speed[:, :1]
 
 

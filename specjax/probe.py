@@ -70,7 +70,7 @@ class ProbeStep:
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }
-        return with_experience(state, rollout, losses), rollout, metrics | losses | times
+        return with_experience(state, rollout, losses, self._config), rollout, metrics | losses | times
 
     def _timed(self, name: str, stage: Callable, *args: Any, **jit_options: Any) -> tuple[Any, float]:
         if name not in self._compiled:

@@ -42,15 +42,18 @@ def speculative_rollout(
     phases = lay_out(config, len(prompts.lengths) * config.group_size, prompts.tokens.shape[1])
     if isinstance(config, ChosenConfig) and config.chosen is not None and config.chosen.shape != (len(phases),):
         raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
-    carry, trips = begin(decoding, prompts, seed_step, phases[0].slots), []
+    carry, trips, gained = begin(decoding, prompts, seed_step, phases[0].slots), [], []
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):
             record = write_back(carry.record, carry.state, config)
             carry = Carry(compact(carry.state, phase.slots), None, record)
+        before = carry.state
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)
-    k = jnp.stack([_draft_length(config, number) for number in range(len(phases))])
-    return replace(write_back(carry.record, carry.state, config), trips=jnp.stack(trips)[None], k=k[None])
+        gained.append(_gained(before, carry.state, phase) if carry.queue is None else jnp.int32(0))
+    k = [_draft_length(config, number) for number in range(len(phases))]
+    by_phase = {name: jnp.stack(values)[None] for name, values in (("trips", trips), ("k", k), ("gained", gained))}
+    return replace(write_back(carry.record, carry.state, config), **by_phase)
 
 
 def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
@@ -84,7 +87,7 @@ def _run(
         carry, trips = _fill_and_decode(decoding, carry, prompts, seed_step, phases, number)
         return carry._replace(state=kv.resize(carry.state, by)), trips
 
-    return jax.lax.cond(_outgrown(carry.state, phase), lambda carry: (carry, none), run, carry)
+    return jax.lax.cond(jnp.any(_outgrown(carry.state, phase)), lambda carry: (carry, none), run, carry)
 
 
 def _fill_and_decode(
@@ -97,7 +100,7 @@ def _fill_and_decode(
 
     def over(state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
         few = (waiting == 0) & (jnp.sum(~state.done) <= left)
-        return few | _outgrown(state, phase)
+        return few | jnp.any(_outgrown(state, phase))
 
     def decode(state: RoundState, border: Callable[[RoundState], Bool[Array, ""]]) -> tuple[RoundState, Array]:
         branches = [partial(rounds, decoding, k=k, border=border) for k in config.lengths]
@@ -133,8 +136,15 @@ def _fill_and_decode(
     return jax.lax.while_loop(lambda loop: ~over(loop[0].state, waiting(loop[0])), turn, (carry, jnp.int32(0)))
 
 
-def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, ""]:
-    return jnp.any(~state.done & (state.visible > phase.window))
+def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, "B"]:
+    return ~state.done & (state.visible > phase.window)
+
+
+def _gained(before: RoundState, after: RoundState, phase: Phase) -> Int[Array, ""]:
+    """Tokens of the row that a phase ended with: one that has outgrown its window, or else the last that was done."""
+    outgrown = _outgrown(after, phase)
+    ended_with = jnp.where(jnp.any(outgrown), outgrown, after.done)
+    return jnp.max(jnp.where(ended_with, after.emitted - before.emitted, 0))
 
 
 def _choice(config: RolloutConfig, number: int) -> Int[Array, ""]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from specjax.advantage import group_advantages
 from specjax.batch import Batch, make_batch
-from specjax.cost import Drafting, choose, no_acceptance, remember
+from specjax.cost import choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
@@ -145,14 +145,12 @@ def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
     return None if state.drafting is None else choose(state.drafting, config.rollout.lengths)
 
 
-def with_experience(state: TrainState, rollout: Rollout, metrics: Metrics) -> TrainState:
-    """The state with what the rollout accepted, and what the draft promises, for the next choice."""
-    if state.drafting is None or rollout.drafted is None or rollout.accepted is None:
+def with_experience(state: TrainState, rollout: Rollout, metrics: Metrics, config: TrainConfig) -> TrainState:
+    """The state with how the rollout went, and what the draft promises, for the next choice."""
+    if state.drafting is None:
         return state
-    before = state.drafting.acceptance
-    predicted = metrics["draft/predicted_acceptance"] if "draft/predicted_acceptance" in metrics else before.predicted
-    after = remember(before, rollout.drafted, rollout.accepted, predicted)
-    return replace(state, drafting=replace(state.drafting, acceptance=after))
+    predicted = metrics.get("draft/predicted_acceptance")
+    return replace(state, drafting=remember(state.drafting, rollout, predicted, config.rollout.lengths))
 
 
 class TrainStep:
@@ -206,7 +204,7 @@ def make_train_step(
         batch, metrics = stages.reward(rollout, prompts)
         reference = stages.logprob(state.reference, batch)
         state, losses = stages.update(state, batch, reference)
-        return with_experience(state, rollout, losses), rollout, metrics | losses
+        return with_experience(state, rollout, losses, config), rollout, metrics | losses
 
     return TrainStep(step, mesh)
 
@@ -236,9 +234,5 @@ def init_train_state(
             draft=init_moments(optimizers.draft, params.draft, mesh),
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
-        drafting=None
-        if seconds is None
-        else jax.device_put(
-            Drafting(no_acceptance(max(lengths)), jnp.asarray(seconds, jnp.float32)), NamedSharding(mesh, P())
-        ),
+        drafting=None if seconds is None else jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P())),
     )

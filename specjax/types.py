@@ -124,6 +124,8 @@ class Rollout:
     accepted: int32 [R, K], how often it was accepted and emitted.
     rounds:   int32 [R], verifications while the row was live.
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
+    gained:   int32 [shards, phases], tokens of the row that the phase ended with: the rounds that draft length 0 would
+              have taken. 0 where sequences were let in meanwhile.
     """
 
     tokens: Int[Array, "R C"]
@@ -136,6 +138,7 @@ class Rollout:
     rounds: Int[Array, "R"] | None = None
     trips: Int[Array, "shards phases"] | None = None
     k: Int[Array, "shards phases"] | None = None
+    gained: Int[Array, "shards phases"] | None = None
 
 
 @pytree

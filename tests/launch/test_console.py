@@ -5,17 +5,22 @@ import jax.numpy as jnp
 
 from launch.compile_clock import CompileClock
 from launch.console import reasons
-from specjax.cost import Acceptance, Drafting
+from specjax.cost import Acceptance, Drafting, Progress
 from specjax.plan import Phase
 
 
 def test_a_choice_is_printed_with_its_reason() -> None:
     acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([6e5, 3e5]), jnp.float32(0))
-    drafting = Drafting(acceptance, jnp.array([[2.0, 3.2], [1.0, 3.8]]))
+    trips = jnp.array([[0, 1e6], [0, 0]])
+    drafting = Drafting(acceptance, Progress(1.8 * trips, trips), jnp.array([[2.0, 3.0], [1.0, 3.8]]))
     first, second = reasons((Phase(8, 64), Phase(2, 96)), (0, 2), drafting).splitlines()
-    assert first.startswith("  draft length 2 at 8 slots of 64 positions: alpha 1.90 at 1.60 times the cost")
-    assert first.endswith("promised speed by draft length 0: 1.00, 2: 1.19")
-    assert second.startswith("  draft length 0 at 2 slots of 96 positions: alpha 1.00 at 1.00 times the cost")
+    assert first.startswith(
+        "  draft length 2 at 8 slots of 64 positions: alpha 1.90, 1.80 for the batch, at 1.50 times the cost"
+    )
+    assert first.endswith("promised speed by draft length 0: 1.00, 2: 1.20")
+    assert second.startswith(
+        "  draft length 0 at 2 slots of 96 positions: alpha 1.00, 1.00 for the batch, at 1.00 times"
+    )
     assert second.endswith("0: 1.00, 2: 0.50")
 
 

@@ -7,19 +7,24 @@ import pytest
 
 from specjax.cost import (
     MARGIN,
+    PRIOR_TRIPS,
     Acceptance,
     Cell,
     CostModel,
     Drafting,
+    Progress,
     acceptance_length,
+    batch_gain,
     choose,
     fit,
-    no_acceptance,
+    nothing_known,
     promised,
     remember,
+    round_seconds,
 )
 from specjax.cost import rates as expected_rates
 from specjax.plan import Phase
+from specjax.types import Rollout
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
 
@@ -27,6 +32,12 @@ SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) 
 def cells(model: CostModel, noise: float = 0.0) -> list[Cell]:
     random = np.random.default_rng(0)
     return [Cell(*shape, model.seconds(*shape) * float(np.exp(noise * random.normal()))) for shape in SHAPES]
+
+
+def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
+    """With no batch seen yet."""
+    none = jnp.zeros((len(seconds), len(seconds[0])))
+    return Drafting(acceptance, Progress(none, none), jnp.array(seconds))
 
 
 def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
@@ -37,21 +48,34 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
 
 @pytest.mark.parametrize(
     "model",
-    [CostModel(3e-3, 2e-5, 1e-8, 4e-4, 3e-6), CostModel(0.0, 2e-5, 0.0, 0.0, 3e-6), CostModel(1e-3, 0, 0, 0, 0)],
+    [
+        CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6),
+        CostModel(0.0, 2e-5, 0.0, 0.0, 0.0, 3e-6),
+        CostModel(1e-3, 0, 0, 0, 0, 0),
+    ],
 )
 def test_the_constants_are_found_again(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
 
 
 def test_a_table_holds_the_seconds_of_every_phase_and_length():
-    model = CostModel(3e-3, 2e-5, 1e-8, 4e-4, 3e-6)
-    table = model.table([Phase(4, 128), Phase(16, 1024)], (0, 3))
+    model = CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6)
+    table = round_seconds(cells(model), [Phase(4, 128), Phase(32, 1024)], (0, 2))
     assert table.dtype == np.float32 and table.shape == (2, 2)
-    np.testing.assert_allclose(table[1, 1], model.seconds(16, 1024, 3), rtol=1e-6)
+    expected = [[model.seconds(*phase, k) for k in (0, 2)] for phase in ((4, 128), (32, 1024))]
+    np.testing.assert_allclose(table, expected, rtol=1e-5)
+
+
+def test_a_round_that_was_measured_takes_what_it_took():
+    """Three times, of which one was disturbed; the model would have it on the line through the others."""
+    model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
+    odd = [Cell(4, 128, 1, seconds) for seconds in (0.05, 0.9, 0.04)]
+    known = [cell for cell in cells(model) if cell[:3] != (4, 128, 1)]
+    np.testing.assert_allclose(round_seconds([*known, *odd], [Phase(4, 128)], (1,)), [[0.05]], rtol=1e-6)
 
 
 def test_no_constant_is_negative_and_noise_is_averaged_out():
-    model = CostModel(1e-3, 2e-5, 0.0, 0.0, 3e-6)
+    model = CostModel(1e-3, 2e-5, 0.0, 0.0, 0.0, 3e-6)
     found = fit(cells(model, noise=0.1))
     assert min(found) >= 0
     for shape in SHAPES:
@@ -59,7 +83,7 @@ def test_no_constant_is_negative_and_noise_is_averaged_out():
 
 
 def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it():
-    none = no_acceptance(3)
+    none = nothing_known((0, 3), np.ones((1, 2))).acceptance
     np.testing.assert_array_equal(expected_rates(none), [0, 0, 0])
     predicted = Acceptance(none.drafted, none.accepted, jnp.float32(0.8))
     np.testing.assert_allclose(expected_rates(predicted), [0.8, 0.64, 0.512], rtol=1e-6)
@@ -73,14 +97,42 @@ def test_counts_outweigh_the_prediction_and_lead_on_where_they_end():
     np.testing.assert_allclose(expected_rates(part), [0.5, 0.25], atol=1e-3)
 
 
+def rollout(**statistics: jax.Array) -> Rollout:
+    return Rollout(jnp.zeros((5, 4), jnp.int32), jnp.zeros(5, jnp.int32), **statistics)
+
+
 def test_old_steps_fade():
-    acceptance = no_acceptance(2)
+    known = nothing_known((0, 2), np.ones((1, 2)))
     for accepted in (0, 10):
-        drafted = jnp.full((5, 2), 10)
-        acceptance = remember(acceptance, drafted, jnp.full((5, 2), accepted), jnp.float32(0.3))
-    assert acceptance.predicted == jnp.float32(0.3)
-    np.testing.assert_allclose(acceptance.drafted, 50 + 0.8 * 50)
-    np.testing.assert_allclose(acceptance.accepted, 50)
+        seen = rollout(drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), accepted))
+        known = remember(known, seen, jnp.float32(0.3), (0, 2))
+    assert known.acceptance.predicted == jnp.float32(0.3)
+    np.testing.assert_allclose(known.acceptance.drafted, 50 + 0.8 * 50)
+    np.testing.assert_allclose(known.acceptance.accepted, 50)
+
+
+def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
+    """Two shards and three phases: sequences were let in during the first of them, the last saw no round."""
+    known = nothing_known((0, 1, 3), np.ones((3, 3)))
+    seen = rollout(
+        trips=jnp.array([[9, 10, 0], [9, 20, 0]]),
+        gained=jnp.array([[0, 25, 0], [0, 45, 0]]),
+        k=jnp.array([[3, 3, 1], [3, 3, 1]]),
+    )
+    known = remember(remember(known, seen, None, (0, 1, 3)), rollout(), None, (0, 1, 3))
+    np.testing.assert_allclose(known.progress.gained, [[0, 0, 0], [0, 0, 70], [0, 0, 0]])
+    np.testing.assert_allclose(known.progress.trips, [[0, 0, 0], [0, 0, 30], [0, 0, 0]])
+    assert known.acceptance.predicted == 0
+
+
+def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
+    """Rows gain 1.9 tokens a round, the batches of the first phase 1.5."""
+    many = 1e4
+    trips = jnp.array([[0, many], [0, 0]])
+    known = Drafting(counted(10**6, 600_000, 300_000), Progress(1.5 * trips, trips), jnp.ones((2, 2)))
+    np.testing.assert_allclose(batch_gain(known, (0, 2)), [[1, 1.5], [1, 1.9]], rtol=1e-3)
+    known = Drafting(known.acceptance, Progress(1.5 * trips / many, trips / many * PRIOR_TRIPS), known.seconds)
+    np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 / PRIOR_TRIPS + 1.9) / 2, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +141,21 @@ def test_old_steps_fade():
 )
 def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: list[int]):
     """In the first phase a draft of 3 costs 2.8 plain rounds, in the second 1.5; against them stands 1 + the rates."""
-    seconds = jnp.array([[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]])
-    drafting = Drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
-    np.testing.assert_array_equal(choose(drafting, (0, 1, 3)), expected)
+    seconds = [[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]]
+    known = drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
+    np.testing.assert_array_equal(choose(known, (0, 1, 3)), expected)
 
 
 def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
-    drafting = Drafting(counted(10**6, 600_000, 300_000), jnp.array([[1.0, 1.6], [1.0, 3.8]]))
-    np.testing.assert_allclose(promised(drafting, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
-    assert choose(drafting, (0, 2)).tolist() == [1, 0]
+    known = drafting(counted(10**6, 600_000, 300_000), [[1.0, 1.6], [1.0, 3.8]])
+    np.testing.assert_allclose(promised(known, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
+    assert choose(known, (0, 2)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("gain, margin, expected", [(1.08, 1.1, 0), (1.12, 1.1, 1), (1.08, 1.0, 1), (0.99, 1.0, 0)])
 def test_a_longer_draft_must_promise_more_than_the_margin(gain: float, margin: float, expected: int):
     many = counted(10**8, 10**8, predicted=1.0)
-    drafting = Drafting(many, jnp.array([[1.0, 2.0 / gain]]))
-    assert choose(drafting, (0, 1), margin)[0] == expected
+    assert choose(drafting(many, [[1.0, 2.0 / gain]]), (0, 1), margin)[0] == expected
 
 
 def test_the_margin_is_what_waiting_for_the_slowest_row_takes():

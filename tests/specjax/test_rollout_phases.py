@@ -121,6 +121,19 @@ def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
     assert (trips > 0).all() and trips.sum() == np.asarray(shrinking.rounds).max()
 
 
+@pytest.mark.parametrize("plan", ["shrinking", "growing", "queue"])
+def test_a_phase_gains_the_rounds_that_draft_length_0_takes(plan: str):
+    """Measured without drafts they are the rounds themselves; with sequences let in meanwhile they are not told."""
+    rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN)
+    np.testing.assert_array_equal(rollout.gained, rollout.trips if plan != "queue" else [[0]])
+
+
+def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
+    rollout = drafted["rejection"]
+    np.testing.assert_array_equal(rollout.gained, [[np.max(rollout.lengths) - 1]])
+    assert (np.asarray(rollout.gained) > np.asarray(rollout.trips)).all()
+
+
 def test_phases_are_laid_out():
     assert lay_out(config(), 24, 5) == (Phase(24, 17),)
     assert lay_out(config(phases=((100, 100), (8, 9), (8, 100), (2, 4))), 24, 5) == (
