@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3], help="0 and others, ascending")
     parser.add_argument("--budget", type=int, default=48, help="tokens of each sequence")
-    parser.add_argument("--layers", type=int, default=8, help="of the policy")
+    parser.add_argument("--layers", type=int, default=16, help="of the policy")
     parser.add_argument("--distil", type=int, default=150, help="steps for the trained head")
     options = parser.parse_args()
     use_compile_cache()
