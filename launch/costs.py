@@ -50,7 +50,7 @@ class CostTable:
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
         """Take up the cells of a save made behind `step`, and those that its run went on to measure."""
-        later = load_cells(self._path) if self._path.exists() else []
+        later = read_cells(self._path) if self._path.exists() else []
         self.cells = [*cells, *(cell for cell in later if cell.step > step and cell not in cells)]
 
     def due(self, step: int, probing: bool) -> bool:
@@ -141,8 +141,29 @@ def _rounds(
     return measure
 
 
-def load_cells(path: Path) -> list[Cell]:
-    """The cells of a table that another run kept. Raises ConfigError where there is none, or none to fit a model to."""
+def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> list[Cell]:
+    """The cells of a table that another run kept.
+
+    Raises ConfigError where there is none, or none that tells what rounds of these phases and draft lengths cost.
+    """
+    cells = read_cells(path)
+    begin = [cell for cell in cells if cell.step == 0]
+    if len({cell[:3] for cell in begin}) < 2:
+        raise ConfigError(
+            f"cost_table = {path}: {len(begin)} cells of step 0: must be of two different rounds at least"
+        )
+    seconds = round_seconds(begin, phases, draft_lengths)
+    for phase, k in zip(*np.nonzero(seconds <= 0), strict=True):
+        slots, window = phases[phase]
+        raise ConfigError(
+            f"cost_table = {path}: its cells give a round of {slots} slots of {window} positions at draft length "
+            f"{draft_lengths[k]} no cost: must be of rounds more like it"
+        )
+    return cells
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """The cells of a table as they are written. Raises ConfigError where there are none that could be."""
     try:
         cells = [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -154,9 +175,4 @@ def load_cells(path: Path) -> list[Cell]:
                 raise ConfigError(f"cost_table = {path}: {name} = {value!r}: must be an integer of at least {least}")
         if type(cell.seconds) not in (int, float) or not 0 < cell.seconds < math.inf:
             raise ConfigError(f"cost_table = {path}: seconds = {cell.seconds!r}: must be > 0 and finite")
-    begin = [cell for cell in cells if cell.step == 0]
-    if len({cell[:3] for cell in begin}) < 2:
-        raise ConfigError(
-            f"cost_table = {path}: {len(begin)} cells of step 0: must be of two different rounds at least"
-        )
     return cells

@@ -60,14 +60,17 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
+    lengths = config.rollout.draft_lengths
+    cells: list[Cell] = []
     # A resumed run keeps to the cells in its checkpoint.
-    cells = [] if config.cost_table is None or config.resume else load_cells(Path(config.cost_table))
+    if config.cost_table is not None and not config.resume:
+        cells = load_cells(Path(config.cost_table), setup.phases, lengths)
     directory = open_run(config)
     console.print(f"run directory: {directory}")
     if table.dropped:
         console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
     costs = None
-    if config.rollout.draft_lengths:
+    if lengths:
         costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep) as saves:
         if config.resume:
@@ -88,7 +91,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 if costs is not None and costs.due(number, probing):
                     state = replace(state, drafting=costs.refresh(state, number))
                 if probing and state.drafting is not None:
-                    console.print(reasons(setup.phases, config.rollout.draft_lengths, state.drafting))
+                    console.print(reasons(setup.phases, lengths, state.drafting))
                 if probing:
                     start = time.perf_counter()
                 clock.lap()

@@ -15,6 +15,7 @@ from specjax.cost import Cell
 from specjax.plan import Phase, RolloutConfig
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
+HERE = (Phase(8, 40),), (0, 2)
 OTHER = CELL | {"draft_length": 2, "seconds": 1}
 
 
@@ -26,7 +27,7 @@ def table(directory: Path, text: str) -> Path:
 
 def test_a_table_is_read(tmp_path: Path):
     kept = {"cells": [CELL, OTHER, CELL | {"step": 7}], "model": {"fixed": 0.1}}
-    assert load_cells(table(tmp_path, json.dumps(kept))) == [
+    assert load_cells(table(tmp_path, json.dumps(kept)), *HERE) == [
         Cell(8, 40, 0, 0.5),
         Cell(8, 40, 2, 1),
         Cell(8, 40, 0, 0.5, 7),
@@ -38,7 +39,7 @@ def test_a_table_is_read(tmp_path: Path):
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str):
     with pytest.raises(ConfigError, match=r"^cost_table = .*table\.json: no table of costs: "):
-        load_cells(table(tmp_path, text))
+        load_cells(table(tmp_path, text), *HERE)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str):
 def test_a_cell_that_was_never_measured_is_refused(tmp_path: Path, change: dict[str, Any], message: str):
     path = table(tmp_path, json.dumps({"cells": [CELL, OTHER | change]}))
     with pytest.raises(ConfigError) as error:
-        load_cells(path)
+        load_cells(path, *HERE)
     assert str(error.value) == f"cost_table = {path}: {message}"
 
 
@@ -68,7 +69,7 @@ def test_a_cell_that_was_never_measured_is_refused(tmp_path: Path, change: dict[
 def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[str, float]]):
     path = table(tmp_path, json.dumps({"cells": cells}))
     with pytest.raises(ConfigError) as error:
-        load_cells(path)
+        load_cells(path, *HERE)
     count = sum("step" not in cell for cell in cells)
     assert str(error.value) == f"cost_table = {path}: {count} cells of step 0: must be of two different rounds at least"
 
@@ -97,6 +98,18 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
+def test_cells_that_leave_a_round_without_cost_are_refused(tmp_path: Path):
+    """Of another run, which only ever drafted: seconds in proportion to the draft length."""
+    drafting = [CELL | {"draft_length": 1, "seconds": 1}, CELL | {"draft_length": 3, "seconds": 3}]
+    path = table(tmp_path, json.dumps({"cells": drafting}))
+    with pytest.raises(ConfigError) as error:
+        load_cells(path, *HERE)
+    assert str(error.value) == (
+        f"cost_table = {path}: its cells give a round of 8 slots of 40 positions at draft length 0 no cost: "
+        "must be of rounds more like it"
+    )
+
+
 def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(setup: Any, tmp_path: Path):
     """Killed behind the probe of step 4, and resumed from a save of step 3."""
     path = tmp_path / "cost_table.json"
@@ -109,7 +122,7 @@ def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(setup: Any
     resumed = CostTable(setup, path, [], replayed=False)
     resumed.resume(saved, 3)
     assert resumed.due(4, False) and resumed.due(5, True)
-    replayed = CostTable(setup, tmp_path / "other.json", load_cells(path), replayed=True)
+    replayed = CostTable(setup, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
     assert replayed.due(4, False) and not replayed.due(5, True)
     for table in (resumed, replayed):
         np.testing.assert_array_equal(table.update(None, 0), first)  # pyright: ignore[reportArgumentType]

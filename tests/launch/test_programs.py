@@ -16,7 +16,7 @@ import pytest
 import launch.generate
 import launch.train
 from configs.gsm8k import DATA
-from launch.costs import load_cells
+from launch.costs import read_cells
 from launch.loggers import metric_names
 from launch.train import StepRecord
 from specjax.cost import Cell
@@ -176,7 +176,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     assert launch.train.main(argv("gsm8k", options)) == 0
     assert "measured over all phases: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
-    cells, model = load_cells(kept), json.loads(kept.read_text())["model"]
+    cells, model = read_cells(kept), json.loads(kept.read_text())["model"]
     # A quarter of the phase's slots too, without which the model would not be determined.
     wanted = {(slots, k, step) for slots in (16, 4) for k in (0, 2) for step in (0, 1)}
     assert {(cell.slots, cell.draft_length, cell.step) for cell in cells} == wanted
