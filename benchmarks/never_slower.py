@@ -65,7 +65,7 @@ class Job:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """float32 [1, lengths], of a round, by the cost model."""
+        """float32 [1, lengths], of a round, as a run measures it at its start."""
         phases = lay_out(self.config, self.slots, WIDTH)
         cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
         return round_seconds(cells, phases, self.draft_lengths)

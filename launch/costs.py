@@ -16,7 +16,7 @@ from jaxtyping import Array, Int
 
 from launch.build import Networks
 from launch.errors import ConfigError
-from launch.measure import in_turns, seconds
+from launch.measure import in_turns, seconds, without_start
 from launch.run_directory import write_atomically
 from launch.setup import Setup
 from specjax import cache as kv
@@ -34,7 +34,7 @@ ROUNDS, REPEATS = 16, 5
 
 
 class CostTable:
-    """What rounds cost, measured at the start of a run and again at its probes, by one model fitted to all of it.
+    """What rounds cost, measured at the start of a run and again at its probes, and by a model fitted to all of it.
 
     Every cell counts from its own step on, and none is measured that is known: a run that is resumed, or replays the
     cells of another one, sees at each step what that run saw.
@@ -107,7 +107,8 @@ class RoundClock:
                 run()
             # The least, since what disturbs a round only adds to it; without what it takes to start any number of them.
             least = {name: min(values) for name, values in in_turns(runs, REPEATS).items()}
-        return [Cell(*cell[0], cell[1], (least[cell, ROUNDS] - least[cell, 0]) / ROUNDS, step) for cell in self._rounds]
+        net = {cell: without_start(least[cell, ROUNDS], least[cell, 0]) / ROUNDS for cell in self._rounds}
+        return [Cell(*phase, k, seconds, step) for (phase, k), seconds in net.items()]
 
 
 def _rounds(
@@ -135,8 +136,8 @@ def _rounds(
     run = jax.jit(each_shard(some, in_specs=(P(), rows, P())), donate_argnums=1)
 
     def measure(params: Params, prompts: Prompts, count: int) -> float:
-        state, count_there = jax.block_until_ready((begun(params, prompts), jnp.int32(count)))
-        return seconds(partial(run, params, state, count_there))
+        state, count_array = jax.block_until_ready((begun(params, prompts), jnp.int32(count)))
+        return seconds(partial(run, params, state, count_array))
 
     return measure
 

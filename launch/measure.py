@@ -21,6 +21,11 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def without_start(whole: float, start: float) -> float:
+    """What a measurement comes to without what it took to start it; as it is where noise hides the difference."""
+    return whole - start if whole > start else whole
+
+
 def in_turns(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """What each returns, `repeats` times. They take turns in going first, which cancels a drift of the machine."""
     measured: dict[Name, list[Result]] = {name: [] for name in runs}

@@ -86,17 +86,18 @@ def round_seconds(
 ) -> Float[np.ndarray, "phases lengths"]:
     """Seconds of a round of each phase at each draft length, float32.
 
-    The median where that very round was measured, by the model fitted to all cells elsewhere.
+    The median where that very round was measured. Elsewhere by the model fitted to all cells, times what those of the
+    phase took of its seconds: an error that all of them share would favour some lengths over others.
     """
-    model, measured = fit(cells), {}
-    for cell in cells:
-        measured.setdefault(cell[:3], []).append(cell.seconds)
-
-    def one(phase: Phase, k: int) -> float:
-        own = measured.get((*phase, k))
-        return float(statistics.median(own)) if own else model.seconds(*phase, k)
-
-    return np.array([[one(phase, k) for k in draft_lengths] for phase in phases], np.float32)
+    model, table = fit(cells), []
+    for phase in phases:
+        modelled = np.array([model.seconds(*phase, k) for k in draft_lengths])
+        own = [[float(cell.seconds) for cell in cells if cell[:3] == (*phase, k)] for k in draft_lengths]
+        found = np.array([statistics.median(values) if values else np.nan for values in own])
+        known = ~np.isnan(found) & (modelled > 0)
+        error = float(np.mean(found[known] / modelled[known])) if known.any() else 1.0
+        table.append(np.where(np.isnan(found), error * modelled, found))
+    return np.array(table, np.float32)
 
 
 @pytree
@@ -116,8 +117,8 @@ class Acceptance:
 class Progress:
     """Running counts of how far whole batches came in each phase at each draft length.
 
-    gained: float32 [phases, lengths], tokens of the row that the phase ended with, which are the rounds that draft
-            length 0 would have taken. trips: float32 [phases, lengths], the rounds it took.
+    gained: float32 [phases, lengths], the rounds that draft length 0 would have taken. trips: float32
+            [phases, lengths], the rounds it took.
     """
 
     gained: Float[Array, "phases lengths"]
@@ -164,6 +165,10 @@ def remember(
         # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
     if rollout.trips is not None and rollout.gained is not None and rollout.k is not None:
+        if rollout.gained.shape[1] != len(before.seconds):
+            raise ValueError(
+                f"gained: of {rollout.gained.shape[1]} phases, must be of the {len(before.seconds)} laid out"
+            )
         ran = (rollout.k[..., None] == jnp.array(draft_lengths)[None, None]) & (rollout.gained[..., None] > 0)
         gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.gained, rollout.trips))
         progress = Progress(add(progress.gained, gained), add(progress.trips, trips))

@@ -50,10 +50,10 @@ def speculative_rollout(
         before = carry.state
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)
-        gained.append(_gained(before, carry.state, phase) if carry.queue is None else jnp.int32(0))
+        gained.append(_gained(before, carry.state) if carry.queue is None else jnp.int32(0))
     k = [_draft_length(config, number) for number in range(len(phases))]
-    by_phase = {name: jnp.stack(values)[None] for name, values in (("trips", trips), ("k", k), ("gained", gained))}
-    return replace(write_back(carry.record, carry.state, config), **by_phase)
+    trips, k, gained = (jnp.stack(by_phase)[None] for by_phase in (trips, k, gained))
+    return replace(write_back(carry.record, carry.state, config), trips=trips, k=k, gained=gained)
 
 
 def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
@@ -87,7 +87,7 @@ def _run(
         carry, trips = _fill_and_decode(decoding, carry, prompts, seed_step, phases, number)
         return carry._replace(state=kv.resize(carry.state, by)), trips
 
-    return jax.lax.cond(jnp.any(_outgrown(carry.state, phase)), lambda carry: (carry, none), run, carry)
+    return jax.lax.cond(_outgrown(carry.state, phase), lambda carry: (carry, none), run, carry)
 
 
 def _fill_and_decode(
@@ -100,7 +100,7 @@ def _fill_and_decode(
 
     def over(state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
         few = (waiting == 0) & (jnp.sum(~state.done) <= left)
-        return few | jnp.any(_outgrown(state, phase))
+        return few | _outgrown(state, phase)
 
     def decode(state: RoundState, border: Callable[[RoundState], Bool[Array, ""]]) -> tuple[RoundState, Array]:
         branches = [partial(rounds, decoding, k=k, border=border) for k in config.lengths]
@@ -136,15 +136,16 @@ def _fill_and_decode(
     return jax.lax.while_loop(lambda loop: ~over(loop[0].state, waiting(loop[0])), turn, (carry, jnp.int32(0)))
 
 
-def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, "B"]:
-    return ~state.done & (state.visible > phase.window)
+def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, ""]:
+    return jnp.any(~state.done & (state.visible > phase.window))
 
 
-def _gained(before: RoundState, after: RoundState, phase: Phase) -> Int[Array, ""]:
-    """Tokens of the row that a phase ended with: one that has outgrown its window, or else the last that was done."""
-    outgrown = _outgrown(after, phase)
-    ended_with = jnp.where(jnp.any(outgrown), outgrown, after.done)
-    return jnp.max(jnp.where(ended_with, after.emitted - before.emitted, 0))
+def _gained(before: RoundState, after: RoundState) -> Int[Array, ""]:
+    """Rounds at draft length 0 that a phase made up for: what those rows gained at least that have to go on, for they
+    are waited for later; the furthest of all where none has to.
+    """
+    tokens = after.emitted - before.emitted
+    return jnp.min(jnp.where(after.done, jnp.max(tokens), tokens))
 
 
 def _choice(config: RolloutConfig, number: int) -> Int[Array, ""]:

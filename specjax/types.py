@@ -124,8 +124,8 @@ class Rollout:
     accepted: int32 [R, K], how often it was accepted and emitted.
     rounds:   int32 [R], verifications while the row was live.
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
-    gained:   int32 [shards, phases], tokens of the row that the phase ended with: the rounds that draft length 0 would
-              have taken. 0 where sequences were let in meanwhile.
+    gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; 0 until the
+              batch shrinks behind a queue.
     """
 
     tokens: Int[Array, "R C"]

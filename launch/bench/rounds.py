@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from launch.bench.networks import Networks, compiled, random_prompts
-from launch.measure import seconds
+from launch.measure import seconds, without_start
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.plan import RolloutConfig
@@ -52,7 +52,7 @@ class Rounds:
 
     def measure(self) -> float:
         """The seconds of one round."""
-        return (seconds(partial(self._run, self._count)) - self._start) / int(self._count)
+        return without_start(seconds(partial(self._run, self._count)), self._start) / int(self._count)
 
     def _run(self, count: Int[Array, ""]) -> RoundState:
         self._state = self._program(self._params, self._state, count)

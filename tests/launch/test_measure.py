@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from launch.measure import geometric_mean, in_turns, interval
+from launch.measure import geometric_mean, in_turns, interval, without_start
 
 
 def test_each_run_goes_first_in_turn() -> None:
@@ -31,3 +31,10 @@ def test_a_geometric_mean_counts_every_ratio_alike() -> None:
     center, low, high = interval([2.0, 0.5, 1.0, 1.0], center=geometric_mean)
     assert center == pytest.approx(1.0) and low < 1.0 < high
     assert interval([4.0, 1.0], center=geometric_mean) == pytest.approx((2.0, 1.0, 4.0))
+
+
+@pytest.mark.parametrize("whole, start, left", [(5.0, 2.0, 3.0), (5.0, 5.0, 5.0), (5.0, 6.0, 5.0)])
+def test_a_start_that_noise_made_longer_than_the_whole_is_not_taken_off(
+    whole: float, start: float, left: float
+) -> None:
+    assert without_start(whole, start) == left

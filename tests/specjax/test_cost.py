@@ -74,6 +74,15 @@ def test_a_round_that_was_measured_takes_what_it_took():
     np.testing.assert_allclose(round_seconds([*known, *odd], [Phase(4, 128)], (1,)), [[0.05]], rtol=1e-6)
 
 
+def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
+    """A phase twice as slow as the model has it; one of its lengths was not measured."""
+    model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
+    slow = [Cell(8, 256, k, 2 * model.seconds(8, 256, k)) for k in (0, 3)]
+    first, middle, last = round_seconds([*(cells(model) * 20), *slow], [Phase(8, 256)], (0, 1, 3))[0]
+    np.testing.assert_allclose([first, last], [cell.seconds for cell in slow], rtol=1e-6)
+    np.testing.assert_allclose(middle, 2 * model.seconds(8, 256, 1), rtol=0.02)
+
+
 def test_no_constant_is_negative_and_noise_is_averaged_out():
     model = CostModel(1e-3, 2e-5, 0.0, 0.0, 0.0, 3e-6)
     found = fit(cells(model, noise=0.1))
@@ -123,6 +132,15 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
     np.testing.assert_allclose(known.progress.gained, [[0, 0, 0], [0, 0, 70], [0, 0, 0]])
     np.testing.assert_allclose(known.progress.trips, [[0, 0, 0], [0, 0, 30], [0, 0, 0]])
     assert known.acceptance.predicted == 0
+
+
+def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
+    known = nothing_known((0, 2), np.ones((2, 2)))
+    same = remember(known, rollout(), None, (0, 2))
+    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
+    foreign = rollout(trips=jnp.ones((1, 1)), gained=jnp.ones((1, 1)), k=jnp.ones((1, 1)))
+    with pytest.raises(ValueError, match="^gained: of 1 phases, must be of the 2 laid out$"):
+        remember(known, foreign, None, (0, 2))
 
 
 def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():

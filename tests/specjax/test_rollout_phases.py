@@ -134,6 +134,22 @@ def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
     assert (np.asarray(rollout.gained) > np.asarray(rollout.trips)).all()
 
 
+@pytest.mark.parametrize("plan", ["shrinking", "growing"])
+def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
+    """The row by which a phase ends is among the fastest, and the batch waits for the others later."""
+    rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
+    gained, trips = np.asarray(rollout.gained), np.asarray(rollout.trips)
+    assert trips.sum() < gained.sum() <= np.max(rollout.lengths) - 1
+    assert (gained[trips > 0] > 0).all() and (trips > 0).sum() > 1
+
+
+def test_phases_behind_a_queue_tell_what_they_gain():
+    rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS["all"]), RUN)
+    slots = np.array([phase.slots for phase in lay_out(config(**PLANS["all"]), SEQUENCES, WORLD.batch.tokens.shape[1])])
+    gained, trips = np.asarray(rollout.gained)[0], np.asarray(rollout.trips)[0]
+    assert (gained[slots == 9] == 0).all() and gained[slots == 4].sum() >= trips[slots == 4].sum() > 0
+
+
 def test_phases_are_laid_out():
     assert lay_out(config(), 24, 5) == (Phase(24, 17),)
     assert lay_out(config(phases=((100, 100), (8, 9), (8, 100), (2, 4))), 24, 5) == (
