@@ -102,6 +102,7 @@ def test_every_mesh_samples_the_same_tokens(shape, stepped) -> None:
     assert_same_rollout(stepped(shape).rollout, stepped((1, 1, 1)).rollout)
     trips = stepped(shape).rollout.trips
     assert len(trips) == batch_shards(stepped(shape).mesh) and len(np.unique(trips)) > 1
+    assert stepped(shape).rollout.gained.shape == trips.shape
 
 
 @pytest.mark.parametrize("shape", SHARDED)
