@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from specjax.drafters import Proposal
+from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftLoss
 from specjax.sampling import SamplingLaw, full_log_probs
 from specjax.types import Params, PolicyOutput, Prompts
@@ -28,7 +28,7 @@ class BigramState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BigramDrafter:
+class BigramDrafter(Drafter):
     """The `Drafter` without parameters whose proposals are certain: log_q is one-hot."""
 
     vocab_size: int

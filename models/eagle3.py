@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
@@ -11,9 +12,9 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
 from specjax.cache import View, decode_view, token_at
-from specjax.drafters import Eagle3Drafter, Eagle3Network
+from specjax.drafters import DraftHead, HeadDrafter
 from specjax.mesh import constrain
-from specjax.types import LayerCache, Policy, PyTree
+from specjax.types import Cache, LayerCache, Params, Policy, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,32 +67,51 @@ class Eagle3(nn.Module):
         self,
         hidden: Float[Array, "B T D"],
         embeddings: Float[Array, "B T D"],
-        cache: LayerCache,
+        cache: Cache,
         view: View,
         only: Int[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B N Vd"], Float[Array, "B N D"], LayerCache]:
+    ) -> tuple[Float[Array, "B N Vd"], Float[Array, "B N D"], Cache]:
         """Logits, the pre-norm state to feed back, and the cache. The embedding comes first in the concatenation.
 
         only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
         x = jnp.concatenate([self.input_norm(embeddings), self.hidden_norm(hidden)], axis=-1)
-        y, written = self.attention(x, cache, view, only)
+        y, written = self.attention(x, cache[0], view, only)
         hidden = (hidden if only is None else token_at(hidden, only)) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, cast(LayerCache, written)
+        return constrain(self.head(self.norm(hidden)), "batch", None, None), hidden, (cast(LayerCache, written),)
 
 
 def make_eagle3(
     config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
-) -> Eagle3Drafter:
-    """The head as a drafter for `policy`; `target_ids` and `unroll` as `Eagle3Drafter` says."""
+) -> HeadDrafter:
+    """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
     module = Eagle3(config)
-    network = Eagle3Network(
-        fuse=lambda params, features: cast(Array, module.apply({"params": params}, features, method="fuse")),
-        step=lambda params, *args: cast(tuple, module.apply({"params": params}, *args)),
-        init_cache=lambda rows, length: init_cache(config, rows, length),
+
+    def fuse(params: Params, features: Array) -> Array:
+        return cast(Array, module.apply({"params": params.draft}, features, method="fuse"))
+
+    def step(
+        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
+    ) -> tuple[Array, Array, Cache]:
+        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
+
+    head = DraftHead(
+        reads=lambda output: output.features,
+        fuse=fuse,
+        step=step,
+        init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
-    return Eagle3Drafter(network, policy.embedding, policy.vocab_size, target_ids, unroll)
+    return HeadDrafter(head, policy.vocab_size, target_ids, unroll)
+
+
+def borrowed_embeddings(
+    policy: Policy, params: Params, tokens: Int[Array, "B T"], dtype: jnp.dtype
+) -> Float[Array, "B T D"]:
+    """The policy's embeddings of these tokens, by reference and never trained here."""
+    table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(dtype), "vocab", None)
+    return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
 
 
 def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
@@ -99,7 +119,7 @@ def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
 
     def everything(module: Eagle3, features: Array, embeddings: Array) -> None:
         view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
-        module(module.fuse(features), embeddings, init_cache(config, 1, 1), view)
+        module(module.fuse(features), embeddings, (init_cache(config, 1, 1),), view)
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from specjax.types import LayerCache, PyTree
+from specjax.types import LayerCache, PyTree, TextCache
 
 # Measured with 12 layers of 4 heads of 16 and 54 positions.
 _FEW_QUERIES, _MANY_MATMULS = 64, 32
@@ -81,13 +81,20 @@ def _each_query(axes: str, x: Array, y: Array) -> Array:
 def resize(tree: PyTree, by: int) -> PyTree:
     """Every cache in the tree with room for so many more positions, or fewer: the first are kept, new ones zero."""
 
-    def one(x: Array) -> Array:
-        return jnp.pad(x, ((0, 0), (0, 0), (0, by), (0, 0))) if by > 0 else x[:, :, : x.shape[2] + by]
+    def one(x: Array, axis: int) -> Array:
+        if by <= 0:
+            return jax.lax.slice_in_dim(x, 0, x.shape[axis] + by, axis=axis)
+        return jnp.pad(x, [(0, by if i == axis else 0) for i in range(x.ndim)])
 
-    def layer(x: PyTree) -> PyTree:
-        return LayerCache(one(x.k), one(x.v)) if isinstance(x, LayerCache) else x
+    def resized(x: PyTree) -> PyTree:
+        match x:
+            case LayerCache(k, v):
+                return LayerCache(one(k, 2), one(v, 2))
+            case TextCache(tokens):
+                return TextCache(one(tokens, 1))
+        return x
 
-    return jax.tree.map(layer, tree, is_leaf=lambda x: isinstance(x, LayerCache))
+    return jax.tree.map(resized, tree, is_leaf=lambda x: isinstance(x, LayerCache | TextCache))
 
 
 class View(NamedTuple):

@@ -12,7 +12,7 @@ from specjax.keys import SeedStep
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
-from specjax.types import Params, Policy, Prompts, Rollout
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
 RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]
 Choice = Int[Array, "phases"] | None
@@ -21,7 +21,11 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 def prepare(params: Params, policy: Policy) -> Params:
     """The parameters in the compute dtype: the cast half of what the paper calls "prepare"."""
-    return jax.tree.map(lambda x: x.astype(policy.dtype), params)
+
+    def cast(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
+
+    return Params(cast(params.policy), cast(params.draft), params.memory)
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:

@@ -84,7 +84,7 @@ def accumulate(
         return loss, (jax.lax.stop_gradient(output), jax.lax.stop_gradient(sums))
 
     def draft_loss(weights: PyTree, batch: Batch, output: PolicyOutput) -> tuple[Array, Array]:
-        both = Params(policy=jax.lax.stop_gradient(params.policy), draft=weights)
+        both = Params(jax.lax.stop_gradient(params.policy), weights, params.memory)
         result = drafter.loss(both, batch.tokens, output, batch.completion, law)
         return result.loss / draft_tokens, result.overlap
 
@@ -105,7 +105,7 @@ def accumulate(
         gradients, sums = in_window(one, ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    zero = jax.tree.map(jnp.zeros_like, params)
+    zero = jax.tree.map(jnp.zeros_like, Params(params.policy, params.draft))
     gradients, parts = jax.lax.scan(add, zero, split((batch, reference), microbatches))
     reduced = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in parts.items()}
     return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)

@@ -76,4 +76,4 @@ def apply_gradients(optimizers: Params, gradients: Params, states: Params, param
     """(params, optimiser states) after one update of each network by its own chain."""
     policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
     draft, draft_state = update(optimizers.draft, gradients.draft, states.draft, params.draft)
-    return Params(policy, draft), Params(policy_state, draft_state)
+    return Params(policy, draft, params.memory), Params(policy_state, draft_state)

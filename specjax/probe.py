@@ -37,7 +37,7 @@ class ProbeStep:
         rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
         plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
-        self._mesh, self._config = mesh, config
+        self._mesh, self._drafter, self._config = mesh, drafter, config
         self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
         self._plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn)
         self._compiled: dict[str, jax.stages.Compiled] = {}
@@ -70,7 +70,8 @@ class ProbeStep:
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }
-        return with_experience(state, rollout, losses, self._config), rollout, metrics | losses | times
+        state = with_experience(state, prompts, rollout, losses, self._drafter, self._config)
+        return state, rollout, metrics | losses | times
 
     def _timed(self, name: str, stage: Callable, *args: Any, **jit_options: Any) -> tuple[Any, float]:
         if name not in self._compiled:

@@ -20,7 +20,8 @@ from specjax.verify import VERIFIERS
 class Prefill:
     """M prompts run through the networks, for all of their samples.
 
-    cache: the policy's, of P positions. draft: the drafter's state. logits, features: those of the last prompt token.
+    cache:    the policy's, of P positions. draft: the drafter's state.
+    logits:   of the last prompt token. features: what the drafter reads of it.
     """
 
     prompts: Prompts
@@ -49,13 +50,13 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
         output = policy.apply(decoding.params.policy, prompts.tokens, start, cache, final)
 
         def begin() -> DraftState:
-            return drafter.start(decoding.params, prompts, output.features, config.slack)
+            return drafter.start(decoding.params, prompts, drafter.reads(output), config.slack)
 
         if max(config.lengths) == 0:
             draft = ()
         else:
             draft = jax.lax.cond(drafting, begin, lambda: blank(begin))
-    features = kv.token_at(output.features, final)
+    features = kv.token_at(drafter.reads(output), final)
     assert output.cache is not None
     return Prefill(prompts, output.cache, draft, output.logits, features)
 

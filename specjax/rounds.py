@@ -93,7 +93,8 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
         output = policy.apply(params.policy, tokens, state.visible, state.cache)
     state = replace(state, cache=output.cache, rounds=state.rounds + (~state.done).astype(jnp.int32))
-    return commit(decoding, state, output.logits, output.features if k else None, proposal, noise)
+    features = decoding.drafter.reads(output) if k else None
+    return commit(decoding, state, output.logits, features, proposal, noise)
 
 
 def no_proposal(rows: int, policy: Policy) -> Proposal:

@@ -145,8 +145,12 @@ def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
     return None if state.drafting is None else choose(state.drafting, config.rollout.lengths)
 
 
-def with_experience(state: TrainState, rollout: Rollout, metrics: Metrics, config: TrainConfig) -> TrainState:
-    """The state with how the rollout went, and what the draft promises, for the next choice."""
+def with_experience(
+    state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics, drafter: Drafter, config: TrainConfig
+) -> TrainState:
+    """The state with what the drafter keeps of the rollout, how it went, and what the draft promises."""
+    memory = drafter.remember(state.params.memory, prompts, rollout)
+    state = replace(state, params=replace(state.params, memory=memory))
     if state.drafting is None:
         return state
     predicted = metrics.get("draft/predicted_acceptance")
@@ -204,7 +208,7 @@ def make_train_step(
         batch, metrics = stages.reward(rollout, prompts)
         reference = stages.logprob(state.reference, batch)
         state, losses = stages.update(state, batch, reference)
-        return with_experience(state, rollout, losses, config), rollout, metrics | losses
+        return with_experience(state, prompts, rollout, losses, drafter, config), rollout, metrics | losses
 
     return TrainStep(step, mesh)
 

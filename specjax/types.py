@@ -41,12 +41,22 @@ class LayerCache(NamedTuple):
 Cache = tuple[LayerCache, ...]
 
 
+class TextCache(NamedTuple):
+    """Tokens by position, int32 [slot, length], for a drafter that looks things up in them."""
+
+    tokens: Array
+
+
 @pytree
 class Params:
-    """The parameters of both networks; `draft` is an empty dict where the drafter has none."""
+    """The parameters of both networks; `draft` is an empty dict where the drafter has none.
+
+    memory: what the drafter keeps of earlier rollouts, which no optimiser touches; () for most.
+    """
 
     policy: PyTree
     draft: PyTree
+    memory: PyTree = ()
 
 
 @pytree

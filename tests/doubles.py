@@ -6,10 +6,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters import Proposal
-from specjax.drafters.base import DraftLoss
+from specjax.drafters import Drafter, Proposal
 from specjax.sampling import SamplingLaw, process_logits, sample
-from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
+from specjax.types import Cache, Params, Policy, Prompts
 
 
 class PolicyDraftState(NamedTuple):
@@ -22,7 +21,7 @@ class PolicyDraftState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PolicyDrafter:
+class PolicyDrafter(Drafter):
     """Runs the policy over a cache of its own and multiplies its logits by `params.draft["scale"]`.
 
     At 1 the draft is identical to the policy, at -1 it prefers what the policy likes least, in between it is flatter.
@@ -36,9 +35,6 @@ class PolicyDrafter:
         cache = self.policy.init_cache(rows, prompts.tokens.shape[1] + 2 * width)
         output = self.policy.apply(params.policy, prompts.tokens, none, cache)
         return PolicyDraftState(output.cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
-
-    def align(self, state: PolicyDraftState, visible: Array) -> PolicyDraftState:
-        raise NotImplementedError("drafts in every round")
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -61,21 +57,15 @@ class PolicyDrafter:
         missing = state.tokens.shape[1] - tokens.shape[1]
         return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
 
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        raise NotImplementedError("proposes, and is never trained")
-
 
 @dataclass(frozen=True)
-class TableDrafter:
+class TableDrafter(Drafter):
     """After token t proposes table[t], table[table[t]], ..: deterministic, its state is the last token."""
 
     table: tuple[int, ...]
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
-
-    def align(self, state: Array, visible: Array) -> Array:
-        raise NotImplementedError("drafts in every round")
 
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         tokens = [jnp.array(self.table)[state]]
@@ -88,6 +78,3 @@ class TableDrafter:
     def observe(self, state: Array, features: Array, tokens: Array, emitted: Array) -> Array:
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         return jnp.where(emitted > 0, last, state)
-
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        raise NotImplementedError("proposes, and is never trained")

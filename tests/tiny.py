@@ -13,7 +13,7 @@ import optax
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from specjax.drafters import Drafter, Eagle3Drafter, NoDrafter
+from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.keys import SeedStep
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
@@ -134,7 +134,7 @@ class World:
 
         return jax.jit(run) if self.optimise else light_jit(run)
 
-    def _distil(self, drafter: Eagle3Drafter, draft: PyTree) -> PyTree:
+    def _distil(self, drafter: HeadDrafter, draft: PyTree) -> PyTree:
         """300 steps of Adam on random continuations of the first prompt."""
         prompt = np.tile(self.prompts[0], (64, 1))
         tokens = np.concatenate([prompt, np.random.default_rng(3).integers(self.vocab, size=(64, 6))], axis=1)

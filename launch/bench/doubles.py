@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from launch.bench.presets import LongTail
 from specjax.drafters import Drafter, Proposal
-from specjax.drafters.base import DraftLoss, DraftState
+from specjax.drafters.base import DraftState
 from specjax.keys import Purpose, SeedStep, uniforms
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout
+from specjax.types import Params, Policy, Prompts, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, accept_law, draw
 
 # No network draws it, and looked up in an embedding it counts from the end.
@@ -23,16 +23,13 @@ STOP = -1
 
 
 @dataclass(frozen=True)
-class FreeDrafter:
+class FreeDrafter(Drafter):
     """Proposes tokens 0, 1, .. out of a flat law, and does no work for it: what is left of a round is verification."""
 
     vocab_size: int
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> DraftState:
         return ()
-
-    def align(self, state: DraftState, visible: Array) -> DraftState:
-        return state
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Array, law: SamplingLaw
@@ -44,9 +41,6 @@ class FreeDrafter:
 
     def observe(self, state: DraftState, features: Array, tokens: Array, emitted: Array) -> DraftState:
         return state
-
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        return DraftLoss(jnp.float32(0), jnp.float32(0))
 
 
 def forced_rollout(

@@ -2,10 +2,11 @@
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts, PyTree
+from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 
 DraftState = PyTree
 
@@ -40,24 +41,29 @@ class DraftLoss(NamedTuple):
 class Drafter(Protocol):
     """Proposes tokens, is told what became of them, and can be distilled from the policy.
 
-    A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis.
+    A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis. Those that
+    have a default here are inherited by a subclass: one without parameters need only start, propose and observe.
     """
+
+    def reads(self, output: PolicyOutput) -> Float[Array, "B T F"]:
+        """What it reads of a forward of the policy; by default nothing, F = 0."""
+        return output.hidden[..., :0]
 
     def start(self, params: Params, prompts: Prompts, features: Float[Array, "N P F"], width: int) -> DraftState:
         """The state after the policy's prefill of `prompts`, before `observe` is told of the first sampled token.
 
         width: K + 1, the most tokens that one verification emits. A cache in the state (specjax.types.LayerCache) has
         room for the prompt and for what the drafter itself writes beyond; the rollout resizes it by as many positions
-        as the policy's, from the prompt's padded length on.
+        as the policy's, from the prompt's padded length on. So it does with a TextCache.
         """
         ...
 
     def align(self, state: DraftState, visible: Int[Array, "B"]) -> DraftState:
         """Rows that the drafter was not told of for a while start anew at their `visible` cached positions.
 
-        Called where draft lengths may be 0, before rounds that draft.
+        Called where draft lengths may be 0, before rounds that draft. By default it is told of all it needs.
         """
-        ...
+        return state
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw
@@ -85,6 +91,11 @@ class Drafter(Protocol):
     ) -> DraftLoss:
         """Distillation from a teacher-forced forward of the policy, which arrives behind stop_gradient.
 
-        mask: which tokens are completion tokens; a prediction counts where the token it predicts does.
+        mask: which tokens are completion tokens; a prediction counts where the token it predicts does. By default there
+        is nothing to distil, and nothing is promised.
         """
-        ...
+        return DraftLoss(jnp.float32(0), jnp.float32(0))
+
+    def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
+        """`Params.memory` after a rollout, in the fused program and over all shards; by default as it was."""
+        return memory

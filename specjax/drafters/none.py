@@ -2,23 +2,19 @@
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import DraftLoss, DraftState, Proposal
+from specjax.drafters.base import Drafter, DraftState, Proposal
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts
+from specjax.types import Params, Prompts
 
 
 @dataclass(frozen=True)
-class NoDrafter:
+class NoDrafter(Drafter):
     """Has no state and no parameters, and refuses to propose."""
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> DraftState:
         return ()
-
-    def align(self, state: DraftState, visible: Array) -> DraftState:
-        return state
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Array, law: SamplingLaw
@@ -27,6 +23,3 @@ class NoDrafter:
 
     def observe(self, state: DraftState, features: Array, tokens: Array, emitted: Array) -> DraftState:
         return state
-
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        return DraftLoss(jnp.float32(0), jnp.float32(0))

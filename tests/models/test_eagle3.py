@@ -12,8 +12,8 @@ from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from specjax.cache import decode_view, resize
-from specjax.drafters import Eagle3Drafter, Proposal
-from specjax.drafters.eagle3 import Eagle3State
+from specjax.drafters import HeadDrafter, Proposal
+from specjax.drafters.head import HeadState
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree
 from tests.models.eagle3_reference import (
@@ -37,7 +37,7 @@ IDS = {"full": np.arange(VOCAB), "reduced": np.array([0, 1, 4, 5, 6, 9, 12, 13, 
 
 @dataclass(frozen=True)
 class Head:
-    drafter: Eagle3Drafter
+    drafter: HeadDrafter
     params: Params
     weights: Weights
     table: np.ndarray
@@ -94,18 +94,18 @@ def test_full_pass(head: Head):
     rows, length = 3, 9
     generator = np.random.default_rng(1)
     features = generator.normal(size=(rows, length, FEATURES)).astype(np.float32)
-    embedded = generator.normal(size=(rows, length, WIDTH)).astype(np.float32)
-    network = head.drafter.network
+    tokens = generator.integers(VOCAB, size=(rows, length), dtype=np.int32)
+    network = head.drafter.head
 
     @light_jit
-    def run(draft: PyTree, features: jax.Array, embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def run(params: Params, features: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length)
         cache = network.init_cache(rows, length)
-        return network.step(draft, network.fuse(draft, features), embedded, cache, view)[:2]
+        return network.step(params, network.fuse(params, features), tokens, cache, view, None)[:2]
 
-    logits, hidden = run(head.params.draft, features, embedded)
+    logits, hidden = run(head.params, features, tokens)
     for row in range(rows):
-        expected = full_pass(head.weights, SHAPE, features[row], embedded[row], KeysValues())
+        expected = full_pass(head.weights, SHAPE, features[row], head.table[tokens[row]], KeysValues())
         np.testing.assert_allclose(logits[row], expected[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(hidden[row], expected[1], rtol=1e-4, atol=1e-4)
 
@@ -125,11 +125,11 @@ def test_decode_rounds_repair_the_cache(head: Head):
     drafter = head.drafter
 
     @light_jit
-    def start(params: Params, prompts: Prompts, features: jax.Array) -> Eagle3State:
+    def start(params: Params, prompts: Prompts, features: jax.Array) -> HeadState:
         return resize(drafter.start(params, prompts, features, K + 1), budget)
 
     @light_jit
-    def propose(params: Params, state: Eagle3State, gumbel: jax.Array) -> tuple[Proposal, Eagle3State]:
+    def propose(params: Params, state: HeadState, gumbel: jax.Array) -> tuple[Proposal, HeadState]:
         return drafter.propose(params, state, gumbel, LAW)
 
     committed = [[*prompt, int(generator.integers(VOCAB))] for prompt in prompts]
@@ -179,7 +179,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
 
     @light_jit
     def proposal_behind_the_gap(params: Params, gumbel: jax.Array) -> tuple[Proposal, Proposal]:
-        def observed(state: Eagle3State, at: np.ndarray, width: int, count: np.ndarray) -> Eagle3State:
+        def observed(state: HeadState, at: np.ndarray, width: int, count: np.ndarray) -> HeadState:
             index = at[:, None] + np.arange(width)
             seen, following = (
                 np.take_along_axis(x, i, axis=1) for x, i in ((features, index[..., None]), (tokens, index + 1))

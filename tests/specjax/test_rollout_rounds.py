@@ -16,7 +16,7 @@ from specjax.queue import compact, let_in
 from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
-from specjax.types import Cache, LayerCache, Params, Prompts, PyTree, Rollout
+from specjax.types import Cache, Params, Prompts, PyTree, Rollout
 from tests.exact import reference_law
 from tests.tiny import ENUMERABLE, WANDERING, light_jit
 
@@ -61,12 +61,12 @@ def sequences(state: RoundState) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def prefill() -> Callable[[np.ndarray], tuple[Cache, LayerCache, jax.Array]]:
+def prefill() -> Callable[[np.ndarray], tuple[Cache, Cache, jax.Array]]:
     """tokens [R, T] -> (the policy's cache, the head's cache, the features) of a fresh pass over them."""
     world, drafter = WANDERING, WANDERING.drafters["eagle3"]
 
     @light_jit
-    def fresh(params: Params, tokens: jax.Array) -> tuple[Cache, LayerCache, jax.Array]:
+    def fresh(params: Params, tokens: jax.Array) -> tuple[Cache, Cache, jax.Array]:
         rows, length = tokens.shape
         zeros = jnp.zeros(rows, jnp.int32)
         output = world.policy.apply(params.policy, tokens, zeros, world.policy.init_cache(rows, length))

@@ -13,7 +13,7 @@ from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import abstract_params, param_shardings
-from specjax.drafters import Eagle3Drafter
+from specjax.drafters import HeadDrafter
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
@@ -56,7 +56,7 @@ CONFIG = TrainConfig(
 )
 
 
-def networks(dtype: Dtype = "float32", unroll: int = 1) -> tuple[Policy, Eagle3Drafter]:
+def networks(dtype: Dtype = "float32", unroll: int = 1) -> tuple[Policy, HeadDrafter]:
     policy = make_policy(replace(DECODER, dtype=dtype))
     return policy, make_eagle3(replace(HEAD, dtype=dtype), policy, unroll=unroll)
 

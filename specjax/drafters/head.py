@@ -1,4 +1,4 @@
-"""EAGLE-3 drafting (Li et al. 2025, arXiv 2503.01840): one layer over the policy's features and the next token.
+"""Drafting with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
 
 The head pairs the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
 round reads the policy's own features; the later ones read the state the head itself returned.
@@ -14,39 +14,42 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize, unrolled_view
-from specjax.drafters.base import DraftLoss, Proposal
-from specjax.mesh import constrain
+from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
-from specjax.types import LayerCache, Params, PolicyOutput, Prompts, PyTree
+from specjax.types import Cache, Params, PolicyOutput, Prompts
 
 
 @dataclass(frozen=True)
-class Eagle3Network:
-    """The draft head as functions; Vd is the size of the draft vocabulary.
+class DraftHead:
+    """A head as functions of the parameters of both networks; Vd is the size of the draft vocabulary.
 
+    What it borrows of the policy (embedding, vocabulary head) it reads behind stop_gradient.
+
+    reads:      PolicyOutput -> features [B, T, F].
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-    step:       (params, hidden [B, T, D], embeddings [B, T, D], cache, view, only)
+    step:       (params, hidden [B, T, D], tokens [B, T], cache, view, only)
                 -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache); for token `only` [B] of each row alone,
                 T = 1, unless it is None.
-    init_cache: (rows, length) -> LayerCache.
+    init_cache: (rows, length) -> Cache.
     """
 
-    fuse: Callable[[PyTree, Array], Array]
-    step: Callable[[PyTree, Array, Array, LayerCache, View, Array | None], tuple[Array, Array, LayerCache]]
-    init_cache: Callable[[int, int], LayerCache]
+    reads: Callable[[PolicyOutput], Array]
+    fuse: Callable[[Params, Array], Array]
+    step: Callable[[Params, Array, Array, Cache, View, Array | None], tuple[Array, Array, Cache]]
+    init_cache: Callable[[int, int], Cache]
 
 
-class Eagle3State(NamedTuple):
+class HeadState(NamedTuple):
     """Per row: the head's cache and what it needs to repair it in the same pass as its next first step.
 
-    cache:    rows of the head's keys and values, of which positions first .. length - 1 are made from true features.
+    cache:    the head's keys and values, of which positions first .. length - 1 are made from true features.
     first:    int32 [B]. length: int32 [B].
     features: [B, K+1, F], those of the last verification, not yet in the cache; position length, length + 1, ..
     tokens:   int32 [B, K+1], the token that follows each feature's position.
     waiting:  int32 [B], 0 .. K+1, how many of the two above are committed.
     """
 
-    cache: LayerCache
+    cache: Cache
     first: Int[Array, "B"]
     length: Int[Array, "B"]
     features: Float[Array, "B T F"]
@@ -55,33 +58,34 @@ class Eagle3State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Eagle3Drafter:
-    """The `Drafter` of an EAGLE-3 head.
+class HeadDrafter(Drafter):
+    """The `Drafter` of a head on the policy.
 
-    embedding:  policy parameters -> [V, D]; the policy's own table, borrowed by reference and never trained here.
     vocab_size: V of the policy.
     target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
     unroll:     passes of the training-time test: how often training feeds the head its own state, as drafting does.
     decay:      weight of each pass in the loss, relative to the one before.
     """
 
-    network: Eagle3Network
-    embedding: Callable[[PyTree], Array]
+    head: DraftHead
     vocab_size: int
     target_ids: np.ndarray | None = None
     unroll: int = 3
     decay: float = 0.8
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Eagle3State:
+    def reads(self, output: PolicyOutput) -> Array:
+        return self.head.reads(output)
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
         rows = len(prompts.lengths)
-        cache = self.network.init_cache(rows, prompts.tokens.shape[1])
-        hidden = self.network.fuse(params.draft, features)
+        cache = self.head.init_cache(rows, prompts.tokens.shape[1])
+        hidden = self.head.fuse(params, features)
         following = jnp.roll(prompts.tokens, -1, axis=1)
         none = jnp.zeros(rows, jnp.int32)
         view = decode_view(none, following.shape[1], following.shape[1])
-        _, _, cache = self._step(params, hidden, following, cache, view)
-        return Eagle3State(
+        _, _, cache = self.head.step(params, hidden, following, cache, view, None)
+        return HeadState(
             # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
             cache=resize(cache, 2 * width),
             first=none,
@@ -91,7 +95,7 @@ class Eagle3Drafter:
             waiting=none,
         )
 
-    def align(self, state: Eagle3State, visible: Array) -> Eagle3State:
+    def align(self, state: HeadState, visible: Array) -> HeadState:
         behind = state.length + state.waiting != visible
         return state._replace(
             first=jnp.where(behind, visible, state.first),
@@ -100,20 +104,20 @@ class Eagle3Drafter:
         )
 
     def propose(
-        self, params: Params, state: Eagle3State, gumbel: Float[Array, "B K V"], law: SamplingLaw
-    ) -> tuple[Proposal, Eagle3State]:
+        self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
+    ) -> tuple[Proposal, HeadState]:
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
-        hidden = self.network.fuse(params.draft, state.features)
-        room = state.cache.k.shape[2]
+        hidden = self.head.fuse(params, state.features)
+        room = state.cache[0].k.shape[2]
         view = decode_view(state.length, state.tokens.shape[1], room, state.first)
         last = jnp.maximum(state.waiting - 1, 0)
-        logits, hidden, cache = self._step(params, hidden, state.tokens, state.cache, view, last)
+        logits, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
                 view = decode_view(length + i - 1, 1, room, state.first)
-                logits, hidden, cache = self._step(params, hidden, tokens[-1][:, None], cache, view)
+                logits, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
         # A row that has just started anew knows no feature to draft from.
@@ -121,7 +125,7 @@ class Eagle3Drafter:
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
-    def observe(self, state: Eagle3State, features: Array, tokens: Array, emitted: Array) -> Eagle3State:
+    def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
         missing = state.tokens.shape[1] - tokens.shape[1]
         return state._replace(
             features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
@@ -141,32 +145,19 @@ class Eagle3Drafter:
         if self.target_ids is not None:
             log_p = log_p[..., self.target_ids]
         p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (jnp.exp(log_p), tokens, mask))
-        hidden = self.network.fuse(params.draft, output.features[:, :length])
-        cache = self.network.init_cache(rows, 0)
+        hidden = self.head.fuse(params, self.reads(output)[:, :length])
+        cache = self.head.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.float32(0)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth)
             cache = resize(cache, length)
-            logits, hidden, cache = self._step(params, hidden, following[depth], cache, view)
+            logits, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
             log_q = full_log_probs(logits, law)
             kept = counts[depth + 1].astype(jnp.float32)
             loss -= self.decay**depth * jnp.sum(jnp.sum(p[depth] * log_q, axis=-1) * kept)
             if depth == 0:
                 overlap = jnp.sum(jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept)
         return DraftLoss(loss, jax.lax.stop_gradient(overlap))
-
-    def _step(
-        self,
-        params: Params,
-        hidden: Array,
-        tokens: Array,
-        cache: LayerCache,
-        view: View,
-        only: Array | None = None,
-    ) -> tuple[Array, Array, LayerCache]:
-        table = constrain(jax.lax.stop_gradient(self.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
-        embedded = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-        return self.network.step(params.draft, hidden, embedded, cache, view, only)
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:
