@@ -6,15 +6,15 @@ Published, and taken over: Qwen3-8B with thinking on, DAPO-Math-17K to train on,
 temperature 1, EAGLE-3 at draft length 3. Not published, and taken from the closest public recipe, NeMo RL's
 grpo-qwen3-8b: prompts of up to 2,048 tokens, 32 of them with 16 samples, learning rate 1e-6, the ratio clipped at 0.2
 and 0.28, the importance weight truncated at 2, no KL. Our own: 4,096 new tokens, by which many a thought is cut short
-(that recipe's 18,432 do not fit while attention keeps its weights for the backward pass), the number of steps, and a
-draft that starts untrained and is distilled from every rollout, where the paper's was trained on DAPO beforehand and
-frozen.
+(that recipe's 18,432 do not fit while attention keeps its weights for the backward pass), the number of steps, phases
+and ladder (which change no token), and a draft that starts untrained and is distilled from every rollout, where the
+paper's was trained on DAPO beforehand and frozen.
 
 DAPO and AIME are JSONL files whose lines have a `problem` and an `answer`, without instructions of their own.
 
 Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp` and 8 along `tensor`. Each then holds, in GiB, 6 of master weights and
 moments in float32, 2 of gradients and as many of those being added, 2 of the bfloat16 copy and 28 of caches; XLA counts
-108 with all activations, for which XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
+108 with all activations (without phases and ladder), for which XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
 """
 
 from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
@@ -28,6 +28,7 @@ config = RunConfig(
     name="qwen3_8b_rl_think",
     steps=200,
     microbatches=256,
+    ladder=(2048, 4096),
     mesh=MeshConfig(fsdp=2, tensor=8),
     data=DataConfig(
         prompt_field="problem",
@@ -38,7 +39,13 @@ config = RunConfig(
         max_prompt_tokens=2048,
     ),
     reward=RewardConfig(scorer="math", workers=8),
-    rollout=RolloutConfig(group_size=16, max_new_tokens=4096, draft_length=3, law=SamplingLaw(temperature=1.0)),
+    rollout=RolloutConfig(
+        group_size=16,
+        max_new_tokens=4096,
+        draft_length=3,
+        phases=((256, 6144), (64, 6144), (16, 6144)),
+        law=SamplingLaw(temperature=1.0),
+    ),
     loss=LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),
     draft_optimizer=OptimizerConfig(learning_rate=1e-4),

@@ -5,14 +5,15 @@
 Published, and taken over: Qwen3-8B-Base, DAPO-Math-17K to train on, AIME 2024 to validate on, GRPO at temperature 1,
 EAGLE-3 at draft length 3. Not published, and taken from the closest public recipe, NeMo RL's grpo-qwen3-8b: 32 prompts
 of 16 samples, learning rate 1e-6, the ratio clipped at 0.2 and 0.28, the importance weight truncated at 2, no KL. Our
-own: 1,024 + 3,072 tokens (that recipe's 2,048 + 18,432 are for a model that thinks), the number of steps, and a draft
-that starts untrained and is distilled from every rollout, where the paper's was trained on DAPO beforehand and frozen.
+own: 1,024 + 3,072 tokens (that recipe's 2,048 + 18,432 are for a model that thinks), the number of steps, phases and
+ladder (which change no token), and a draft that starts untrained and is distilled from every rollout, where the paper's
+was trained on DAPO beforehand and frozen.
 
 DAPO and AIME are JSONL files whose lines have a `problem` and an `answer`, without instructions of their own.
 
 Minimum mesh: 8 GPUs of 141 GB along `tensor`. Each then holds, in GiB, 13 of master weights and moments in float32,
 4 of gradients and as many of those being added, 2 of the bfloat16 copy and 37 of caches; XLA counts 118 with all
-activations, for which XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
+activations (without phases and ladder), for which XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
 """
 
 from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
@@ -26,6 +27,7 @@ config = RunConfig(
     name="qwen3_8b_rl_zero",
     steps=200,
     microbatches=512,
+    ladder=(1024, 2048, 3072),
     mesh=MeshConfig(tensor=8),
     data=DataConfig(
         prompt_field="problem",
@@ -39,6 +41,7 @@ config = RunConfig(
         group_size=16,
         max_new_tokens=3072,
         draft_length=3,
+        phases=((512, 4096), (128, 4096), (32, 4096)),
         law=SamplingLaw(temperature=1.0),
         # The base model's own <|endoftext|>, and <|im_end|>, by which the chat template ends a turn.
         stop_tokens=(151643, 151645),
