@@ -26,7 +26,7 @@ from specjax.loss import LossConfig
 ROWS, MICROBATCHES, VOCAB, WIDTH, PROMPT, MEDIAN = 64, 8, 512, 64, 16, 64
 SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)
 DECODER = DecoderConfig(vocab_size=VOCAB, num_layers=4, feature_layers=(0, 2, 3), **SHAPE)
-HEAD = Eagle3Config(feature_size=3 * WIDTH, draft_vocab_size=VOCAB, **SHAPE)
+HEAD = Eagle3Config(feature_size=3 * WIDTH, vocab_size=VOCAB, draft_vocab_size=VOCAB, **SHAPE)
 MESH = make_mesh(MeshConfig())
 
 

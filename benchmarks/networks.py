@@ -30,7 +30,7 @@ def small(layers: int, mesh: Mesh) -> Networks:
     """Random networks: a policy of so many layers, and a head of one layer that reads three of them at most."""
     read = tuple(sorted({0, layers // 2, layers - 1}))
     decoder = DecoderConfig(vocab_size=VOCAB, num_layers=layers, feature_layers=read, **SHAPE)
-    config = Eagle3Config(feature_size=len(read) * WIDTH, draft_vocab_size=VOCAB, **SHAPE)
+    config = Eagle3Config(feature_size=len(read) * WIDTH, vocab_size=VOCAB, draft_vocab_size=VOCAB, **SHAPE)
     policy, keys = make_policy(decoder), jax.random.split(jax.random.key(0))
     weights = init_params(partial(init_decoder, decoder), keys[0], mesh)
     # A token that speaks louder than what stands before it, and sharply: a law that a head learns quickly.

@@ -3,7 +3,7 @@
 The options of an algorithm stand beside it in `specjax`; here are those of models, data, evaluation and logging.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from models.config import DecoderConfig, Dtype, at_least_one
@@ -34,29 +34,71 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class HeadConfig:
+    """The make of an EAGLE-3 head from random weights, in the words of public checkpoints (models.eagle3.Eagle3Config).
+
+    Attributes:
+        num_layers:           decoder layers.
+        sliding_window:       how many of the last positions its attention sees; None for all.
+        qk_norm:              norm queries and keys, as Qwen3 does.
+        use_aux_hidden_state: read feature layers; False reads the policy's last hidden state alone.
+        norm_before_fc:       norm the concatenated features (EAGLE-3.1).
+        fc_norm:              norm each of them instead.
+        norm_before_residual: add to the normed feature.
+        norm_output:          feed back the normed state (EAGLE-3.1).
+    """
+
+    num_layers: int = 1
+    sliding_window: int | None = None
+    qk_norm: bool = False
+    use_aux_hidden_state: bool = True
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True)
 class DraftConfig:
-    """The draft, started from random weights. A width left at None is the policy's own.
+    """The draft, from a checkpoint or from random weights. A width left at None is the policy's own.
 
     Attributes:
         kind:       eagle3, or none for autoregressive rollouts.
+        path:       a directory of ours, or of SpecForge, SafeAILab or speculators; None starts from random weights.
         vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
+        head:       the make of a head from random weights.
         train:      distil the draft from every rollout.
-        unroll:     passes of EAGLE-3's training-time test.
+        unroll:     passes of EAGLE-3's training-time test, 1 .. 7.
     """
 
     kind: Literal["eagle3", "none"] = "eagle3"
+    path: str | None = None
     hidden_size: int | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
     vocab_size: int | None = None
+    head: HeadConfig = field(default_factory=HeadConfig)
     train: bool = True
     unroll: int = 3
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-        at_least_one(self, "unroll", *(name for name in sizes if getattr(self, name) is not None))
+        given = [name for name in sizes if getattr(self, name) is not None]
+        at_least_one(self, *given)
+        if not 1 <= self.unroll <= 7:
+            raise ValueError(f"unroll = {self.unroll}: must be within 1 .. 7")
+        if self.path is None:
+            return
+        if self.kind == "none":
+            raise ValueError(f"path = {self.path}: must be none with kind none")
+        if given:
+            raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with path, which says it")
+        for option in fields(HeadConfig):
+            value = getattr(self.head, option.name)
+            if value != option.default:
+                raise ValueError(f"head.{option.name} = {value}: must be left alone with path, which says it")
 
 
 @dataclass(frozen=True)

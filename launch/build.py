@@ -10,14 +10,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import DataConfig, DraftConfig, ModelConfig, RunConfig
+from configs.schema import DataConfig, ModelConfig, RunConfig
 from launch.arithmetic import ALPHABET, arithmetic
+from launch.build_draft import fit_draft, fresh_draft, layers_to_read, load_draft
 from launch.data import Problem, load_jsonl, split
 from launch.errors import ConfigError
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.eagle3 import Eagle3Config, make_eagle3
 from models.hf_config import read_hf_config
 from models.hf_import import load_policy
 from models.params import init_params
@@ -36,12 +37,13 @@ class Problems:
 
 @dataclass(frozen=True)
 class Networks:
-    """Both networks as functions, and their parameters on the mesh."""
+    """Both networks as functions, and their parameters on the mesh; `head` is the draft's shape where it has one."""
 
     decoder: DecoderConfig
     policy: Policy
     drafter: Drafter
     params: Params
+    head: Eagle3Config | None = None
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -76,13 +78,17 @@ def _load(path: str, data: DataConfig) -> list[Problem]:
 
 
 def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
-    """The policy from its checkpoint or from scratch, and the draft from random weights.
+    """The policy and the draft, each from its checkpoint or from random weights.
 
     Raises ConfigError where the sections do not fit each other.
     """
     policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
     try:
-        decoder, weights = _policy(config.model, mesh, policy_key)
+        model, saved = config.model, None
+        if config.draft.path is not None:
+            saved = load_draft(Path(config.draft.path), mesh)
+            model = replace(model, feature_layers=layers_to_read(saved, config))
+        decoder, weights = _policy(model, mesh, policy_key)
         if tokenizer.vocab_size > decoder.vocab_size:
             raise ConfigError(
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
@@ -91,14 +97,24 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
         if not all(0 <= token < decoder.vocab_size for token in stop_tokens):
             raise ConfigError(f"rollout.stop_tokens = {stop_tokens}: must be within 0 .. {decoder.vocab_size - 1}")
-        drafter, draft = _draft(config.draft, decoder, policy, mesh, draft_key, tokenizer, stop_tokens, problems)
+        drafter, head, draft = NoDrafter(), None, {}
+        if saved is not None:
+            saved = fit_draft(saved, config, decoder)
+        elif config.draft.kind == "eagle3":
+            ids, count = None, config.draft.vocab_size
+            if count is not None:
+                ids = frequent_tokens(problems, tokenizer, stop_tokens, count, decoder.vocab_size)
+            saved = fresh_draft(config.draft, decoder, mesh, draft_key, ids)
+        if saved is not None:
+            head, draft = saved.config, saved.params
+            drafter = make_eagle3(head, policy, saved.target_ids, config.draft.unroll)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.draft.kind == "none" and max(config.rollout.lengths):
         lengths = config.rollout.draft_lengths
         name, value = ("draft_lengths", lengths) if lengths else ("draft_length", config.rollout.draft_length)
         raise ConfigError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")
-    return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft))
+    return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft), head)
 
 
 def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[DecoderConfig, PyTree]:
@@ -119,39 +135,6 @@ def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[DecoderConf
         return replace(decoder, **dtypes, feature_layers=model.feature_layers or decoder.feature_layers), weights
     decoder = replace(read_hf_config(path, model.feature_layers or None), **dtypes)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
-
-
-def _draft(
-    draft: DraftConfig,
-    decoder: DecoderConfig,
-    policy: Policy,
-    mesh: Mesh,
-    key: jax.Array,
-    tokenizer: Tokenizer,
-    stop_tokens: Sequence[int],
-    problems: Sequence[Problem],
-) -> tuple[Drafter, PyTree]:
-    if draft.kind == "none":
-        return NoDrafter(), {}
-    config = Eagle3Config(
-        hidden_size=draft.hidden_size or decoder.hidden_size,
-        intermediate_size=draft.intermediate_size or decoder.intermediate_size,
-        num_heads=draft.num_heads or decoder.num_heads,
-        num_kv_heads=draft.num_kv_heads or decoder.num_kv_heads,
-        head_dim=draft.head_dim or decoder.head_dim,
-        rope_theta=decoder.rope_theta,
-        rope_scaling=decoder.rope_scaling,
-        norm_eps=decoder.norm_eps,
-        dtype=decoder.dtype,
-        param_dtype=decoder.param_dtype,
-        feature_size=decoder.hidden_size * len(decoder.feature_layers),
-        draft_vocab_size=draft.vocab_size or decoder.vocab_size,
-    )
-    config.check(decoder)
-    ids = None
-    if draft.vocab_size is not None:
-        ids = frequent_tokens(problems, tokenizer, stop_tokens, draft.vocab_size, decoder.vocab_size)
-    return make_eagle3(config, policy, ids, draft.unroll), init_params(partial(init_eagle3, config), key, mesh)
 
 
 def frequent_tokens(

@@ -4,9 +4,9 @@ from typing import cast
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
-from models.config import DecoderConfig
+from models.config import DecoderConfig, LayerConfig
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
@@ -14,16 +14,25 @@ from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual stream.
 
-    config: DecoderConfig
+    only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, D].
+    """
+
+    config: LayerConfig
 
     @nn.compact
-    def __call__(self, x: Array, cache: LayerCache | None, view: View) -> tuple[Array, LayerCache | None]:
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        cache: LayerCache | None,
+        view: View,
+        only: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B N D"], LayerCache | None]:
         c = self.config
         attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
-        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view)
-        x = x + y
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, only)
+        x = (x if only is None else token_at(x, only)) + y
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
 

@@ -31,6 +31,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Puts the path before the message of every ValueError that the block raises."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def write_json(path: Path, fields: dict[str, Any]) -> None:
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config import DecoderConfig, Llama3Scaling, eagle3_feature_layers
-from models.files import read_json
+from models.files import errors_name, read_json
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,8 @@ def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = Non
     """The policy that DIRECTORY/config.json describes; `config_from_hf` says how. Errors name the file."""
     path = directory / "config.json"
     fields = read_json(path)
-    try:
+    with errors_name(path):
         return config_from_hf(fields, feature_layers)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:

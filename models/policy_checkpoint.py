@@ -1,21 +1,23 @@
 """A policy by itself in our own format: `config.json`, the DecoderConfig, beside `params/`, an Orbax checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from models.config import DecoderConfig, Llama3Scaling
+from models.config import DecoderConfig, LayerConfig, Llama3Scaling
 from models.decoder import init_decoder
-from models.files import new_directory, read_json, write_json
+from models.files import errors_name, new_directory, read_json, write_json
 from models.params import abstract_params
 from specjax.types import PyTree
+
+Config = TypeVar("Config", bound=LayerConfig)
 
 
 def save_policy_checkpoint(directory: Path, params: PyTree, config: DecoderConfig) -> None:
@@ -32,17 +34,27 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
     Raises ValueError with one line for a missing or unknown config field, a broken checkpoint, and where config and
     parameters disagree.
     """
-    config = _read_config(directory / "config.json")
-    path = directory.absolute() / "params"
+    path = directory / "config.json"
+    found = read_json(path)
+    with errors_name(path):
+        config = config_from_json(DecoderConfig, found, "a policy")
+    return config, restore_params(directory / "params", abstract_params(partial(init_decoder, config), mesh), path)
+
+
+def restore_params(path: Path, expected: PyTree, described_by: Path) -> PyTree:
+    """The parameters saved at `path` with the shapes and shardings that are expected, in the dtypes they were saved in.
+
+    Raises ValueError with one line where there are none, the checkpoint is broken, or they are not those that the file
+    `described_by` describes.
+    """
+    path = path.absolute()
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
-    expected = abstract_params(partial(init_decoder, config), mesh)
     with ocp.StandardCheckpointer() as checkpointer, _one_line_errors(path):
         saved = checkpointer.metadata(path).item_metadata.tree
         if _shapes(saved) == _shapes(expected):
-            targets = jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved)
-            return config, checkpointer.restore(path, targets)
-    raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
+            return checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
+    raise ValueError(f"{path}: not the parameters that {described_by} describes")
 
 
 def _shapes(params: PyTree) -> PyTree:
@@ -58,12 +70,14 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: not a complete Orbax checkpoint ({reason})") from error
 
 
-def _read_config(path: Path) -> DecoderConfig:
-    found: dict[str, Any] = read_json(path)
-    expected = {field.name for field in fields(DecoderConfig)}
+def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> Config:
+    """The config whose `dataclasses.asdict` JSON has carried.
+
+    Raises ValueError naming a field that is missing or that `of` does not have.
+    """
+    expected = {field.name for field in fields(kind)}
     if odd := sorted(found.keys() ^ expected):
-        raise ValueError(f"{path}: {odd[0]} is {'missing' if odd[0] in expected else 'not a field of a policy'}")
+        raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else f'not a field of {of}'}")
     scaling = found["rope_scaling"]
-    found["rope_scaling"] = None if scaling is None else Llama3Scaling(**scaling)
-    found["feature_layers"] = tuple(found["feature_layers"])
-    return DecoderConfig(**found)
+    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    return kind(**{**found, **lists, "rope_scaling": None if scaling is None else Llama3Scaling(**scaling)})

@@ -120,14 +120,20 @@ def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array,
     return jnp.take_along_axis(x, index[:, None, None], axis=1)
 
 
-def decode_view(start: Int[Array, "B"], count: int, length: int, first: Int[Array, "B"] | None = None) -> View:
+def decode_view(
+    start: Int[Array, "B"], count: int, length: int, first: Int[Array, "B"] | None = None, window: int | None = None
+) -> View:
     """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`.
 
-    first: where a row's visible positions begin; None for 0.
+    first: where a row's visible positions begin; None for 0. window: to how many of the last ones, its own included.
     """
     positions, index = _positions(start, count), jnp.arange(length)[None, None]
     mask = index <= positions[..., None]
-    return View(positions, start, mask if first is None else mask & (index >= first[:, None, None]))
+    if first is not None:
+        mask &= index >= first[:, None, None]
+    if window is not None:
+        mask &= index > positions[..., None] - window
+    return View(positions, start, mask)
 
 
 def uncached_view(start: Int[Array, "B"], count: int) -> View:
@@ -135,20 +141,24 @@ def uncached_view(start: Int[Array, "B"], count: int) -> View:
     return View(_positions(start, count))
 
 
-def unrolled_view(rows: int, count: int, depth: int) -> View:
+def unrolled_view(rows: int, count: int, depth: int, window: int | None = None) -> View:
     """Pass `depth` of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2) over whole rows of `count` tokens.
 
     The cache holds the keys of every pass behind one another. A query attends causally to those of pass 0, which come
-    from true features, and to those of the later passes at its own index alone, as it would when decoding.
+    from true features, and to those of the later passes at its own index alone, as it would when decoding. The window,
+    too, is of positions as they are when decoding: pass s at index t stands at position t + s.
     """
     index = jnp.arange(count)
     column = jnp.arange((depth + 1) * count)
     causal = column[None] <= index[:, None]
     diagonal = (column[None] >= count) & (column[None] % count == index[:, None])
+    mask = causal | diagonal
+    if window is not None:
+        mask &= (index + depth)[:, None] - (column % count + column // count)[None] < window
     return View(
         positions=jnp.tile(index[None] + depth, (rows, 1)),
         write=jnp.full(rows, depth * count, jnp.int32),
-        mask=jnp.tile((causal | diagonal)[None], (rows, 1, 1)),
+        mask=jnp.tile(mask[None], (rows, 1, 1)),
     )
 
 

@@ -74,7 +74,9 @@ class World:
         }
 
     def _eagle3(self, draft_vocab: int) -> Eagle3Config:
-        return Eagle3Config(**self._layer, feature_size=self.hidden * self.layers, draft_vocab_size=draft_vocab)
+        return Eagle3Config(
+            **self._layer, feature_size=self.hidden * self.layers, vocab_size=self.vocab, draft_vocab_size=draft_vocab
+        )
 
     @functools.cached_property
     def policy_params(self) -> PyTree:

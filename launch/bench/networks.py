@@ -44,6 +44,7 @@ def random_networks(preset: Preset) -> Networks:
         dtype=decoder.dtype,
         param_dtype=decoder.param_dtype,
         feature_size=decoder.hidden_size * len(decoder.feature_layers),
+        vocab_size=decoder.vocab_size,
         draft_vocab_size=preset.draft_vocab or decoder.vocab_size,
     )
     policy, mesh = make_policy(decoder), make_mesh(MeshConfig())

@@ -31,12 +31,14 @@ class DraftHead:
                 -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache); for token `only` [B] of each row alone,
                 T = 1, unless it is None.
     init_cache: (rows, length) -> Cache.
+    window:     how many of the last positions its attention sees; None for all.
     """
 
     reads: Callable[[PolicyOutput], Array]
     fuse: Callable[[Params, Array], Array]
     step: Callable[[Params, Array, Array, Cache, View, Array | None], tuple[Array, Array, Cache]]
     init_cache: Callable[[int, int], Cache]
+    window: int | None = None
 
 
 class HeadState(NamedTuple):
@@ -83,7 +85,7 @@ class HeadDrafter(Drafter):
         hidden = self.head.fuse(params, features)
         following = jnp.roll(prompts.tokens, -1, axis=1)
         none = jnp.zeros(rows, jnp.int32)
-        view = decode_view(none, following.shape[1], following.shape[1])
+        view = decode_view(none, following.shape[1], following.shape[1], window=self.head.window)
         _, _, cache = self.head.step(params, hidden, following, cache, view, None)
         return HeadState(
             # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
@@ -109,14 +111,14 @@ class HeadDrafter(Drafter):
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
         hidden = self.head.fuse(params, state.features)
         room = state.cache[0].k.shape[2]
-        view = decode_view(state.length, state.tokens.shape[1], room, state.first)
+        view = decode_view(state.length, state.tokens.shape[1], room, state.first, self.head.window)
         last = jnp.maximum(state.waiting - 1, 0)
         logits, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
-                view = decode_view(length + i - 1, 1, room, state.first)
+                view = decode_view(length + i - 1, 1, room, state.first, self.head.window)
                 logits, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
@@ -149,7 +151,7 @@ class HeadDrafter(Drafter):
         cache = self.head.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.float32(0)
         for depth in range(self.unroll):
-            view = unrolled_view(rows, length, depth)
+            view = unrolled_view(rows, length, depth, self.head.window)
             cache = resize(cache, length)
             logits, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
             log_q = full_log_probs(logits, law)

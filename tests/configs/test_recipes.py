@@ -46,6 +46,7 @@ HEAD = Eagle3Config(
     head_dim=128,
     dtype="bfloat16",
     feature_size=3 * 4096,
+    vocab_size=151_936,
     draft_vocab_size=151_936,
 )
 

@@ -76,7 +76,7 @@ def published(params: PyTree) -> Weights:
 def head(request: pytest.FixtureRequest) -> Head:
     """Random weights, all of them: kernels three times their usual size, norms anything from 0.5 to 1.5."""
     generator, ids = np.random.default_rng(0), IDS[request.param]
-    config = Eagle3Config(**LAYER, feature_size=FEATURES, draft_vocab_size=len(ids))
+    config = Eagle3Config(**LAYER, feature_size=FEATURES, vocab_size=VOCAB, draft_vocab_size=len(ids))
     init = nn.unbox(jax.jit(lambda key: init_eagle3(config, key))(jax.random.key(0)))
     kernels = jax.tree.map(lambda x: 3 * x, init)
     draft = {

@@ -42,6 +42,7 @@ HEAD = Eagle3Config(
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
+    vocab_size=VOCAB,
     draft_vocab_size=VOCAB,
 )
 # For `Lowered.compile`: optimising machine code is most of the compile time, and changes no tensor of the program.

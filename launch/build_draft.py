@@ -1,0 +1,72 @@
+"""The draft that a run names: from a checkpoint, and held against the policy, or from random weights."""
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from configs.schema import DraftConfig, RunConfig
+from launch.errors import ConfigError
+from models.config import DecoderConfig
+from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
+from models.eagle3 import Eagle3Config, init_eagle3
+from models.params import init_params
+
+
+def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
+    """The draft in a directory of ours. Raises ValueError or ConfigError with one line where there is none."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"draft.path = {path}: no config.json there")
+    return load_draft_checkpoint(path, mesh)
+
+
+def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
+    """The policy's layers that a saved draft reads; empty where neither it nor the run says which."""
+    asked, own = config.model.feature_layers, saved.feature_layers
+    if asked and own and asked != own:
+        raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
+    return asked or own
+
+
+def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig) -> SavedDraft:
+    """The draft in the dtypes of the run, once it is known to fit the policy and the run's sequences."""
+    saved.config.check(policy)
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    if saved.config.max_positions < longest:
+        raise ConfigError(
+            f"draft.path = {config.draft.path}: its max_position_embeddings = {saved.config.max_positions}, must be at "
+            f"least data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+        )
+    head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
+    params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
+    identity = head.draft_vocab_size == policy.vocab_size
+    return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
+
+
+def fresh_draft(
+    draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array, target_ids: np.ndarray | None
+) -> SavedDraft:
+    """A head from random weights, as wide as the policy where the run does not say otherwise."""
+    head = Eagle3Config(
+        hidden_size=draft.hidden_size or policy.hidden_size,
+        intermediate_size=draft.intermediate_size or policy.intermediate_size,
+        num_heads=draft.num_heads or policy.num_heads,
+        num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,
+        head_dim=draft.head_dim or policy.head_dim,
+        rope_theta=policy.rope_theta,
+        rope_scaling=policy.rope_scaling,
+        norm_eps=policy.norm_eps,
+        dtype=policy.dtype,
+        param_dtype=policy.param_dtype,
+        vocab_size=policy.vocab_size,
+        draft_vocab_size=draft.vocab_size or policy.vocab_size,
+        feature_size=policy.hidden_size * (len(policy.feature_layers) if draft.head.use_aux_hidden_state else 1),
+        max_positions=policy.max_positions,
+        **asdict(draft.head),
+    )
+    head.check(policy)
+    params = init_params(partial(init_eagle3, head), key, mesh)
+    return SavedDraft(head, params, target_ids, policy.feature_layers)

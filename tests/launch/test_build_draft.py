@@ -1,0 +1,107 @@
+"""A run whose draft starts from a checkpoint: what it becomes, and what is refused because it does not fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from launch.cli import parse_run
+from launch.errors import ConfigError
+from launch.setup import Setup, set_up
+from models.draft_checkpoint import save_draft_checkpoint
+from models.eagle3 import Eagle3Config, init_eagle3
+from models.params import init_params
+from specjax.drafters import HeadDrafter
+from specjax.mesh import MeshConfig, make_mesh
+from tests.launch.programs import Options, argv
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+# Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.
+HEAD = Eagle3Config(
+    hidden_size=16,
+    intermediate_size=24,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    vocab_size=9,
+    draft_vocab_size=4,
+    feature_size=32,
+    rope_theta=77.0,
+    norm_output=True,
+    max_positions=48,
+    param_dtype="bfloat16",
+)
+IDS = np.array([0, 6, 7, 8], np.int32)
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(head: Eagle3Config = HEAD, ids: np.ndarray | None = IDS, layers: tuple[int, ...] = (0, 1)) -> str:
+        params = init_params(partial(init_eagle3, head), jax.random.key(7), make_mesh(MeshConfig()))
+        save_draft_checkpoint(tmp_path / "draft", params, head, ids, layers)
+        return str(tmp_path / "draft")
+
+    return write
+
+
+def run(options: Options) -> Setup:
+    return set_up(parse_run(argv("gsm8k", options), "", ""))
+
+
+def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
+    path = write()
+    unsaid = {name: value for name, value in shrunk.items() if name != "--model.feature-layers"}
+    networks = run(unsaid | {"--draft.path": path, "--draft.unroll": "2"}).networks
+    assert networks.decoder.feature_layers == (0, 1)
+    assert networks.head == replace(HEAD, param_dtype="float32")
+    assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
+    np.testing.assert_array_equal(networks.drafter.target_ids, IDS)
+    saved = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
+    same = jax.tree.map(lambda x, y: x.dtype == "float32" and np.array_equal(x, y), networks.params.draft, saved)
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_head_as_the_options_make_it(shrunk: Options):
+    options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
+    head = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.head
+    assert head is not None and head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
+    assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): the draft of draft.path reads (0, 1)"),
+        ({"layers": (0,)}, {"--model.feature-layers": "0"}, "feature_size = 32: the policy's features are 16 wide"),
+        ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): must be distinct, ascending and within 0 .. 1"),
+        (
+            {"head": replace(HEAD, hidden_size=32, feature_size=64)},
+            {},
+            "draft.hidden_size = 32: must be the policy's hidden_size = 16",
+        ),
+        ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: the policy's is 9"),
+        (
+            {"head": replace(HEAD, max_positions=47)},
+            {},
+            "its max_position_embeddings = 47, must be at least data.max_prompt_tokens + rollout.max_new_tokens = 48",
+        ),
+        ({}, {"--draft.num-heads": "2"}, "num_heads = 2: must be none with path, which says it"),
+        ({}, {"--draft.vocab-size": "4"}, "vocab_size = 4: must be none with path, which says it"),
+        ({}, {"--draft.head.fc-norm": "True"}, "head.fc_norm = True: must be left alone with path, which says it"),
+        ({}, {"--draft.kind": "none"}, "must be none with kind none"),
+        ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: no config.json there"),
+        ({}, {"--draft.unroll": "8"}, "unroll = 8: must be within 1 .. 7"),
+    ],
+)
+def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options, message: str):
+    path = write(**changes)
+    own = {} if "layers" not in changes else {"--model.feature-layers": " ".join(map(str, changes["layers"]))}
+    with pytest.raises(ConfigError) as raised:
+        run(shrunk | {"--draft.path": path} | own | options)
+    assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
