@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from models.config import DecoderConfig, Dtype, at_least_one
+from specjax.drafters.distillation import Objective
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
@@ -68,7 +69,10 @@ class DraftConfig:
         vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
         head:       the make of a head from random weights.
         train:      distil the draft from every rollout.
+        loss:       what distillation makes smaller: soft cross_entropy, kl, total_variation (one less the acceptance to
+                    expect), or hybrid, from kl to total_variation as acceptance rises (specjax.drafters.distillation).
         unroll:     passes of EAGLE-3's training-time test, 1 .. 7.
+        decay:      weight of each pass in the loss, relative to the one before.
     """
 
     kind: Literal["eagle3", "none"] = "eagle3"
@@ -81,7 +85,9 @@ class DraftConfig:
     vocab_size: int | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     train: bool = True
+    loss: Objective = "cross_entropy"
     unroll: int = 3
+    decay: float = 0.8
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
@@ -89,6 +95,8 @@ class DraftConfig:
         at_least_one(self, *given)
         if not 1 <= self.unroll <= 7:
             raise ValueError(f"unroll = {self.unroll}: must be within 1 .. 7")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay = {self.decay}: must be in (0, 1]")
         if self.path is None:
             return
         if self.kind == "none":

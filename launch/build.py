@@ -107,7 +107,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             saved = fresh_draft(config.draft, decoder, mesh, draft_key, ids)
         if saved is not None:
             head, draft = saved.config, saved.params
-            drafter = make_eagle3(head, policy, saved.target_ids, config.draft.unroll)
+            how = config.draft.unroll, config.draft.decay, config.draft.loss
+            drafter = make_eagle3(head, policy, saved.target_ids, *how)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.draft.kind == "none" and max(config.rollout.lengths):

@@ -18,6 +18,7 @@ from models.decoder import Block
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
+from specjax.drafters.distillation import Objective
 from specjax.mesh import constrain
 from specjax.types import Cache, Params, Policy, PyTree
 
@@ -144,9 +145,14 @@ class Eagle3(nn.Module):
 
 
 def make_eagle3(
-    config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
+    config: Eagle3Config,
+    policy: Policy,
+    target_ids: np.ndarray | None = None,
+    unroll: int = 3,
+    decay: float = 0.8,
+    objective: Objective = "cross_entropy",
 ) -> HeadDrafter:
-    """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
+    """The head as a drafter for `policy`; the other arguments as `HeadDrafter` says."""
     module = Eagle3(config)
 
     def fuse(params: Params, features: Array) -> Array:
@@ -165,7 +171,7 @@ def make_eagle3(
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )
-    return HeadDrafter(head, policy.vocab_size, target_ids, unroll)
+    return HeadDrafter(head, policy.vocab_size, target_ids, unroll, decay, objective)
 
 
 def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize, unrolled_view
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts
 
@@ -67,6 +68,7 @@ class HeadDrafter(Drafter):
     target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
     unroll:     passes of the training-time test: how often training feeds the head its own state, as drafting does.
     decay:      weight of each pass in the loss, relative to the one before.
+    objective:  what each pass makes smaller (specjax.drafters.distillation).
     """
 
     head: DraftHead
@@ -74,6 +76,7 @@ class HeadDrafter(Drafter):
     target_ids: np.ndarray | None = None
     unroll: int = 3
     decay: float = 0.8
+    objective: Objective = "cross_entropy"
 
     def reads(self, output: PolicyOutput) -> Array:
         return self.head.reads(output)
@@ -136,7 +139,7 @@ class HeadDrafter(Drafter):
         )
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        """Soft cross-entropy against the policy's law at the rollout temperature, where the predicted token counts.
+        """The objective against the policy's law at the rollout temperature, where the predicted token counts.
 
         The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
         returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
@@ -146,7 +149,7 @@ class HeadDrafter(Drafter):
         log_p = full_log_probs(output.logits, law)
         if self.target_ids is not None:
             log_p = log_p[..., self.target_ids]
-        p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (jnp.exp(log_p), tokens, mask))
+        log_p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (log_p, tokens, mask))
         hidden = self.head.fuse(params, self.reads(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.float32(0)
@@ -156,9 +159,9 @@ class HeadDrafter(Drafter):
             logits, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
             log_q = full_log_probs(logits, law)
             kept = counts[depth + 1].astype(jnp.float32)
-            loss -= self.decay**depth * jnp.sum(jnp.sum(p[depth] * log_q, axis=-1) * kept)
+            loss += self.decay**depth * jnp.sum(divergence(self.objective, log_p[depth], log_q) * kept)
             if depth == 0:
-                overlap = jnp.sum(jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept)
+                overlap = jnp.sum(acceptance(log_p[0], log_q) * kept)
         return DraftLoss(loss, jax.lax.stop_gradient(overlap))
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:

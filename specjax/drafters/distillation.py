@@ -1,0 +1,46 @@
+"""How far a draft's law is from the policy's: the losses by which a draft learns, for each token.
+
+p is the policy's full law at the rollout's temperature, q the draft's own over its vocabulary D, which may be reduced.
+The acceptance to expect, alpha = sum over D of min(p, q), is always against all of p.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Objective = Literal["cross_entropy", "kl", "total_variation", "hybrid"]
+HYBRID_DECAY = 3.0
+
+
+def divergence(
+    objective: Objective, log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]
+) -> Float[Array, "B T"]:
+    """The loss of each token, differentiable in log_q; log_p holds what the full law gives to the tokens of D.
+
+    cross_entropy:   -sum over D of p log q.
+    kl:              KL(p' || q), p' being p restricted to D and normalised there.
+    total_variation: half of sum |p - q|, which is 1 - alpha.
+    hybrid:          w kl + (1 - w) (1 - alpha) with w = exp(-3 alpha), held constant: from the one, which teaches a
+                     poor draft, to the other, which is what counts (arXiv 2602.23881).
+    """
+    if objective == "cross_entropy":
+        return -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
+    if objective == "kl":
+        return _kl(log_p, log_q)
+    missed = 1 - acceptance(log_p, log_q)
+    if objective == "total_variation":
+        return missed
+    weight = jax.lax.stop_gradient(jnp.exp(HYBRID_DECAY * (missed - 1)))
+    return weight * _kl(log_p, log_q) + (1 - weight) * missed
+
+
+def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
+    """alpha of each token."""
+    return jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
+
+
+def _kl(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
+    log_p = jax.nn.log_softmax(log_p)
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
