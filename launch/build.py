@@ -23,7 +23,7 @@ from models.hf_config import read_hf_config
 from models.hf_import import load_policy
 from models.params import init_params
 from models.policy_checkpoint import load_policy_checkpoint
-from specjax.drafters import Drafter, NoDrafter
+from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.types import Params, Policy, PyTree
 
 
@@ -107,8 +107,10 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             saved = fresh_draft(config.draft, decoder, mesh, draft_key, ids)
         if saved is not None:
             head, draft = saved.config, saved.params
-            how = config.draft.unroll, config.draft.decay, config.draft.loss
-            drafter = make_eagle3(head, policy, saved.target_ids, *how)
+            drafter = make_eagle3(head, policy, saved.target_ids)
+        if isinstance(drafter, HeadDrafter):
+            how = config.draft
+            drafter = replace(drafter, unroll=how.unroll, decay=how.decay, objective=how.loss)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.draft.kind == "none" and max(config.rollout.lengths):

@@ -18,9 +18,8 @@ from models.decoder import Block
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
-from specjax.drafters.distillation import Objective
 from specjax.mesh import constrain
-from specjax.types import Cache, Params, Policy, PyTree
+from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +144,15 @@ class Eagle3(nn.Module):
 
 
 def make_eagle3(
-    config: Eagle3Config,
-    policy: Policy,
-    target_ids: np.ndarray | None = None,
-    unroll: int = 3,
-    decay: float = 0.8,
-    objective: Objective = "cross_entropy",
+    config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
 ) -> HeadDrafter:
-    """The head as a drafter for `policy`; the other arguments as `HeadDrafter` says."""
+    """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
     module = Eagle3(config)
+
+    def reads(output: PolicyOutput) -> Array:
+        if config.use_aux_hidden_state:
+            return output.features
+        return constrain(output.hidden, "batch", None, None)
 
     def fuse(params: Params, features: Array) -> Array:
         return cast(Array, module.apply({"params": params.draft}, features, method="fuse"))
@@ -165,13 +164,13 @@ def make_eagle3(
         return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
 
     head = DraftHead(
-        reads=lambda output: output.features if config.use_aux_hidden_state else output.hidden,
+        reads=reads,
         fuse=fuse,
         step=step,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )
-    return HeadDrafter(head, policy.vocab_size, target_ids, unroll, decay, objective)
+    return HeadDrafter(head, policy.vocab_size, target_ids, unroll)
 
 
 def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:
