@@ -15,7 +15,6 @@ from specjax.queue import blank, empty_record, let_in, prefill, seat, write_back
 from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, commit, no_proposal, round_once
 from specjax.types import Params, Policy, Prompts, Rollout
-from specjax.verify import VERIFIERS
 
 
 def conditional(
@@ -125,7 +124,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         return jnp.take_along_axis(own, jnp.minimum(first[:, None] + column, own.shape[1] - 1), axis=1)
 
     # A row that reads emits its first token behind its prompt, where `visible` stands already.
-    noise = VERIFIERS[config.verifier].noise(state.keys, state.visible + 1, k, policy.vocab_size)
+    noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal, draft = no_proposal(len(read), policy), state.draft
     if k:
         proposal, draft = drafter.propose(params, draft, noise.draft, config.law)

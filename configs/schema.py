@@ -13,6 +13,7 @@ from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
 from specjax.train_step import TrainConfig
+from specjax.verify import VERIFIERS
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,8 @@ class RunConfig:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
         if self.cost_table is not None and not self.rollout.draft_lengths:
             raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
+        if self.rollout.verifier not in VERIFIERS:
+            raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""

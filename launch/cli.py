@@ -16,13 +16,33 @@ from typing import Annotated, Any, TypeVar
 import jax
 import tyro
 from rich.text import Text
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from configs.schema import RunConfig
 from launch.errors import ConfigError
+from specjax.verify import VERIFIERS, Verifier, VerifierName
 
 RECIPES = Path(__file__).parents[1] / "configs"
 
 T = TypeVar("T")
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _verifier_by_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+    """A verifier of one's own is for Python alone: the command line offers those that have a name."""
+    if info.type != VerifierName | Verifier:
+        return None
+    names = tuple(VERIFIERS)
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(names)}}}",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: value in names,
+        str_from_instance=lambda name: [name],
+        choices=names,
+    )
 
 
 def run_program(main: Callable[[list[str]], int]) -> int:
@@ -116,7 +136,7 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, args=argv, prog=prog, description=description, config=markers)
+            return tyro.cli(kind, args=argv, prog=prog, description=description, config=markers, registry=_REGISTRY)
     except ValueError as error:  # of a `__post_init__` outside any section
         raise ConfigError(str(error)) from error
     except SystemExit as end:

@@ -1,11 +1,12 @@
 """How a rollout is laid out: its options, and the static phases that they become for a number of sequences."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Array, Int
 
 from specjax.sampling import SamplingLaw
+from specjax.verify import Verifier, VerifierName
 
 
 class Phase(NamedTuple):
@@ -25,7 +26,8 @@ class RolloutConfig:
         draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
         draft_lengths:  choose K for each phase among these by what rounds cost and how much is accepted; empty keeps
                         to draft_length.
-        verifier:       `rejection` keeps the law, `coupled` keeps the very tokens (specjax.verify).
+        verifier:       `rejection` keeps the law; so does `block`, which accepts more of a sampled draft; `coupled`
+                        keeps the very tokens (specjax.verify). In Python also a Verifier of one's own.
         stop_tokens:    each ends a completion and is part of it.
         phases:         (slots, window) on each data shard: how many sequences are decoded together, and how many
                         positions a row may hold by then. Slots only fall: sequences wait for one of the first, and
@@ -40,7 +42,7 @@ class RolloutConfig:
     max_new_tokens: int = 128
     draft_length: int = 3
     draft_lengths: tuple[int, ...] = ()
-    verifier: Literal["rejection", "coupled"] = "rejection"
+    verifier: VerifierName | Verifier = "rejection"
     law: SamplingLaw = field(default_factory=SamplingLaw)
     stop_tokens: tuple[int, ...] = ()
     phases: tuple[tuple[int, int], ...] = ()

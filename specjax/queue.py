@@ -13,7 +13,6 @@ from specjax.keys import SeedStep, sequence_keys
 from specjax.plan import RolloutConfig
 from specjax.rounds import Decoding, RoundState, commit, no_proposal
 from specjax.types import Cache, Prompts, PyTree, Rollout, pytree
-from specjax.verify import VERIFIERS
 
 
 @pytree
@@ -108,7 +107,7 @@ def seat(
         accepted=none,
         rounds=zeros,
     )
-    noise = VERIFIERS[config.verifier].noise(state.keys, state.prompt, 0, policy.vocab_size)
+    noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
     features = own.features if config.slack > 1 else None
     return commit(decoding, state, own.logits, features, no_proposal(rows, policy), noise)
 

@@ -17,7 +17,7 @@ from specjax.drafters.base import DraftState
 from specjax.plan import RolloutConfig
 from specjax.sampling import full_log_probs, pick, process_logits
 from specjax.types import Cache, Params, Policy, pytree
-from specjax.verify import VERIFIERS, Noise
+from specjax.verify import VERIFIERS, Noise, Verifier
 
 
 @pytree
@@ -66,6 +66,11 @@ class Decoding:
     params: Params
     config: RolloutConfig
 
+    @property
+    def verifier(self) -> Verifier:
+        chosen = self.config.verifier
+        return chosen if isinstance(chosen, Verifier) else VERIFIERS[chosen]
+
 
 def rounds(
     decoding: Decoding, state: RoundState, k: int, border: Callable[[RoundState], Bool[Array, ""]]
@@ -83,7 +88,7 @@ def rounds(
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
     """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. k + 1 tokens."""
     policy, config, params = decoding.policy, decoding.config, decoding.params
-    noise = VERIFIERS[config.verifier].noise(state.keys, state.visible + 1, k, policy.vocab_size)
+    noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal = no_proposal(len(state.done), policy)
     if k:
         with jax.named_scope("draft"):
@@ -120,7 +125,7 @@ def commit(
     config = decoding.config
     with jax.named_scope("commit"):
         log_p = process_logits(logits, config.law)
-        verdict = VERIFIERS[config.verifier].verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)
+        verdict = decoding.verifier.verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)
         column = jnp.arange(logits.shape[1])[None]
         accepted = verdict.accepted[:, None]
         drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))

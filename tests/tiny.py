@@ -18,8 +18,8 @@ from specjax.keys import SeedStep
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.testing.drafters import PolicyDrafter, TableDrafter
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
-from tests.doubles import PolicyDrafter, TableDrafter
 
 light_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """For what is run once and on little: takes half the time to compile."""

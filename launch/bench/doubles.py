@@ -1,7 +1,5 @@
 """Stand-ins with which timing is put on given terms. None of them keeps the law of a completion."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import jax
@@ -59,9 +57,9 @@ def forced_rollout(
     All of a round's work is done, and for prompts of one length. With a `tail`, completions get the lengths that
     `forced_lengths` gives, and end with STOP.
     """
-    config = replace(config, verifier="rejection", stop_tokens=(STOP,) if tail else ())
-    with _in_place_of_rejection(_forced(rate, tail, prompts.lengths[0])):
-        return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
+    verifier = _forced(rate, tail, prompts.lengths[0])
+    config = replace(config, verifier=verifier, stop_tokens=(STOP,) if tail else ())
+    return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
 
 
 def forced_lengths(keys: UInt32[Array, "B 2"], tail: LongTail) -> Int[Array, "B"]:
@@ -97,14 +95,3 @@ def _forced(rate: Array, tail: LongTail | None, prompt: Array) -> Verifier:
         return Verdict(accepted, jnp.where(accepted == last, STOP, verdict.token))
 
     return Verifier(noise, verify)
-
-
-@contextmanager
-def _in_place_of_rejection(verifier: Verifier) -> Iterator[None]:
-    """For what is traced meanwhile."""
-    kept = VERIFIERS["rejection"]
-    VERIFIERS["rejection"] = verifier
-    try:
-        yield
-    finally:
-        VERIFIERS["rejection"] = kept

@@ -10,8 +10,8 @@ from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.testing.exact import LEVEL, Cells, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout
-from tests.exact import LEVEL, Cells, completion_law, count_completions, fit
 from tests.tiny import ENUMERABLE as WORLD
 from tests.tiny import light_jit
 

@@ -21,10 +21,10 @@ from specjax.keys import Purpose, SeedStep, gumbels, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw, pick, sample
+from specjax.testing.drafters import PolicyDrafter, PolicyDraftState
+from specjax.testing.exact import LEVEL, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout
-from specjax.verify import VERIFIERS, AcceptLaw, Noise, Verdict, Verifier, accept_law, draw
-from tests.doubles import PolicyDrafter, PolicyDraftState
-from tests.exact import LEVEL, completion_law, count_completions, fit
+from specjax.verify import VERIFIERS, AcceptLaw, Noise, Verdict, Verifier, accept_law, block_law, draw
 from tests.tiny import ENUMERABLE as WORLD
 
 BUDGET, DRAWS, K = 5, 32_768, 3
@@ -89,6 +89,7 @@ def faulty(fault: Array) -> Verifier:
             law.log_p,
             jnp.where(fault == Fault.RECOVERS_AS_ONE_HOT, exact.log_q, law.log_q),
             length,
+            law.log_weight,
         )
         accepted, token = draw(law, noise)
         accepted = jnp.where(fault == Fault.ACCEPTS_ALL, length, accepted)
@@ -144,13 +145,12 @@ def config(law: SamplingLaw, draws: int = DRAWS) -> RolloutConfig:
 def rollouts(
     drafter: Drafter, config: RolloutConfig, verifier: Callable[[Array], Verifier]
 ) -> Callable[[Params, int, int], Rollout]:
-    """(params, fault, step) -> rollout, with `verifier(fault)` in the place of `rejection`."""
+    """(params, fault, step) -> rollout, verified by `verifier(fault)`."""
 
     @jax.jit
     def program(params: Params, prompts: Prompts, fault: Array, run: SeedStep) -> Rollout:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(VERIFIERS, "rejection", verifier(fault))
-            return speculative_rollout(WORLD.policy, drafter, params, prompts, run, config)
+        own = replace(config, verifier=verifier(fault))
+        return speculative_rollout(WORLD.policy, drafter, params, prompts, run, own)
 
     return lambda params, fault, step: program(params, WORLD.batch, jnp.int32(fault), seed_step(2, step))
 
@@ -210,50 +210,63 @@ def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.M
     assert p_value(program(WORLD.params("flat"), Fault.NONE, 0), law) < LEVEL
 
 
-def block(by_position: Array) -> Verifier:
-    """Block verification (arXiv 2403.10444), its noise keyed by the round's start or by absolute position alone."""
+class BlockFault(IntEnum):
+    """Where a verifier departs from `block`."""
+
+    NONE = 0
+    NOISE_BY_POSITION = auto()
+    STOPS_AT_THE_FIRST_FAILURE = auto()
+    RECOVERS_AS_REJECTION = auto()
+
+
+def faulty_block(fault: Array) -> Verifier:
+    """With a uniform for each position, as the paper has it, so that they can be keyed by position."""
 
     def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
         def each(purpose: Purpose, count: int, vocab: int) -> Array:
             at = start[:, None] + jnp.arange(count)[None]
             of_round = gumbels(keys, start, purpose, count * vocab).reshape(len(keys), count, vocab)
-            return jnp.where(by_position == 1, gumbels(keys, at, purpose, vocab), of_round)
+            return jnp.where(fault == BlockFault.NOISE_BY_POSITION, gumbels(keys, at, purpose, vocab), of_round)
 
-        return Noise(
-            draft=each(Purpose.DRAFT, k, vocab),
-            # A Gumbel's distribution function makes it a uniform.
-            uniform=jnp.exp(-jnp.exp(-each(Purpose.ACCEPT, k, 1)))[..., 0],
-            emit=each(Purpose.RESIDUAL, k + 1, vocab),
-        )
+        # A Gumbel's distribution function makes it a uniform. They ride behind the Gumbels of the tokens.
+        eta = jnp.exp(-jnp.exp(-each(Purpose.ACCEPT, k, 1)))
+        rest = each(Purpose.RESIDUAL, k + 1, vocab)
+        emit = jnp.concatenate([rest, jnp.pad(eta, ((0, 0), (0, 1), (0, 0)))], axis=-1)
+        return Noise(draft=each(Purpose.DRAFT, k, vocab), uniform=jnp.zeros(len(keys)), emit=emit)
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
-        p, q, k = jnp.exp(log_p), jnp.exp(log_q), draft.shape[1]
-        ratios = jnp.exp(pick(log_p[:, :k], draft) - pick(log_q, draft))
-        prefix, ends, laws = jnp.ones(len(draft)), jnp.zeros(len(draft), jnp.int32), []
-        for i in range(k + 1):
-            if i:
-                prefix = jnp.minimum(1.0, prefix * ratios[:, i - 1])
-            laws.append(jnp.maximum(prefix[:, None] * p[:, i] - q[:, i], 0.0) if i < k else p[:, k])
-            if i:
-                left = laws[i].sum(axis=-1)
-                threshold = left / jnp.maximum(left + 1.0 - prefix, 1e-30) if i < k else prefix
-                ends = jnp.where(noise.uniform[:, i - 1] < threshold, i, ends)
-        law, emit = (
-            jnp.take_along_axis(x, ends[:, None, None], axis=1)[:, 0] for x in (jnp.stack(laws, axis=1), noise.emit)
-        )
-        return Verdict(ends, sample(jnp.log(law), emit))
+        law = block_law(log_p, log_q, draft, length)
+        stop = law.stop()
+        at_most = jnp.cumsum(stop, axis=1)
+        below = noise.emit[:, :-1, -1] < jnp.where(at_most > 0, stop / at_most, 1.0)[:, 1:]
+        last = jnp.max(jnp.where(below, jnp.arange(1, draft.shape[1] + 1)[None], 0), axis=1, initial=0)
+        unbroken = jnp.sum(jnp.cumprod(below, axis=1), axis=1)
+        accepted = jnp.where(fault == BlockFault.STOPS_AT_THE_FIRST_FAILURE, unbroken, last).astype(jnp.int32)
+        weight = jnp.where(fault == BlockFault.RECOVERS_AS_REJECTION, 0.0, law.log_weight)
+        emit = jnp.take_along_axis(noise.emit[..., :-1], accepted[:, None, None], axis=1)[:, 0]
+        return Verdict(accepted, sample(law._replace(log_weight=weight).residual(accepted), emit))
 
     return Verifier(noise, verify)
 
 
 @pytest.fixture(scope="module")
 def block_rollouts() -> Callable[[Params, int, int], Rollout]:
-    return rollouts(PolicyDrafter(WORLD.policy), config(PLAIN, draws=3 * DRAWS), block)
+    return rollouts(PolicyDrafter(WORLD.policy), config(PLAIN, draws=3 * DRAWS), faulty_block)
 
 
-@pytest.mark.parametrize("by_position", [0, 1])
-def test_block_verification_with_noise_keyed_by_position_alone_is_noticed(
-    block_rollouts: Callable[[Params, int, int], Rollout], by_position: int
+@pytest.mark.parametrize("fault", BlockFault, ids=lambda fault: fault.name)
+def test_a_faulty_block_verification_is_noticed(
+    block_rollouts: Callable[[Params, int, int], Rollout], fault: BlockFault
 ):
-    rollout = block_rollouts(WORLD.params("flat"), by_position, 7)
-    assert (p_value(rollout, PLAIN) > LEVEL) == (not by_position)
+    """Noise keyed by absolute position alone among it: the cut looks at what the next round would draw again."""
+    rollout = block_rollouts(WORLD.params("flat"), fault, 7)
+    assert (p_value(rollout, PLAIN) > LEVEL) == (fault == BlockFault.NONE)
+
+
+def test_block_accepts_more_of_the_same_drafts_than_rejection(
+    block_rollouts: Callable[[Params, int, int], Rollout], switched: Callable[[Fault, Tamper], Rollout]
+):
+    """By far more than three standard deviations of such counts."""
+    block, token = block_rollouts(WORLD.params("flat"), BlockFault.NONE, 7), switched(Fault.NONE, Tamper.NONE)
+    rates = [np.sum(rollout.accepted) / np.sum(rollout.rounds) for rollout in (block, token)]
+    assert rates[0] > rates[1] + 3 * K / np.sqrt(np.sum(token.rounds))

@@ -16,8 +16,8 @@ from specjax.queue import compact, let_in
 from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
+from specjax.testing.exact import reference_law
 from specjax.types import Cache, Params, Prompts, PyTree, Rollout
-from tests.exact import reference_law
 from tests.tiny import ENUMERABLE, WANDERING, light_jit
 
 GROUP, BUDGET, K = 4, 12, 3

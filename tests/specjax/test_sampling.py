@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits, sample
-from tests.exact import reference_law
+from specjax.testing.exact import reference_law
 from tests.tiny import light_jit
 
 LAWS = [

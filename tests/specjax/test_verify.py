@@ -1,137 +1,125 @@
-"""The accept law by exhaustive enumeration of every draft, and the two verifiers on given noise."""
+"""The accept laws by exhaustive enumeration of every draft, and the verifiers on given noise."""
 
-import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.verify import VERIFIERS, AcceptLaw, Noise, accept_law, draw
+from specjax.testing import assert_verifier_lossless
+from specjax.testing.verifiers import (
+    Tree,
+    chances,
+    emitted_laws,
+    every_draft,
+    every_length,
+    following,
+    kinds,
+    logs,
+    mean_accepted,
+    stops_and_residuals,
+)
+from specjax.verify import VERIFIERS, AcceptLaw, LawOf, Noise, accept_law, block_law, draw
 
-# tree[i][prefix] is the law of position i after the `i` tokens of `prefix`: an array of i + 1 axes.
-Tree = list[np.ndarray]
-Case = tuple[Tree, Tree]
 SIZES = [(2, 1), (3, 3), (5, 4)]
+LAWS = [accept_law, block_law]
 verify = jax.jit(lambda name, *args: VERIFIERS[name].verify(*args), static_argnums=0)
 
 
-def random_tree(generator: np.random.Generator, vocab: int, depth: int, cut: float = 0.0) -> Tree:
-    """Dirichlet laws, peaked and flat; with `cut`, that share of the tokens is impossible (never all of them)."""
-    tree = []
-    for i in range(depth):
-        law = generator.gamma(generator.choice([0.3, 1.0, 3.0], (*[vocab] * i, 1)), size=[vocab] * (i + 1)) + 1e-3
-        kept = generator.random(law.shape) >= cut
-        law = np.where(kept | ~kept.any(axis=-1, keepdims=True), law, 0.0)
-        tree.append(law / law.sum(axis=-1, keepdims=True))
-    return tree
+def case(name: str, vocab: int, k: int) -> tuple[Tree, Tree]:
+    """(policy, draft)"""
+    return {kind: (p, q) for kind, p, q in kinds(np.random.default_rng([vocab, k]), vocab, k)}[name]
 
 
-def without(tree: Tree, tokens: list[int]) -> Tree:
-    kept = [np.where(np.isin(np.arange(level.shape[-1]), tokens), 0.0, level) for level in tree]
-    return [level / level.sum(axis=-1, keepdims=True) for level in kept]
+@pytest.mark.parametrize("vocab, k", [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("law", LAWS)
+def test_enumeration_gives_the_product_law(law: LawOf, vocab: int, k: int):
+    """To float64 rounding, over all drafts and lengths of sampled, gapped, equal, disjoint and one-hot trees."""
+    result = assert_verifier_lossless(law, vocab=vocab, draft_length=k)
+    assert result.rounds == 3 * 7 * (k + 1) * vocab**k
+    assert result.error < 1e-14
 
 
-def most_likely(tree: Tree) -> Tree:
-    return [np.eye(level.shape[-1])[level.argmax(axis=-1)] for level in tree]
+@pytest.mark.parametrize("law", LAWS)
+def test_enumeration_in_float32_gives_the_product_law_to_rounding(law: LawOf):
+    def rounded(log_p: jax.Array, log_q: jax.Array, draft: jax.Array, length: jax.Array) -> AcceptLaw:
+        return law(log_p.astype(jnp.float32), log_q.astype(jnp.float32), draft, length)
+
+    assert assert_verifier_lossless(rounded, trees=1, tolerance=1e-6).error > 1e-9
 
 
-def case(name: str, vocab: int, k: int) -> Case:
-    generator = np.random.default_rng([vocab, k])
-    p, q = (random_tree(generator, vocab, k + 1) for _ in range(2))
-    half = list(range(vocab // 2))
-    return {
-        "random": (p, q),
-        "draft vocabulary lacks a token": (p, without(q, [0])),
-        "impossible tokens": (random_tree(generator, vocab, k + 1, 0.4), random_tree(generator, vocab, k + 1, 0.4)),
-        "equal": (p, p),
-        "disjoint": (without(p, half), without(q, [v for v in range(vocab) if v not in half])),
-        "almost equal": (p, [level * 0.999_999 + 1e-6 / vocab for level in p]),
-        "greedy draft": (p, most_likely(q)),
-    }[name]
+def thresholds(p: np.ndarray, q: np.ndarray, draft: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(h, P) of one draft as the paper writes them, in probabilities."""
+    h, weight = np.zeros(length), np.ones(length + 1)
+    for i in range(1, length + 1):
+        weight[i] = min(1.0, weight[i - 1] * p[i - 1, draft[i - 1]] / q[i - 1, draft[i - 1]])
+        if i < length:
+            left = np.maximum(weight[i] * p[i] - q[i], 0.0).sum()
+            h[i - 1] = left / (left + 1 - weight[i]) if left + 1 - weight[i] > 0 else 1.0
+    h[length - 1 :] = weight[length:]
+    return h, weight
 
 
-CASES = [
-    "random",
-    "draft vocabulary lacks a token",
-    "impossible tokens",
-    "equal",
-    "disjoint",
-    "almost equal",
-    "greedy draft",
-]
+@pytest.mark.parametrize("kind", ["random", "with impossible tokens", "one-hot"])
+def test_block_stops_where_the_last_of_independent_uniforms_is_below_its_threshold(kind: str):
+    p, q = case(kind, 3, 3)
+    drafts = every_draft(3, 3)[chances(q, 3) > 0]
+    log_p, log_q = logs(p, drafts), logs(q[:3], drafts)
+    for length in (1, 2, 3):
+        stop, residual = stops_and_residuals(block_law, log_p, log_q, drafts, np.full(len(drafts), length))
+        for row, draft in enumerate(drafts):
+            h, weight = thresholds(np.exp(log_p[row]), np.exp(log_q[row]), draft, length)
+            beaten = np.append(1.0, h) * np.append(np.cumprod(1 - h[::-1])[::-1], 1.0)
+            np.testing.assert_allclose(stop[row], np.pad(beaten, (0, 3 - length)), atol=1e-14)
+            for m in range(length):
+                left = np.maximum(weight[m] * np.exp(log_p[row, m]) - np.exp(log_q[row, m]), 0.0)
+                if stop[row, m] > 1e-12:
+                    np.testing.assert_allclose(residual[row, m], left / left.sum(), atol=1e-12)
+            np.testing.assert_allclose(residual[row, length], np.exp(log_p[row, length]), atol=1e-14)
 
 
-@jax.jit
-def stops_and_residuals(
-    log_p: jax.Array, log_q: jax.Array, draft: jax.Array, length: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    law = accept_law(log_p, log_q, draft, length)
-    rows, count = log_p.shape[:2]
-    return law.stop(), jnp.stack([law.residual(jnp.full(rows, m)) for m in range(count)], axis=1)
+@pytest.mark.parametrize("k", [2, 3])
+def test_block_accepts_at_least_as_many_as_rejection_in_expectation(k: int):
+    """On every tree and at every length; more on the whole, and as many of a deterministic draft."""
+    gains = []
+    for seed in range(5):
+        for kind, p, q in kinds(np.random.default_rng([3, k, seed]), 3, k):
+            for length in range(k + 1):
+                token, block = (mean_accepted(law, p, q, length) for law in LAWS)
+                assert block >= token - 1e-12
+                if kind == "one-hot" or length < 2:
+                    assert block == pytest.approx(token, abs=1e-12)
+                elif kind == "random":
+                    gains.append(block - token)
+    assert np.mean(gains) > 0.01
 
 
-def logs(tree: Tree, drafts: np.ndarray) -> np.ndarray:
-    """Float32 log-probs of each position along each draft, [drafts, len(tree), V]."""
-    vocab = tree[0].shape[-1]
-    laws = [np.broadcast_to(level[tuple(drafts[:, :i].T)], (len(drafts), vocab)) for i, level in enumerate(tree)]
-    with np.errstate(divide="ignore"):
-        return np.log(np.stack(laws, axis=1)).astype(np.float32)
+def test_the_example_of_the_paper():
+    """Binary, whatever the context p = (1/3, 2/3) and q = (2/3, 1/3), two drafts: 10/9 tokens become 11/9."""
+    p: Tree = [np.broadcast_to([1 / 3, 2 / 3], (*[2] * i, 2)) for i in range(3)]
+    q: Tree = [1 - level for level in p]
+    assert mean_accepted(accept_law, p, q, 2) == pytest.approx(10 / 9, abs=1e-14)
+    assert mean_accepted(block_law, p, q, 2) == pytest.approx(11 / 9, abs=1e-14)
 
 
-def following(p: Tree) -> list[np.ndarray]:
-    """Entry i: the joint law of positions i, i + 1, .. given the tokens before, over all the axes."""
-    joint = [np.ones(p[-1].shape)]
-    for level in reversed(p):
-        joint.insert(0, level.reshape(level.shape + (1,) * (joint[0].ndim - level.ndim)) * joint[0])
-    return joint
-
-
-def emitted_laws(p: Tree, drawn: Tree, lengths: np.ndarray, verified: Tree | None = None) -> list[np.ndarray]:
-    """For each row of `lengths` [cases, drafts], the law of the next k + 1 tokens, by summing over all drafts.
-
-    drawn: what the drafter samples from. verified: what it says it samples from. After the token that ends the round,
-    the rest is sampled from p.
-    """
-    vocab, k = p[0].shape[0], len(p) - 1
-    drafts = np.array(list(itertools.product(range(vocab), repeat=k)))
-    weight = np.prod([level[tuple(drafts[:, : i + 1].T)] for i, level in enumerate(drawn[:k])], axis=0)
-    log_p, log_q = logs(p, drafts), logs((verified or drawn)[:k], drafts)
-    cases = len(lengths)
-    log_p, log_q = (jnp.asarray(np.tile(x, (cases, 1, 1))) for x in (log_p, log_q))
-    rows = jnp.asarray(np.tile(drafts, (cases, 1)))
-    stop, residual = stops_and_residuals(log_p, log_q, rows, jnp.asarray(lengths.ravel()))
-    stop = np.asarray(stop, np.float64).reshape(cases, len(drafts), k + 1)
-    residual = np.exp(np.asarray(residual, np.float64)).reshape(cases, len(drafts), k + 1, vocab)
-    assert not stop[np.arange(k + 1) > lengths[..., None]].any()
-    assert np.isfinite(residual).all()
-    rest = following(p)
-
-    laws = [np.zeros([vocab] * (k + 1)) for _ in range(cases)]
-    for n, d in itertools.product(range(cases), np.flatnonzero(weight)):
-        for m in np.flatnonzero(stop[n, d]):
-            prefix = tuple(drafts[d, :m])
-            after = residual[n, d, m].reshape([vocab] + [1] * (k - m)) * rest[m + 1][prefix]
-            laws[n][prefix] += weight[d] * stop[n, d, m] * after
-    return laws
-
-
-def every_length(vocab: int, k: int) -> np.ndarray:
-    return np.repeat(np.arange(k + 1)[:, None], vocab**k, axis=1)
-
-
-@pytest.mark.parametrize("vocab, k", SIZES)
-@pytest.mark.parametrize("name", CASES)
-def test_enumeration_gives_the_product_law(name: str, vocab: int, k: int):
-    p, q = case(name, vocab, k)
-    for law in emitted_laws(p, q, every_length(vocab, k)):
-        np.testing.assert_allclose(law, following(p)[0], atol=1e-6)
+@pytest.mark.parametrize("kind", ["random", "one-hot"])
+def test_what_lies_beyond_a_draft_counts_for_nothing(kind: str):
+    """Not even where it is no law."""
+    p, q = case(kind, 3, 3)
+    drafts = every_draft(3, 3)
+    log_p, log_q, length = logs(p, drafts), logs(q[:3], drafts), np.full(len(drafts), 1)
+    junk = np.where(np.arange(3)[:, None] < 1, log_q, np.nan)
+    for law in LAWS:
+        clean, dirty = (stops_and_residuals(law, log_p, x, drafts, length) for x in (log_q, junk))
+        for x, y in zip(clean, dirty, strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def confident(q: Tree, cut_after: int) -> np.ndarray:
     """How many tokens of each draft precede the first of q < 0.3, or include it."""
     vocab, k = q[0].shape[0], len(q) - 1
-    drafts = np.array(list(itertools.product(range(vocab), repeat=k)))
+    drafts = every_draft(vocab, k)
     scores = np.stack([level[tuple(drafts[:, : i + 1].T)] for i, level in enumerate(q[:k])], 1)
     unsure = np.pad(scores < 0.3, ((0, 0), (0, 1)), constant_values=True)
     return np.minimum(unsure.argmax(axis=1) + cut_after, k)[None]
@@ -141,25 +129,49 @@ def distance(law: np.ndarray, other: np.ndarray) -> float:
     return 0.5 * float(np.abs(law - other).sum())
 
 
-def test_a_draft_may_stop_after_a_sampled_token_but_not_before():
+@pytest.mark.parametrize("law", LAWS)
+def test_a_draft_may_stop_after_a_sampled_token_but_not_before(law: LawOf):
     p, q = case("random", 3, 3)
-    (before,), (after,) = (emitted_laws(p, q, confident(q, shift)) for shift in (0, 1))
+    (before,), (after,) = (emitted_laws(law, p, q, confident(q, shift)) for shift in (0, 1))
     assert distance(before, following(p)[0]) > 0.01
     assert distance(after, following(p)[0]) < 1e-6
 
 
-def test_what_is_verified_must_be_what_was_drawn():
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_verified_must_be_what_was_drawn(law: LawOf):
     p, q = case("random", 3, 3)
-    (law,) = emitted_laws(p, most_likely(q), every_length(3, 3)[-1:], verified=q)
-    assert distance(law, following(p)[0]) > 0.01
+    (emitted,) = emitted_laws(law, p, case("one-hot", 3, 3)[1], every_length(3, 3)[-1:], verified=q)
+    assert distance(emitted, following(p)[0]) > 0.01
 
 
-def test_a_residual_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    p, q = case("random", 4, 2)
-    monkeypatch.setattr(AcceptLaw, "residual", lambda law, accepted: law.log_p[jnp.arange(len(accepted)), accepted])
-    with jax.disable_jit():
-        (law,) = emitted_laws(p, q, every_length(4, 2)[-1:])
-    assert distance(law, following(p)[0]) > 0.01
+def without_residual(law: AcceptLaw) -> AcceptLaw:
+    return law._replace(log_q=jnp.full_like(law.log_q, -jnp.inf))
+
+
+def stopping_at_the_first_failure(law: AcceptLaw) -> AcceptLaw:
+    """P(exactly m) over P(at most m) is the threshold h_m."""
+    stop = law.stop()
+    at_most = jnp.cumsum(stop, axis=1)
+    passed = jnp.where(at_most > 0, stop / at_most, 1.0)[:, 1:]
+    return law._replace(survival=jnp.cumprod(passed, axis=1))
+
+
+def unweighted(law: AcceptLaw) -> AcceptLaw:
+    return law._replace(log_weight=jnp.zeros_like(law.log_weight))
+
+
+@pytest.mark.parametrize(
+    "law, fault",
+    [
+        (accept_law, without_residual),
+        (block_law, without_residual),
+        (block_law, unweighted),
+        (block_law, stopping_at_the_first_failure),
+    ],
+)
+def test_a_faulty_law_is_noticed(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
+    with pytest.raises(AssertionError, match=r"^not lossless, draft .*: off by .* in \d+ rounds enumerated"):
+        assert_verifier_lossless(lambda *proposal: fault(law(*proposal)), trees=1)
 
 
 def batch(vocab: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Noise]:
@@ -193,7 +205,7 @@ def test_draw_accepts_and_recovers_at_the_rates_of_the_law():
     """One draft, many uniforms and Gumbels: frequencies of (accepted, token) against stop times residual."""
     p, q = case("random", 3, 3)
     draft = np.array([[0, 2, 1]])
-    log_p, log_q = logs(p, draft), logs(q[:3], draft)
+    log_p, log_q = (x.astype(np.float32) for x in (logs(p, draft), logs(q[:3], draft)))
     draws, generator = 200_000, np.random.default_rng(0)
     noise = Noise(
         draft=np.zeros((draws, 3, 3), np.float32),
@@ -208,10 +220,10 @@ def test_draw_accepts_and_recovers_at_the_rates_of_the_law():
         return draw(law, noise)
 
     accepted, token = map(np.asarray, verdicts(noise))
-    stop, residual = (np.asarray(x)[0] for x in stops_and_residuals(log_p, log_q, draft, np.array([3])))
+    stop, residual = (x[0] for x in stops_and_residuals(accept_law, log_p, log_q, draft, np.array([3])))
     observed = np.zeros((4, 3))
     np.add.at(observed, (accepted, token), 1 / draws)
-    np.testing.assert_allclose(observed, stop[:, None] * np.exp(residual), atol=0.006)
+    np.testing.assert_allclose(observed, stop[:, None] * residual, atol=0.006)
 
 
 def one_round(p: list[float], q: list[float], drafted: int, uniform: float) -> tuple[int, int]:
@@ -245,8 +257,8 @@ def test_the_largest_uniform_accepts_a_token_the_policy_likes_more():
 
 def residual_of(log_p: list[float], log_q: list[float]) -> np.ndarray:
     p, q = (np.array([x, x], np.float32)[None] for x in (log_p, log_q))
-    _, residual = stops_and_residuals(p, q[:, :1], np.array([[0]]), np.array([1]))
-    return np.exp(np.asarray(residual[0, 0]))
+    law = accept_law(jnp.asarray(p), jnp.asarray(q[:, :1]), jnp.array([[0]]), jnp.array([1]))
+    return np.exp(np.asarray(law.residual(jnp.array([0]))[0]))
 
 
 def test_a_residual_without_mass_falls_back_to_the_policy():

@@ -1,4 +1,4 @@
-"""Drafters for tests: the policy itself, sharpened, flattened or turned upside down, and a table."""
+"""Drafters to compare with: the policy itself, sharpened, flattened or turned upside down, and a table."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,8 +33,9 @@ class PolicyDrafter(Drafter):
         rows = len(prompts.lengths)
         none = jnp.zeros(rows, jnp.int32)
         cache = self.policy.init_cache(rows, prompts.tokens.shape[1] + 2 * width)
-        output = self.policy.apply(params.policy, prompts.tokens, none, cache)
-        return PolicyDraftState(output.cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
+        cache = self.policy.apply(params.policy, prompts.tokens, none, cache).cache
+        assert cache is not None
+        return PolicyDraftState(cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -50,6 +51,7 @@ class PolicyDrafter(Drafter):
                 logits = output.logits[:, 0]
             log_q.append(process_logits(logits * params.draft["scale"], law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
+        assert output.cache is not None
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))
         return proposal, PolicyDraftState(output.cache, length, state.tokens, jnp.zeros_like(state.waiting))
 

@@ -10,7 +10,9 @@ from scipy import stats
 from specjax.sampling import SamplingLaw
 from specjax.types import Rollout
 
-Cells = dict[tuple[int, ...], float]
+Completion = tuple[int, ...]
+Cells = dict[Completion, float]
+Counts = dict[Completion, int]
 LEVEL = 1e-6
 
 
@@ -67,7 +69,7 @@ def completion_law(
     return cells
 
 
-def count_completions(rollout: Rollout) -> dict[tuple[int, ...], int]:
+def count_completions(rollout: Rollout) -> Counts:
     """How often each completion was sampled."""
     tokens, lengths = np.asarray(rollout.tokens), np.asarray(rollout.lengths)
     rows, counts = np.unique(np.concatenate([lengths[:, None], tokens], axis=1), axis=0, return_counts=True)
@@ -76,27 +78,54 @@ def count_completions(rollout: Rollout) -> dict[tuple[int, ...], int]:
 
 @dataclass(frozen=True)
 class Fit:
-    """A chi-square test of counts against a law, rare cells pooled until each expects 10."""
+    """A chi-square test of counts against a law, rare cells pooled until each expects 10.
+
+    statistic:       with `freedom` degrees of freedom.
+    draws:           completions that were counted.
+    impossible:      how many of them the law does not allow: any is a failure.
+    level:           the chance to fail a sound sampler.
+    total_variation: the distance that `power` speaks of.
+    """
 
     statistic: float
     freedom: int
     draws: int
     impossible: int
+    level: float
+    total_variation: float
 
     @property
     def p_value(self) -> float:
-        return 0.0 if self.impossible else float(stats.chi2.sf(self.statistic, self.freedom))
+        if self.impossible:
+            return 0.0
+        return float(stats.chi2.sf(self.statistic, self.freedom)) if self.freedom else 1.0
 
-    def power(self, total_variation: float) -> float:
-        """The chance to reject, at LEVEL, any law of the pooled cells this far away.
+    @property
+    def passes(self) -> bool:
+        return self.p_value > self.level
 
-        Whatever its shape, such a law has chi-square distance at least (2 tv)^2 (Cauchy-Schwarz).
+    @property
+    def power(self) -> float:
+        """The chance to fail any law that differs by `total_variation` in the pooled cells.
+
+        Whatever its shape, such a law has chi-square distance at least (2 tv)^2 (Cauchy-Schwarz). With one cell alone
+        it allows what is impossible.
         """
-        critical = stats.chi2.isf(LEVEL, self.freedom)
-        return float(stats.ncx2.sf(critical, self.freedom, self.draws * (2 * total_variation) ** 2))
+        if not self.freedom:
+            return float(1 - (1 - self.total_variation) ** self.draws)
+        critical = stats.chi2.isf(self.level, self.freedom)
+        return float(stats.ncx2.sf(critical, self.freedom, self.draws * (2 * self.total_variation) ** 2))
+
+    def __str__(self) -> str:
+        return (
+            f"chi-square {self.statistic:.1f} at {self.freedom} degrees of freedom, {self.impossible} impossible of "
+            f"{self.draws} draws: p = {self.p_value:.2g} at level {self.level:.0e}, where a law {self.total_variation} "
+            f"away in total variation fails with chance {self.power:.4f}"
+        )
 
 
-def fit(counts: dict[tuple[int, ...], int], cells: Cells) -> Fit:
+def fit(counts: Counts, cells: Cells, total_variation: float = 0.02, level: float = LEVEL) -> Fit:
+    """How well the counts of completions fit their law."""
     draws = sum(counts.values())
     expected = np.array(list(cells.values())) * draws
     observed = np.array([counts.get(cell, 0) for cell in cells])
@@ -106,4 +135,5 @@ def fit(counts: dict[tuple[int, ...], int], cells: Cells) -> Fit:
     expected = np.append(expected[common], expected[rare].sum())
     observed = np.append(observed[common], observed[rare].sum())
     statistic = float(((observed - expected) ** 2 / expected).sum())
-    return Fit(statistic, len(expected) - 1, draws, sum(n for cell, n in counts.items() if cell not in cells))
+    impossible = sum(n for cell, n in counts.items() if cell not in cells)
+    return Fit(statistic, len(expected) - 1, draws, impossible, level, total_variation)

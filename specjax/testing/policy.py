@@ -1,0 +1,48 @@
+"""A policy small enough to enumerate its completions, with a real key-value cache."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax.cache import attend, decode_view, empty, token_at, uncached_view, write
+from specjax.types import Cache, Policy, PolicyOutput, PyTree
+
+
+def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Policy, PyTree]:
+    """One layer of causal attention in float32, and random parameters that make its law depend on the whole context.
+
+    Its features are its residual stream, F = D = width.
+    """
+
+    def apply(
+        params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, only: Array | None = None
+    ) -> PolicyOutput:
+        rows, count = tokens.shape
+        position = uncached_view(start, count).positions.astype(jnp.float32)
+        first = jnp.zeros_like(start) if cache is None else start
+        before = empty(rows, count, 1, width, jnp.float32) if cache is None else cache[0]
+        x = params["embed"][tokens] + jnp.sin(position[..., None] / jnp.arange(1.0, width + 1)[None, None])
+        q, k, v = (jnp.einsum("btd,de->bte", x, params[name])[:, :, None] for name in ("q", "k", "v"))
+        layer, view = write(before, k, v, first), decode_view(first, count, before.k.shape[2])
+        assert view.mask is not None
+        x = x + attend(q, layer, view.mask)[:, :, 0]
+        hidden = jnp.tanh(x)
+        read = hidden if only is None else token_at(hidden, only)
+        logits = jnp.einsum("btd,dv->btv", read, params["head"])
+        return PolicyOutput(logits, x, hidden, None if cache is None else (layer,))
+
+    keys = jax.random.split(jax.random.key(seed), 5)
+    shapes = dict(embed=(vocab_size, width), q=(width, width), k=(width, width), v=(width, width))
+    shapes["head"] = (width, vocab_size)
+    params = {
+        name: jax.random.normal(key, shape) * (1.0 if name == "embed" else 1.5 * width**-0.5)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    policy = Policy(
+        apply=apply,
+        init_cache=lambda rows, length: (empty(rows, length, 1, width, jnp.float32),),
+        embedding=lambda params: params["embed"],
+        vocab_size=vocab_size,
+        dtype=jnp.dtype(jnp.float32),
+    )
+    return policy, params

@@ -1,0 +1,76 @@
+"""Rollouts token for token, against plain decoding."""
+
+import jax
+import numpy as np
+
+from specjax.drafters import Drafter, NoDrafter
+from specjax.generate import RolloutFn
+from specjax.keys import SeedStep, seed_step
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
+from specjax.types import Params, Policy, Prompts, Rollout
+
+
+def assert_same_rollout(
+    policy: Policy,
+    drafter: Drafter,
+    params: Params,
+    prompts: Prompts,
+    config: RolloutConfig,
+    *,
+    rollout_fn: RolloutFn = speculative_rollout,
+    run: SeedStep | None = None,
+    tolerance: float = 1e-4,
+) -> Rollout:
+    """`coupled` or greedy completions are the very tokens of draft length 0 without drafter, queue or phases.
+
+    Lengths, stops and log-probs too, the last to within `tolerance`, where the rollout reports them. run: the
+    (seed, step) of both. Nothing is tested by chance: each of the tokens, R times their lengths, has to be the same.
+    Returns the drafted rollout. Raises AssertionError at the first difference; ValueError where the verifier promises
+    no more than the law.
+    """
+    if config.verifier != "coupled" and config.law.temperature > 0:
+        raise ValueError(f"verifier = {config.verifier}: must be coupled, or the temperature 0, for the same tokens")
+    plainly = RolloutConfig(
+        group_size=config.group_size,
+        max_new_tokens=config.max_new_tokens,
+        draft_length=0,
+        verifier=config.verifier,
+        law=config.law,
+        stop_tokens=config.stop_tokens,
+    )
+    run = seed_step(0, 0) if run is None else run
+    plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)
+    drafted = _rollout(rollout_fn, policy, drafter, params, prompts, run, config)
+    _compare(drafted, plain, tolerance)
+    return drafted
+
+
+def _rollout(
+    rollout_fn: RolloutFn,
+    policy: Policy,
+    drafter: Drafter,
+    params: Params,
+    prompts: Prompts,
+    run: SeedStep,
+    config: RolloutConfig,
+) -> Rollout:
+    return jax.jit(lambda params, prompts, run: rollout_fn(policy, drafter, params, prompts, run, config))(
+        params, prompts, run
+    )
+
+
+def _compare(drafted: Rollout, plain: Rollout, tolerance: float) -> None:
+    parted = np.argwhere(np.asarray(drafted.tokens) != np.asarray(plain.tokens))
+    if len(parted):
+        row, at = parted[0]
+        raise AssertionError(
+            f"not the same tokens: row {row} has {drafted.tokens[row, at]} at {at}, {plain.tokens[row, at]} in plain "
+            f"decoding ({len(np.unique(parted[:, 0]))} of {len(plain.tokens)} rows differ)"
+        )
+    np.testing.assert_array_equal(drafted.lengths, plain.lengths, err_msg="lengths")
+    if drafted.stopped is not None:
+        np.testing.assert_array_equal(drafted.stopped, plain.stopped, err_msg="stopped")
+    for name in ("law", "full"):
+        if getattr(drafted, name) is not None:
+            np.testing.assert_allclose(getattr(drafted, name), getattr(plain, name), atol=tolerance, err_msg=name)

@@ -1,0 +1,162 @@
+"""Accept laws by exhaustive enumeration: every draft of a small tree, every length, in float64."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from specjax.verify import LawOf
+
+# tree[i][prefix] is the law of position i after the `i` tokens of `prefix`: an array of i + 1 axes.
+Tree = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """error: the largest difference of a probability, at most `tolerance`. rounds: drafts times lengths times trees."""
+
+    error: float
+    rounds: int
+    tolerance: float
+
+    def __str__(self) -> str:
+        return f"off by {self.error:.1e} in {self.rounds} rounds enumerated (tolerance {self.tolerance:.0e})"
+
+
+def assert_verifier_lossless(
+    law_of: LawOf, *, vocab: int = 3, draft_length: int = 3, trees: int = 3, tolerance: float = 1e-12, seed: int = 0
+) -> Enumeration:
+    """With this accept law, the next draft_length + 1 tokens have the policy's law, whatever is drafted.
+
+    Nothing is drawn, so that there is neither level nor power: the law that comes out is summed over every draft, at
+    every length, and may differ from the policy's by rounding alone. There are `trees` random conditional laws of
+    policy and draft of each of the `kinds` of this module. Raises AssertionError where the law is another.
+    """
+    result = Enumeration(0.0, 0, tolerance)
+    lengths = every_length(vocab, draft_length)
+    for number in range(trees):
+        for kind, p, q in kinds(np.random.default_rng([seed, number]), vocab, draft_length):
+            laws = emitted_laws(law_of, p, q, lengths)
+            error = float(np.abs(laws - following(p)[0]).max())
+            result = Enumeration(max(result.error, error), result.rounds + lengths.size, tolerance)
+            if result.error > tolerance:
+                raise AssertionError(f"not lossless, draft {kind}: {result}")
+    return result
+
+
+def kinds(generator: np.random.Generator, vocab: int, k: int) -> Iterator[tuple[str, Tree, Tree]]:
+    """(name, policy, draft): sampled, lacking tokens, certain of one, equal to the policy and apart from it."""
+    p, q, gapped, other = (random_tree(generator, vocab, k + 1, cut) for cut in (0.0, 0.0, 0.4, 0.4))
+    half = list(range(vocab // 2))
+    yield "random", p, q
+    yield "lacks a token", p, without(q, [0])
+    yield "with impossible tokens", gapped, other
+    yield "equal", p, p
+    yield "disjoint", without(p, half), without(q, [v for v in range(vocab) if v not in half])
+    yield "almost equal", p, [level * 0.999_999 + 1e-6 / vocab for level in p]
+    yield "one-hot", p, most_likely(q)
+
+
+def random_tree(generator: np.random.Generator, vocab: int, depth: int, cut: float = 0.0) -> Tree:
+    """Dirichlet laws, peaked and flat; with `cut`, that share of the tokens is impossible (never all of them)."""
+    tree = []
+    for i in range(depth):
+        law = generator.gamma(generator.choice([0.3, 1.0, 3.0], (*[vocab] * i, 1)), size=[vocab] * (i + 1)) + 1e-3
+        kept = generator.random(law.shape) >= cut
+        law = np.where(kept | ~kept.any(axis=-1, keepdims=True), law, 0.0)
+        tree.append(law / law.sum(axis=-1, keepdims=True))
+    return tree
+
+
+def without(tree: Tree, tokens: list[int]) -> Tree:
+    """The laws given that none of these tokens comes."""
+    kept = [np.where(np.isin(np.arange(level.shape[-1]), tokens), 0.0, level) for level in tree]
+    return [level / level.sum(axis=-1, keepdims=True) for level in kept]
+
+
+def most_likely(tree: Tree) -> Tree:
+    """All mass on the likeliest token."""
+    return [np.eye(level.shape[-1])[level.argmax(axis=-1)] for level in tree]
+
+
+def every_draft(vocab: int, k: int) -> np.ndarray:
+    """int [V^K, K], in the order of a tree's axes."""
+    return np.array(list(itertools.product(range(vocab), repeat=k))).reshape(vocab**k, k)
+
+
+def every_length(vocab: int, k: int) -> np.ndarray:
+    """int [K + 1, V^K]: all drafts at length 0, all at 1, .."""
+    return np.repeat(np.arange(k + 1)[:, None], vocab**k, axis=1)
+
+
+def logs(tree: Tree, drafts: np.ndarray) -> np.ndarray:
+    """Log-probs of each position along each draft, [drafts, len(tree), V]."""
+    vocab = tree[0].shape[-1]
+    laws = [np.broadcast_to(level[tuple(drafts[:, :i].T)], (len(drafts), vocab)) for i, level in enumerate(tree)]
+    with np.errstate(divide="ignore"):
+        return np.log(np.stack(laws, axis=1))
+
+
+def following(p: Tree) -> list[np.ndarray]:
+    """Entry i: the joint law of positions i, i + 1, .. given the tokens before, over all the axes."""
+    joint = [np.ones(p[-1].shape)]
+    for level in reversed(p):
+        joint.insert(0, level.reshape(level.shape + (1,) * (joint[0].ndim - level.ndim)) * joint[0])
+    return joint
+
+
+def chances(drawn: Tree, k: int) -> np.ndarray:
+    """Of each of `every_draft`, float64 [V^K]."""
+    return following(drawn[:k])[0].ravel() if k else np.ones(1)
+
+
+def stops_and_residuals(law_of: LawOf, *rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(log_p, log_q, draft, length) -> `stop` [B, K+1] and the probabilities of `residual` at each m, [B, K+1, V]."""
+    with jax.enable_x64(True):
+        stop, residual = _compiled(law_of)(*(jnp.asarray(x) for x in rounds))
+        return np.asarray(stop), np.asarray(residual)
+
+
+@cache
+def _compiled(law_of: LawOf) -> Callable[..., tuple[Array, Array]]:
+    @jax.jit
+    def of(log_p: Array, log_q: Array, draft: Array, length: Array) -> tuple[Array, Array]:
+        law = law_of(log_p, log_q, draft, length)
+        rows, count = log_p.shape[:2]
+        return law.stop(), jnp.stack([jnp.exp(law.residual(jnp.full(rows, m))) for m in range(count)], axis=1)
+
+    return of
+
+
+def emitted_laws(law_of: LawOf, p: Tree, drawn: Tree, lengths: np.ndarray, verified: Tree | None = None) -> np.ndarray:
+    """For each row of `lengths` [cases, drafts], the law of the next K + 1 tokens [cases, V, .., V], over all drafts.
+
+    drawn: what the drafter samples from. verified: what it says it samples from. After the token that ends the round,
+    the rest is sampled from p.
+    """
+    vocab, k, cases = p[0].shape[0], len(p) - 1, len(lengths)
+    drafts = every_draft(vocab, k)
+    rounds = logs(p, drafts), logs((verified or drawn)[:k], drafts) if k else np.zeros((1, 0, vocab)), drafts
+    stop, residual = stops_and_residuals(law_of, *(np.concatenate([x] * cases) for x in rounds), lengths.ravel())
+    if stop[np.arange(k + 1) > lengths.reshape(-1, 1)].any() or not np.isfinite([stop.sum(), residual.sum()]).all():
+        raise AssertionError("not lossless: accepts beyond a draft's length, or has a residual that is no law")
+    ends = np.tile(chances(drawn, k), cases)[:, None, None] * stop[..., None] * residual
+    rest, laws = following(p), np.zeros((cases, vocab ** (k + 1)))
+    for m in range(k + 1):
+        shape = (vocab**m, vocab, vocab ** (k - m))
+        by_prefix = ends[:, m].reshape(cases, vocab**m, -1, vocab).sum(axis=2)
+        laws += (by_prefix[..., None] * rest[m + 1].reshape(shape)).reshape(cases, -1)
+    return laws.reshape(cases, *[vocab] * (k + 1))
+
+
+def mean_accepted(law_of: LawOf, p: Tree, q: Tree, length: int) -> float:
+    """The expected number of accepted tokens of a draft of so many."""
+    vocab, k = p[0].shape[0], len(p) - 1
+    drafts = every_draft(vocab, k)
+    stop, _ = stops_and_residuals(law_of, logs(p, drafts), logs(q[:k], drafts), drafts, np.full(len(drafts), length))
+    return float(chances(q, k) @ stop @ np.arange(k + 1))

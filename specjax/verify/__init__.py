@@ -1,0 +1,42 @@
+"""Verification: how many drafted tokens are kept, and which token comes next.
+
+Pure, static shapes, ragged draft lengths, noise in as arrays. Three verifiers behind one interface:
+
+- `rejection`, token-level speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1; Chen et al. 2023,
+  arXiv 2302.01318): the emitted tokens follow the policy's law exactly.
+- `block`, block verification (Sun et al. 2024, arXiv 2403.10444): the same law, and at least as many accepted tokens in
+  expectation; as many where the draft is deterministic.
+- `coupled`, Gumbel coupling (Daliri et al. 2024, arXiv 2408.07978): draft and policy share the noise of each position,
+  so that the emitted tokens are those of plain sampling with that noise, whatever was drafted.
+
+The first two are an accept law (`accept_law`, `block_law`), which a test can enumerate, and `draw`.
+"""
+
+from typing import Literal
+
+from specjax.verify.base import Noise, Verdict, Verifier
+from specjax.verify.block import block_law
+from specjax.verify.coupled import coupled_noise, verify_coupled
+from specjax.verify.law import AcceptLaw, LawOf, accept_law, draw, verifier_of
+
+VerifierName = Literal["rejection", "block", "coupled"]
+
+VERIFIERS: dict[VerifierName, Verifier] = {
+    "rejection": verifier_of(accept_law),
+    "block": verifier_of(block_law),
+    "coupled": Verifier(coupled_noise, verify_coupled),
+}
+
+__all__ = [
+    "VERIFIERS",
+    "AcceptLaw",
+    "LawOf",
+    "Noise",
+    "Verdict",
+    "Verifier",
+    "VerifierName",
+    "accept_law",
+    "block_law",
+    "draw",
+    "verifier_of",
+]
