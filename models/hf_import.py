@@ -1,6 +1,6 @@
 """Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ def _views(path: Path, stack: ExitStack) -> dict[str, Any]:
     return {name: file.get_slice(name) for name in file.keys() if not name.endswith(".rotary_emb.inv_freq")}
 
 
-def check_names(directory: Path, views: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
+def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:
     """Raises ValueError naming the first tensor that is missing or unexpected."""
 
     def refuse(names: Iterable[str], what: str) -> None:
@@ -121,8 +121,8 @@ def check_names(directory: Path, views: Mapping[str, Any], tensors: Mapping[str,
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise ValueError(f"{names[0]}: {what} {directory}{others}")
 
-    refuse(tensors.keys() - views.keys(), "missing from")
-    refuse(views.keys() - tensors.keys(), "unexpected in")
+    refuse(set(expected) - set(found), "missing from")
+    refuse(set(found) - set(expected), "unexpected in")
 
 
 def check_repeats(copy: Any, original: Any, message: str) -> None:

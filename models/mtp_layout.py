@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from models.hf_layout import LINEAR, VECTOR, Stored, block_tensors
 from models.mtp import ConventionName, MTPConfig
 
-EMBEDDING = "model.embed_tokens.weight"
+COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _QWEN, _MIMO = "mtp.", "model.mtp_layers."
 
 
@@ -18,7 +18,8 @@ class Names:
     prefix: of all of them, {layer} being the number of the policy's layers, after which the head's is counted.
     block:  what follows it in the names of the decoder block.
     copy:   a copy of the policy's embedding, which is not read but must be there.
-    count:  the field of config.json that says how many such layers there are.
+    count:  the field of config.json that says how many such layers there are, one of COUNTS.
+    family: the model_type that carries the head wherever it has the policy's kind of block.
     """
 
     prefix: str
@@ -29,7 +30,8 @@ class Names:
     norm: str
     head: str | None = None
     copy: str | None = None
-    count: str = "num_nextn_predict_layers"
+    count: str = COUNTS[0]
+    family: str | None = None
 
 
 NAMES: dict[ConventionName, Names] = {
@@ -40,7 +42,7 @@ NAMES: dict[ConventionName, Names] = {
         hidden_norm="pre_fc_norm_hidden",
         fc="fc",
         norm="norm",
-        count="mtp_num_hidden_layers",
+        count=COUNTS[1],
     ),
     "deepseek_v3": Names(
         prefix="model.layers.{layer}.",
@@ -59,6 +61,7 @@ NAMES: dict[ConventionName, Names] = {
         hidden_norm="hidden_layernorm",
         fc="input_proj",
         norm="final_layernorm",
+        family="mimo",
     ),
 }
 
