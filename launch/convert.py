@@ -1,8 +1,8 @@
 """Policies between Hugging Face's layout and ours: `python -m launch.convert SOURCE OUT`.
 
-Ours is `config.json` (the decoder's shape), `params/` (Orbax) and, where the policy has an MTP head, `mtp/`. Tokenizer files travel along both ways, and so do
-the fields of Hugging Face's `config.json` that the decoder has no use for, token ids above all, in
-`huggingface.json`.
+Ours is `config.json` (the decoder's shape), `params/` (Orbax) and, where the policy has an MTP head, `mtp/`. Tokenizer
+files travel along both ways, and so do the fields of Hugging Face's `config.json` that the decoder has no use for,
+token ids above all, in `huggingface.json`.
 """
 
 import dataclasses

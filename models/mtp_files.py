@@ -79,6 +79,8 @@ def _check_counts(path: Path, found: bool) -> None:
     for name in COUNTS:
         count = fields.get(name) or 0
         if found and name in fields and count != 1:
-            raise ValueError(f"{path}: {name} = {count}: must be 1, a head of several layers is not implemented")
+            raise ValueError(
+                f"{path}: {name} = {count}: must be 1, the weights hold a head and one layer is implemented"
+            )
         if count and not found:
             raise ValueError(f"{path}: {name} = {count}: must be 0, the weights hold no MTP head")
