@@ -8,6 +8,7 @@ from typing import Literal
 
 from models.config import DecoderConfig, Dtype, at_least_one
 from specjax.drafters.distillation import Objective
+from models.mtp import ConventionName
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
@@ -23,7 +24,7 @@ class ModelConfig:
     Attributes:
         path:           a directory in Hugging Face layout, or one that launch.convert made; None starts from scratch.
         architecture:   the network to start from scratch.
-        feature_layers: the layers on whose entry the draft reads the policy; empty for EAGLE-3's own choice.
+        feature_layers: the layers on whose entry an EAGLE-3 draft reads the policy; empty for the paper's choice.
         dtype:          of the computation.
         param_dtype:    of the master weights.
     """
@@ -65,7 +66,8 @@ class DraftConfig:
     """The draft, from a checkpoint or from random weights. A width left at None is the policy's own.
 
     Attributes:
-        kind:       eagle3, or none for autoregressive rollouts.
+        kind:       eagle3; mtp, a head of the policy's own shape, from the policy's checkpoint where that has one; or
+                    none for autoregressive rollouts.
         path:       a directory of ours, or of SpecForge, SafeAILab or speculators; None starts from random weights.
         vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
         head:       the make of a head from random weights.
@@ -74,9 +76,10 @@ class DraftConfig:
                     expect), or hybrid, from kl to total_variation as acceptance rises (specjax.drafters.distillation).
         unroll:     passes of EAGLE-3's training-time test, 1 .. 7.
         decay:      weight of each pass in the loss, relative to the one before.
+        mtp_convention: the family after which an mtp head from random weights is made.
     """
 
-    kind: Literal["eagle3", "none"] = "eagle3"
+    kind: Literal["eagle3", "mtp", "none"] = "eagle3"
     path: str | None = None
     hidden_size: int | None = None
     intermediate_size: int | None = None
@@ -89,6 +92,7 @@ class DraftConfig:
     loss: Objective = "cross_entropy"
     unroll: int = 3
     decay: float = 0.8
+    mtp_convention: ConventionName = "qwen3_next"
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
@@ -98,16 +102,17 @@ class DraftConfig:
             raise ValueError(f"unroll = {self.unroll}: must be within 1 .. 7")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay = {self.decay}: must be in (0, 1]")
-        if self.path is None:
+        if self.path is not None and self.kind != "eagle3":
+            raise ValueError(f"path = {self.path}: must be none with kind {self.kind}")
+        if self.path is None and self.kind != "mtp":
             return
-        if self.kind == "none":
-            raise ValueError(f"path = {self.path}: must be none with kind none")
+        sayer = "kind mtp" if self.path is None else "path"
         if given:
-            raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with path, which says it")
+            raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with {sayer}, which says it")
         for option in fields(HeadConfig):
             value = getattr(self.head, option.name)
             if value != option.default:
-                raise ValueError(f"head.{option.name} = {value}: must be left alone with path, which says it")
+                raise ValueError(f"head.{option.name} = {value}: must be left alone with {sayer}, which says it")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from configs.schema import DataConfig, ModelConfig, RunConfig
 from launch.arithmetic import ALPHABET, arithmetic
 from launch.build_draft import fit_draft, fresh_draft, layers_to_read, load_draft
+from launch.build_mtp import build_mtp
 from launch.data import Problem, load_jsonl, split
 from launch.errors import ConfigError
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
@@ -88,7 +89,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         if config.draft.path is not None:
             saved = load_draft(Path(config.draft.path), mesh)
             model = replace(model, feature_layers=layers_to_read(saved, config))
-        decoder, weights = _policy(model, mesh, policy_key)
+        decoder, weights = _policy(model, mesh, policy_key, features=config.draft.kind == "eagle3")
         if tokenizer.vocab_size > decoder.vocab_size:
             raise ConfigError(
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
@@ -100,6 +101,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         drafter, head, draft = NoDrafter(), None, {}
         if saved is not None:
             saved = fit_draft(saved, config, decoder)
+        elif config.draft.kind == "mtp":
+            drafter, draft = build_mtp(config, decoder, policy, mesh, draft_key)
         elif config.draft.kind == "eagle3":
             ids, count = None, config.draft.vocab_size
             if count is not None:
@@ -120,13 +123,17 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
     return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft), head)
 
 
-def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[DecoderConfig, PyTree]:
+def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array, features: bool) -> tuple[DecoderConfig, PyTree]:
+    """The policy, with `features` such that it gives those that EAGLE-3 reads."""
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
             raise ConfigError("model.path = None: must be a directory in Hugging Face layout or from launch.convert")
         architecture = replace(model.architecture, **dtypes)
-        layers = model.feature_layers or architecture.feature_layers or eagle3_feature_layers(architecture.num_layers)
+        layers = ()
+        if features:
+            given = model.feature_layers or architecture.feature_layers
+            layers = given or eagle3_feature_layers(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)
         return decoder, init_params(partial(init_decoder, decoder), key, mesh)
     path = Path(model.path)
@@ -135,8 +142,9 @@ def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[DecoderConf
     if (path / "params").is_dir():
         decoder, weights = load_policy_checkpoint(path, mesh)
         weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
-        return replace(decoder, **dtypes, feature_layers=model.feature_layers or decoder.feature_layers), weights
-    decoder = replace(read_hf_config(path, model.feature_layers or None), **dtypes)
+        layers = (model.feature_layers or decoder.feature_layers) if features else ()
+        return replace(decoder, **dtypes, feature_layers=layers), weights
+    decoder = replace(read_hf_config(path, (model.feature_layers or None) if features else ()), **dtypes)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
 
 

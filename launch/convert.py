@@ -1,8 +1,8 @@
 """Policies between Hugging Face's layout and ours: `python -m launch.convert SOURCE OUT`.
 
-Ours is `config.json` (the decoder's shape) and `params/` (Orbax). Tokenizer files travel along both ways, and so do
-the fields of Hugging Face's `config.json` that the decoder has no use for, token ids above all, in
-`huggingface.json`.
+Ours is `config.json` (the decoder's shape), `params/` (Orbax) and, where the policy has an MTP head, `mtp/`. Tokenizer
+files travel along both ways, and so do the fields of Hugging Face's `config.json` that the decoder has no use for,
+token ids above all, in `huggingface.json`.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from models.files import new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
 from models.hf_export import save_policy
 from models.hf_import import load_policy
+from models.mtp_files import load_mtp, save_mtp
 from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 
@@ -58,12 +59,15 @@ class ConvertArgs:
 def import_policy(args: ConvertArgs) -> None:
     """From Hugging Face's layout to ours."""
     dtype = None if args.param_dtype == "kept" else args.param_dtype
-    config = read_hf_config(args.source, args.feature_layers)
+    config, mesh = read_hf_config(args.source, args.feature_layers), make_mesh(MeshConfig())
     with new_directory(args.out) as out:
-        params = load_policy(args.source, config, make_mesh(MeshConfig()), dtype)
+        params = load_policy(args.source, config, mesh, dtype)
+        head = load_mtp(args.source, config, mesh, dtype)
         if dtype:
             config = dataclasses.replace(config, param_dtype=dtype)
         save_policy_checkpoint(out, params, config)
+        if head:
+            save_mtp(out, head)
         write_json(out / CARRIED, carried_fields(read_json(args.source / "config.json")))
         _copy_tokenizer(args.source, out)
 
@@ -71,9 +75,10 @@ def import_policy(args: ConvertArgs) -> None:
 def export_policy(args: ConvertArgs) -> None:
     """From our layout to Hugging Face's."""
     with new_directory(args.out) as out:
-        config, params = load_policy_checkpoint(args.source, make_mesh(MeshConfig()))
+        mesh = make_mesh(MeshConfig())
+        config, params = load_policy_checkpoint(args.source, mesh)
         carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
-        save_policy(out, params, config, carried, args.max_file_bytes)
+        save_policy(out, params, config, carried, args.max_file_bytes, load_mtp(args.source, config, mesh))
         _copy_tokenizer(args.source, out)
 
 

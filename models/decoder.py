@@ -41,16 +41,9 @@ class Decoder(nn.Module):
 
     config: DecoderConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        start: Int[Array, "B"],
-        cache: Cache | None = None,
-        only: Int[Array, "B"] | None = None,
-    ) -> PolicyOutput:
+    def setup(self) -> None:
         c = self.config
-        embed = nn.Embed(
+        self.embed = nn.Embed(
             c.vocab_size,
             c.hidden_size,
             dtype=jnp.dtype(c.dtype),
@@ -58,31 +51,43 @@ class Decoder(nn.Module):
             embedding_init=nn.with_logical_partitioning(
                 nn.initializers.normal(c.hidden_size**-0.5), ("vocab", "embed")
             ),
-            name="embed",
         )
+        self.layer = [Block(c) for _ in range(c.num_layers)]
+        self.norm = RMSNorm(c)
+        self.head = self.embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        start: Int[Array, "B"],
+        cache: Cache | None = None,
+        only: Int[Array, "B"] | None = None,
+    ) -> PolicyOutput:
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
-        table = constrain(embed.embedding.astype(c.dtype), "vocab", None)
+        table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
         x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
         if cache is None:
             view = uncached_view(start, tokens.shape[1])
         else:
             view = decode_view(start, tokens.shape[1], cache[0].k.shape[2])
         features, layers = [], []
-        for i in range(c.num_layers):
-            if i in c.feature_layers:
+        for i, block in enumerate(self.layer):
+            if i in self.config.feature_layers:
                 features.append(x)
-            x, layer = Block(c, name=f"layer_{i}")(x, None if cache is None else cache[i], view)
+            x, layer = block(x, None if cache is None else cache[i], view)
             layers.append(layer)
-        hidden = RMSNorm(c, name="norm")(x)
-        read = hidden if only is None else token_at(hidden, only)
-        head = embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"), name="head")
+        hidden = self.norm(x)
         return PolicyOutput(
-            logits=constrain(head(read), "batch", None, None),
+            logits=self.unembed(hidden if only is None else token_at(hidden, only)),
             # Pinned: its consumer's sharding would otherwise spread the whole residual stream over tensor.
             features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,
             cache=None if cache is None else tuple(layers),
         )
+
+    def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits of hidden states that a final norm has seen."""
+        return constrain(self.head(hidden), "batch", None, None)
 
 
 def make_policy(config: DecoderConfig) -> Policy:
@@ -92,6 +97,7 @@ def make_policy(config: DecoderConfig) -> Policy:
         apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         embedding=lambda params: params["embed"]["embedding"],
+        unembed=lambda params, hidden: cast(Array, decoder.apply({"params": params}, hidden, method="unembed")),
         vocab_size=config.vocab_size,
         dtype=jnp.dtype(config.dtype),
     )

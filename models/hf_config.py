@@ -13,42 +13,61 @@ from typing import Any
 
 from models.config import DecoderConfig, Llama3Scaling, eagle3_feature_layers
 from models.files import errors_name, read_json
+from models.mtp_layout import COUNTS
 
 
 @dataclass(frozen=True)
 class Family:
-    """What `model_type` stands for beyond its fields."""
+    """What `model_type` stands for beyond its fields.
+
+    attention_bias: the allowed values of the field of this name; MiMo's own code writes it and does not read it.
+    """
 
     architecture: str
     qk_norm: bool = False
     qkv_bias: bool = False
+    attention_bias: tuple[bool, ...] = (False,)
 
 
 FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
     "llama": Family("LlamaForCausalLM"),
+    "mimo": Family("MiMoForCausalLM", qkv_bias=True, attention_bias=(False, True)),
+}
+
+# What the decoder does not have, by the model_type or the field that tells: a better reason than an unknown name.
+_FOREIGN = {name: "gated attention and zero-centred norms" for name in ("qwen3_next", "qwen3_5", "qwen3_5_text")}
+_BLOCKS = {
+    "kv_lora_rank": "multi-head latent attention",
+    "n_routed_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "attn_output_gate": "gated attention",
+    "full_attention_interval": "linear attention",
 }
 
 # Only these values are implemented.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
-    "attention_bias": (False,),
     "attention_dropout": (0,),
     "chunk_size_feed_forward": (0,),
     "hidden_act": ("silu",),
     "is_encoder_decoder": (False,),
     "mlp_bias": (False,),
+    "mtp_use_dedicated_embeddings": (False,),
     "partial_rotary_factor": (None, 1),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
     "use_sliding_window": (False,),
 }
 _READ = frozenset({
-    "architectures", "dtype", "head_dim", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
-    "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "tie_word_embeddings", "torch_dtype", "vocab_size",
+    "architectures", "attention_bias", "dtype", "head_dim", "hidden_size", "intermediate_size", "layer_types",
+    "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "torch_dtype", "vocab_size",
 })  # fmt: skip
+# Of an MTP head, which models.mtp_files reads and an export writes anew; and of code that no export brings along.
+_ELSEWHERE = frozenset({"auto_map", *COUNTS})
 # Token ids, training and generation settings, book-keeping: none of them can change the forward. (Qwen's sliding
 # window is off unless `use_sliding_window` says otherwise, and `pretraining_tp` only splits matrix products.)
 _CARRIED = frozenset({
@@ -73,20 +92,23 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     """The decoder that the fields of a `config.json` describe.
 
     Args:
-        fields: of model_type qwen3, qwen2 or llama, written by transformers 4 or 5.
+        fields: of model_type qwen3, qwen2, llama or mimo, written by transformers 4 or 5.
         feature_layers: what the drafter reads, `eagle3_feature_layers` by default.
 
     Compute and parameter dtype are both the file's. Raises ValueError with one line naming the field, its value and
     what is allowed: for a missing field, a value that is not implemented, an unknown field.
     """
+    _refuse_foreign(fields)
     family = FAMILIES[_one_of(fields, "model_type", tuple(FAMILIES))]
+    if "attention_bias" in fields:
+        _check("attention_bias", fields["attention_bias"], family.attention_bias)
     for name, expected in (("architectures", family.architecture), ("layer_types", "full_attention")):
         for value in fields.get(name) or ():
             _check(name, value, (expected,))
     for name, allowed in _ALLOWED.items():
         if name in fields:
             _check(name, fields[name], allowed)
-    if unknown := sorted(set(fields) - _READ - _CARRIED - set(_ALLOWED)):
+    if unknown := sorted(set(fields) - _READ - _CARRIED - _ELSEWHERE - set(_ALLOWED)):
         name = unknown[0]
         raise ValueError(f"{name} = {_show(fields[name])}: unknown field, refused because it may change the forward")
     num_layers, num_heads = _integer(fields, "num_hidden_layers"), _integer(fields, "num_attention_heads")
@@ -116,8 +138,10 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     )
 
 
-def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
+def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[str, Any]:
     """The fields of a `config.json` that describes the decoder, in the words of transformers 4, which 5 reads too.
+
+    preferred: the model_type to write where it has this kind of block; by default the most common that has.
 
     Raises ValueError where no family has this combination of q/k norm and qkv bias.
     """
@@ -125,15 +149,16 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     matches = [name for name, family in FAMILIES.items() if (family.qk_norm, family.qkv_bias) == wanted]
     if not matches:
         raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has both")
+    model_type = preferred if preferred in matches else matches[0]
     scaling = config.rope_scaling
     return {
-        "architectures": [FAMILIES[matches[0]].architecture],
+        "architectures": [FAMILIES[model_type].architecture],
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_positions,
-        "model_type": matches[0],
+        "model_type": model_type,
         "num_attention_heads": config.num_heads,
         "num_hidden_layers": config.num_layers,
         "num_key_value_heads": config.num_kv_heads,
@@ -149,6 +174,14 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
 def carried_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `config.json` that leave the forward alone, token ids and the like: what an export hands on."""
     return {name: value for name, value in fields.items() if name in _CARRIED and name != "transformers_version"}
+
+
+def _refuse_foreign(fields: Mapping[str, Any]) -> None:
+    if lacking := _FOREIGN.get(fields.get("model_type", "")):
+        raise ValueError(f'model_type = "{fields["model_type"]}": {lacking} are not implemented')
+    for name, block in _BLOCKS.items():
+        if fields.get(name):
+            raise ValueError(f"{name} = {_show(fields[name])}: {block} is not implemented")
 
 
 def _rope(fields: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:

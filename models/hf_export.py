@@ -15,9 +15,13 @@ from models.decoder import init_decoder
 from models.files import new_directory, optional, write_json
 from models.hf_config import config_to_hf
 from models.hf_import import INDEX, SINGLE
-from models.hf_layout import Stored, stored_tensors
-from models.params import abstract_params, by_path
+from models.hf_layout import EMBEDDING, Stored, stored_tensors
+from models.mtp import MTPConfig, init_mtp
+from models.mtp_layout import NAMES, embedding_copy, mtp_tensors
+from models.params import Init, abstract_params, by_path
 from specjax.types import PyTree
+
+Tensor = tuple[Stored, jax.Array]
 
 
 def save_policy(
@@ -26,6 +30,7 @@ def save_policy(
     config: DecoderConfig,
     carried: Mapping[str, Any] | None = None,
     max_file_bytes: int = 5_000_000_000,
+    mtp: tuple[MTPConfig, PyTree] | None = None,
 ) -> None:
     """Write `config.json` and the safetensors of a decoder, all of it or nothing.
 
@@ -38,42 +43,57 @@ def save_policy(
         config: tells the family, too: Qwen3 has q/k norm, Qwen2.5 qkv bias, Llama neither.
         carried: further fields of `config.json`, of those that `carried_fields` returns.
         max_file_bytes: beyond it the tensors are split over several files with an index.
+        mtp: a head to stitch into the checkpoint under the names of its convention, config and parameters.
 
     Raises ValueError where the directory is in use, the parameters do not fit the config or no family does.
     Raises ImportError without safetensors.
     """
     save_file = optional("safetensors.numpy").save_file
     flat = by_path(params)
-    tensors = stored_tensors(config)
-    _check_fit(flat, config)
-    fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name))
-    sizes = {name: flat[stored.path].nbytes for name, stored in tensors.items()}
+    _check_fit("params", flat, partial(init_decoder, config))
+    tensors = {name: (stored, flat[stored.path]) for name, stored in stored_tensors(config).items()}
+    family, counts = None, {}
+    if mtp is not None:
+        tensors |= _head_tensors(mtp, tensors[EMBEDDING], config.num_layers)
+        names = NAMES[mtp[0].convention.name]
+        family, counts = names.family, {names.count: 1}
+    fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name), family) | counts
+    sizes = {name: parameter.nbytes for name, (_, parameter) in tensors.items()}
     files = list(_split(sizes, max_file_bytes))
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
         weight_map: dict[str, str] = {}
         for i, names in enumerate(files, start=1):
             file = SINGLE if len(files) == 1 else f"model-{i:05}-of-{len(files):05}.safetensors"
-            save_file({n: _host(tensors[n], flat) for n in names}, temporary / file, metadata={"format": "pt"})
+            save_file({n: _host(*tensors[n]) for n in names}, temporary / file, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(names, file)
         if len(files) > 1:
             metadata = {
-                "total_parameters": sum(math.prod(x.shape) for x in flat.values()),
+                "total_parameters": sum(math.prod(parameter.shape) for _, parameter in tensors.values()),
                 "total_size": sum(sizes.values()),
             }
             write_json(temporary / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
-def _check_fit(flat: Mapping[tuple[str, ...], jax.Array], config: DecoderConfig) -> None:
-    abstract = by_path(abstract_params(partial(init_decoder, config)))
+def _head_tensors(mtp: tuple[MTPConfig, PyTree], embedding: Tensor, policy_layers: int) -> dict[str, Tensor]:
+    config, params = mtp
+    flat = by_path(params)
+    _check_fit("mtp", flat, partial(init_mtp, config))
+    tensors = {name: (stored, flat[stored.path]) for name, stored in mtp_tensors(config, policy_layers).items()}
+    copy = embedding_copy(config, policy_layers)
+    return tensors if copy is None else tensors | {copy: embedding}
+
+
+def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init) -> None:
+    abstract = by_path(abstract_params(init))
     for path in sorted(flat.keys() | abstract.keys()):
         found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
         if found != expected:
-            raise ValueError(f"params: {'.'.join(path)} has shape {found}, {expected} by the config")
+            raise ValueError(f"{what}: {'.'.join(path)} has shape {found}, {expected} by the config")
 
 
-def _host(stored: Stored, flat: Mapping[tuple[str, ...], jax.Array]) -> np.ndarray:
-    return stored.pack(np.asarray(flat[stored.path]))
+def _host(stored: Stored, parameter: jax.Array) -> np.ndarray:
+    return stored.pack(np.asarray(parameter))
 
 
 def _split(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
 from models.files import optional, read_json
-from models.hf_layout import Stored, stored_tensors
+from models.hf_layout import EMBEDDING, HEAD, Stored, stored_tensors
+from models.mtp_layout import mtp_names
 from models.params import abstract_params, by_path
 from specjax.types import PyTree
 
@@ -28,7 +29,7 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     """The parameters of `Decoder(config)` from a Hugging Face directory, sharded over the mesh by their logical axes.
 
     Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read by itself:
-    the host never holds more than one tensor.
+    the host never holds more than one tensor. An MTP head in the same files is left to `models.mtp_files`.
 
     Args:
         directory: the checkpoint.
@@ -40,18 +41,28 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     other than float32 and bfloat16, an `lm_head.weight` that differs from the embedding it is tied to, a broken file.
     Raises ImportError without safetensors.
     """
-    targets = by_path(abstract_params(partial(init_decoder, config), mesh))
-    tensors = stored_tensors(config)
     with ExitStack() as stack:
-        views = _open(directory, stack)
-        tied = views.pop("lm_head.weight", None) if config.tie_embeddings else None
-        _check_names(directory, views, tensors)
+        views = open_tensors(directory, stack)
+        for names in mtp_names(views, config.num_layers).values():
+            for name in names:
+                del views[name]
+        tensors = stored_tensors(config)
+        tied = views.pop(HEAD, None) if config.tie_embeddings else None
+        check_names(directory, views, tensors)
         if tied is not None:
-            _check_tied(tied, views["model.embed_tokens.weight"])
-        parameters = {
-            stored.path: _read(name, views[name], stored, targets[stored.path], param_dtype)
-            for name, stored in tensors.items()
-        }
+            check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
+        return read_tensors(views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
+
+
+def read_tensors(
+    views: Mapping[str, Any], tensors: Mapping[str, Stored], targets: PyTree, param_dtype: Dtype | None
+) -> PyTree:
+    """A parameter tree from lazy views; `targets` has its shapes and shardings. Errors as `load_policy` describes."""
+    flat = by_path(targets)
+    parameters = {
+        stored.path: _read(name, views[name], stored, flat[stored.path], param_dtype)
+        for name, stored in tensors.items()
+    }
     return flax.traverse_util.unflatten_dict(parameters)
 
 
@@ -73,7 +84,7 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, pa
     return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
 
 
-def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
+def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
     """Lazy views of all tensors by name; the stack closes their files."""
     if (directory / SINGLE).exists():
         return _views(directory / SINGLE, stack)
@@ -102,26 +113,28 @@ def _views(path: Path, stack: ExitStack) -> dict[str, Any]:
     return {name: file.get_slice(name) for name in file.keys() if not name.endswith(".rotary_emb.inv_freq")}
 
 
-def _check_names(directory: Path, views: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
+def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:
+    """Raises ValueError naming the first tensor that is missing or unexpected."""
+
     def refuse(names: Iterable[str], what: str) -> None:
         if names := sorted(names):
             others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise ValueError(f"{names[0]}: {what} {directory}{others}")
 
-    refuse(tensors.keys() - views.keys(), "missing from")
-    refuse(views.keys() - tensors.keys(), "unexpected in")
+    refuse(set(expected) - set(found), "missing from")
+    refuse(set(found) - set(expected), "unexpected in")
 
 
-def _check_tied(head: Any, embedding: Any) -> None:
-    """A stored head must repeat the embedding it is tied to, bit for bit."""
+def check_repeats(copy: Any, original: Any, message: str) -> None:
+    """Raises ValueError with this message unless one view repeats the other bit for bit."""
 
     def repeats() -> bool:
-        if (head.get_shape(), head.get_dtype()) != (embedding.get_shape(), embedding.get_dtype()):
+        if (copy.get_shape(), copy.get_dtype()) != (original.get_shape(), original.get_dtype()):
             return False
-        count = head.get_shape()[0]
+        count = copy.get_shape()[0]
         starts = range(0, count, _ROWS_COMPARED_AT_ONCE)
         parts = (slice(start, min(start + _ROWS_COMPARED_AT_ONCE, count)) for start in starts)
-        return all(head[part].tobytes() == embedding[part].tobytes() for part in parts)
+        return all(copy[part].tobytes() == original[part].tobytes() for part in parts)
 
     if not repeats():
-        raise ValueError("lm_head.weight: differs from model.embed_tokens.weight, but tie_word_embeddings = true")
+        raise ValueError(message)

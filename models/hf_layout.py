@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.config import DecoderConfig
+from models.config import DecoderConfig, LayerConfig
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,35 @@ class Stored:
         return np.ascontiguousarray(parameter.transpose(order).reshape(self.shape(parameter.shape)))
 
 
-_VECTOR, _TABLE, _LINEAR = ((0,),), ((0,), (1,)), ((1,), (0,))
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+VECTOR, TABLE, LINEAR = ((0,),), ((0,), (1,)), ((1,), (0,))
 _TO_HEADS, _HEADS_BIAS, _FROM_HEADS = ((1, 2), (0,)), ((0, 1),), ((2,), (0, 1))
 
 
 def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
     """The tensors of the checkpoint by name, layer by layer."""
-    tensors = {"model.embed_tokens.weight": Stored(("embed", "embedding"), _TABLE)}
+    tensors = {EMBEDDING: Stored(("embed", "embedding"), TABLE)}
     for i in range(config.num_layers):
-        layer = {
-            "self_attn.o_proj.weight": Stored(("attention", "o", "kernel"), _FROM_HEADS),
-            "input_layernorm.weight": Stored(("attention_norm", "scale"), _VECTOR),
-            "post_attention_layernorm.weight": Stored(("mlp_norm", "scale"), _VECTOR),
-        }
-        for name in ("q", "k", "v"):
-            layer[f"self_attn.{name}_proj.weight"] = Stored(("attention", name, "kernel"), _TO_HEADS)
-            if config.qkv_bias:
-                layer[f"self_attn.{name}_proj.bias"] = Stored(("attention", name, "bias"), _HEADS_BIAS)
-        for name in ("q", "k") if config.qk_norm else ():
-            layer[f"self_attn.{name}_norm.weight"] = Stored(("attention", f"{name}_norm", "scale"), _VECTOR)
-        for name in ("gate", "up", "down"):
-            layer[f"mlp.{name}_proj.weight"] = Stored(("mlp", name, "kernel"), _LINEAR)
-        tensors |= {f"model.layers.{i}.{k}": Stored((f"layer_{i}", *v.path), v.axes) for k, v in sorted(layer.items())}
-    tensors["model.norm.weight"] = Stored(("norm", "scale"), _VECTOR)
+        tensors |= block_tensors(config, f"model.layers.{i}.", f"layer_{i}")
+    tensors["model.norm.weight"] = Stored(("norm", "scale"), VECTOR)
     if not config.tie_embeddings:
-        tensors["lm_head.weight"] = Stored(("head", "kernel"), _LINEAR)
+        tensors[HEAD] = Stored(("head", "kernel"), LINEAR)
     return tensors
+
+
+def block_tensors(config: LayerConfig, prefix: str, path: str) -> dict[str, Stored]:
+    """The tensors of one decoder block, whose names begin with `prefix`; its parameters stand under `path`."""
+    block = {
+        "self_attn.o_proj.weight": Stored(("attention", "o", "kernel"), _FROM_HEADS),
+        "input_layernorm.weight": Stored(("attention_norm", "scale"), VECTOR),
+        "post_attention_layernorm.weight": Stored(("mlp_norm", "scale"), VECTOR),
+    }
+    for name in ("q", "k", "v"):
+        block[f"self_attn.{name}_proj.weight"] = Stored(("attention", name, "kernel"), _TO_HEADS)
+        if config.qkv_bias:
+            block[f"self_attn.{name}_proj.bias"] = Stored(("attention", name, "bias"), _HEADS_BIAS)
+    for name in ("q", "k") if config.qk_norm else ():
+        block[f"self_attn.{name}_norm.weight"] = Stored(("attention", f"{name}_norm", "scale"), VECTOR)
+    for name in ("gate", "up", "down"):
+        block[f"mlp.{name}_proj.weight"] = Stored(("mlp", name, "kernel"), LINEAR)
+    return {prefix + name: Stored((path, *stored.path), stored.axes) for name, stored in sorted(block.items())}

@@ -111,12 +111,14 @@ class Policy:
                 With only [B], logits are [B, 1, V]: of that token of each row.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
+    unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.
     dtype:      the compute dtype, to which the rollout casts the parameters once a step.
     """
 
     apply: Callable[..., PolicyOutput]
     init_cache: Callable[[int, int], Cache]
     embedding: Callable[[PyTree], Array]
+    unembed: Callable[[PyTree, Array], Array]
     vocab_size: int
     dtype: jnp.dtype
 

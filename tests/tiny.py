@@ -13,6 +13,7 @@ import optax
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.mtp import init_mtp, make_mtp, mtp_config
 from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.keys import SeedStep
 from specjax.plan import RolloutConfig
@@ -69,6 +70,7 @@ class World:
             "none": NoDrafter(),
             "eagle3": make_eagle3(self._eagle3(self.vocab), self.policy),
             "eagle3 reduced": make_eagle3(self._eagle3(len(kept)), self.policy, kept),
+            "mtp": make_mtp(mtp_config(self.config, "mimo"), self.policy),
             "policy": PolicyDrafter(self.policy),
             "table": TableDrafter(tuple(-token % self.vocab for token in range(self.vocab))),
         }
@@ -95,15 +97,22 @@ class World:
 
     @functools.cache  # noqa: B019
     def draft(self, name: str, seed: int = 0) -> PyTree:
-        """Parameters: `random`, `random reduced`, `trained`, `identical`, `flat`, `adversarial`, `none`."""
+        """Parameters: `random`, `random reduced`, `random mtp`, `trained`, `trained mtp`, `identical`, `flat`,
+        `adversarial`, `none`.
+        """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
             return {"scale": jnp.float32(scales[name])}
         if name == "none":
             return {}
-        size = self.drafters["eagle3 reduced"].target_ids.size if "reduced" in name else self.vocab
-        init = jax.jit(lambda key: nn.unbox(init_eagle3(self._eagle3(size), key)))(jax.random.key(100 + seed))
-        return init if "random" in name else self._distil(self.drafters["eagle3"], init)
+        drafter: HeadDrafter = self.drafters["mtp" if "mtp" in name else "eagle3"]
+        if "mtp" in name:
+            init = functools.partial(init_mtp, mtp_config(self.config, "mimo"))
+        else:
+            size = self.drafters["eagle3 reduced"].target_ids.size if "reduced" in name else self.vocab
+            init = functools.partial(init_eagle3, self._eagle3(size))
+        params = jax.jit(lambda key: nn.unbox(init(key)))(jax.random.key(100 + seed))
+        return params if "random" in name else self._distil(drafter, params)
 
     def params(self, draft: str, seed: int = 0) -> Params:
         return Params(self.policy_params, self.draft(draft, seed))

@@ -86,6 +86,12 @@ def test_coupled_tokens_depend_on_no_draft_vocabulary(plain: Rollout):
     assert_same(WORLD.rollout("eagle3 reduced", "random reduced", config(2), RUN), plain)
 
 
+def test_coupled_tokens_depend_on_no_mtp_head(plain: Rollout):
+    rollout = WORLD.rollout("mtp", "random mtp", config(3), RUN)
+    assert_same(rollout, plain)
+    assert np.sum(rollout.accepted) > 0
+
+
 def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
     rounds = [
         int(np.sum(WORLD.rollout(drafter, params, config(4), RUN, seed).rounds)) for drafter, params, seed in DRAFTS

@@ -26,6 +26,7 @@ DRAFTERS = {
     "trained": "eagle3",
     "random": "eagle3",
     "random reduced": "eagle3 reduced",
+    "trained mtp": "mtp",
     "adversarial": "policy",
     "identical": "policy",
     "none": "none",
@@ -34,6 +35,7 @@ ACCEPTED_FIRST = {
     "trained": (0.8, 1.0),
     "random": (0.2, 0.7),
     "random reduced": (0.2, 0.7),
+    "trained mtp": (0.8, 1.0),
     "adversarial": (0.0, 0.1),
     "identical": (0.9999, 1.0),
 }
@@ -46,6 +48,7 @@ CASES = [
     ("coupled", "temperature 0.7", 1, "identical"),
     ("coupled", "top-k", 3, "adversarial"),
     ("coupled", "top-p", 1, "random"),
+    ("rejection", "top-p", 3, "trained mtp"),
 ]
 
 

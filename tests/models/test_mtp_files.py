@@ -1,0 +1,169 @@
+"""MTP heads in the policy's checkpoint: what is read, what is refused, and that nothing is lost on the way back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from models.hf_config import read_hf_config
+from models.hf_export import save_policy
+from models.hf_import import load_policy
+from models.mtp_files import load_mtp
+from models.params import by_path
+from specjax.mesh import MeshConfig, make_mesh
+from tests.models.mtp_reference import STEPS, VOCAB, WIDTH, hf_fields, write_checkpoint
+
+ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+
+
+def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
+    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("convention", STEPS)
+def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: str):
+    source, out = tmp_path / "source", tmp_path / "out"
+    tensors = write_checkpoint(source, convention)
+    decoder = read_hf_config(source, ())
+    head = load_mtp(source, decoder, EIGHT)
+    assert head is not None
+    save_policy(out, load_policy(source, decoder, EIGHT), decoder, mtp=head)
+    assert described(load_file(out / "model.safetensors")) == described(tensors)
+    assert read_hf_config(out, ()) == decoder
+    fields, written = hf_fields(convention), json.loads((out / "config.json").read_text())
+    assert {name: written[name] for name in fields.keys() - {"attention_bias"}} == {
+        name: value for name, value in fields.items() if name != "attention_bias"
+    }
+    again = load_mtp(out, decoder, ONE, "bfloat16")
+    assert again is not None and again[0] == head[0]
+    for path, x in by_path(again[1]).items():
+        np.testing.assert_array_equal(x, by_path(head[1])[path].astype("bfloat16"))
+
+
+def test_a_policy_without_its_head(tmp_path: Path):
+    """Exported without it, config.json announces none; a policy that never had one has none either."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_checkpoint(source, "mimo")
+    decoder = read_hf_config(source, ())
+    save_policy(out, load_policy(source, decoder, ONE), decoder)
+    assert load_mtp(out, decoder, ONE) is None
+    assert not any("mtp" in name for name in load_file(out / "model.safetensors"))
+
+
+def test_the_head_must_fit_to_be_stitched(tmp_path: Path):
+    write_checkpoint(tmp_path / "source", "mimo")
+    decoder = read_hf_config(tmp_path / "source", ())
+    head = load_mtp(tmp_path / "source", decoder, ONE)
+    assert head is not None
+    params = {name: part for name, part in head[1].items() if name != "fc"}
+    with pytest.raises(ValueError, match=rf"^mtp: fc.kernel has shape None, \({2 * WIDTH}, {WIDTH}\) by the config$"):
+        save_policy(tmp_path / "out", load_policy(tmp_path / "source", decoder, ONE), decoder, mtp=(head[0], params))
+
+
+COUNT, HEAD_COPY = "num_nextn_predict_layers", "model.layers.1.embed_tokens.weight"
+MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], str]] = {
+    "several layers": (
+        "mimo",
+        {COUNT: 2},
+        {},
+        f".*config.json: {COUNT} = 2: must be 1, for the weights hold an MTP head",
+    ),
+    "none announced": (
+        "mimo",
+        {COUNT: 0},
+        {},
+        f".*config.json: {COUNT} = 0: must be 1, for the weights hold an MTP head",
+    ),
+    "a second layer": (
+        "qwen3_next",
+        {},
+        {"mtp.layers.1.input_layernorm.weight": np.ones(WIDTH, "f")},
+        "mtp.layers.1.input_layernorm.weight: unexpected in .*/checkpoint",
+    ),
+    "another convention": (
+        "qwen3_next",
+        {},
+        {"model.mtp_layers.0.input_proj.weight": np.ones((WIDTH, 2 * WIDTH), "f")},
+        "model.mtp_layers.0.input_proj.weight: of another convention than mtp.fc.weight in .*/checkpoint",
+    ),
+    "missing": (
+        "deepseek_v3",
+        {},
+        {"model.layers.1.hnorm.weight": None, HEAD_COPY: None},
+        r"model.layers.1.embed_tokens.weight: missing from .*/checkpoint \(and 1 more\)",
+    ),
+    "experts": (
+        "deepseek_v3",
+        {},
+        {"model.layers.1.mlp.experts.0.up_proj.weight": np.ones((4, WIDTH), "f")},
+        "model.layers.1.mlp.experts.0.up_proj.weight: unexpected in .*/checkpoint",
+    ),
+    "gated attention": (
+        "qwen3_next",
+        {},
+        {"mtp.layers.0.self_attn.q_proj.weight": np.ones((48, WIDTH), "f")},
+        r"mtp.layers.0.self_attn.q_proj.weight: shape \(48, 12\) in the file, \(24, 12\) by config.json",
+    ),
+    "another embedding": (
+        "deepseek_v3",
+        {},
+        {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")},
+        f"{HEAD_COPY}: differs from model.embed_tokens.weight, whose copy it must be",
+    ),
+    "no tensors": (
+        "qwen3_next",
+        {},
+        {"mtp.": None},
+        ".*config.json: mtp_num_hidden_layers = 1: must be 0, the weights hold no MTP head",
+    ),
+}
+
+
+def rewrite(directory: Path, convention: str, fields: dict[str, Any], changes: dict[str, np.ndarray | None]) -> None:
+    """The checkpoint with other fields, and with tensors replaced, added, or (None) all those removed that begin so."""
+    tensors = write_checkpoint(directory, convention)
+    removed = tuple(name for name, x in changes.items() if x is None)
+    kept = {name: x for name, x in tensors.items() if not name.startswith(removed or ("nothing",))}
+    save_file(kept | {name: x for name, x in changes.items() if x is not None}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(hf_fields(convention) | fields))
+
+
+@pytest.mark.parametrize("name", MTP_REFUSED)
+def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
+    convention, fields, changes, message = MTP_REFUSED[name]
+    directory = tmp_path / "checkpoint"
+    rewrite(directory, convention, fields, changes)
+    decoder = read_hf_config(directory, ())
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        load_mtp(directory, decoder, ONE)
+    load_policy(directory, decoder, ONE)
+
+
+def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
+    """A layer behind the last is a head's only where it has an `eh_proj`."""
+    rewrite(tmp_path / "cut", "deepseek_v3", {}, {"model.layers.1.eh_proj.weight": None})
+    with pytest.raises(ValueError, match=r"^model.layers.1.embed_tokens.weight: unexpected in .* \(and 13 more\)$"):
+        load_policy(tmp_path / "cut", read_hf_config(tmp_path / "cut", ()), ONE)
+
+
+BLOCKS_REFUSED = {
+    "kv_lora_rank = 512: multi-head latent attention is not implemented": {"kv_lora_rank": 512},
+    "n_routed_experts = 256: a mixture of experts is not implemented": {"n_routed_experts": 256},
+    "num_experts = 512: a mixture of experts is not implemented": {"num_experts": 512},
+    "attn_output_gate = true: gated attention is not implemented": {"attn_output_gate": True},
+    'model_type = "qwen3_next": gated attention and zero-centred norms are not implemented': {
+        "model_type": "qwen3_next"
+    },
+    "mtp_use_dedicated_embeddings = true: must be false": {"mtp_use_dedicated_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("message", BLOCKS_REFUSED)
+def test_blocks_that_the_decoder_lacks_are_refused_by_name(tmp_path: Path, message: str):
+    (tmp_path / "config.json").write_text(json.dumps(hf_fields("deepseek_v3") | BLOCKS_REFUSED[message]))
+    with pytest.raises(ValueError) as error:
+        read_hf_config(tmp_path, ())
+    assert str(error.value) == f"{tmp_path}/config.json: {message}"
