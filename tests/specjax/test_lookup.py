@@ -1,14 +1,18 @@
 """Lookups in texts, and the drafters made of them, against plain Python."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import cache as kv
-from specjax.drafters import EitherDrafter, HistoryDrafter, NGramDrafter, Proposal
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, Proposal
 from specjax.drafters.lookup import Text, append, ending, look_up, prompt_text
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts, Rollout
+from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
+from tests.tiny import light_jit
 
 Words = list[int | None]
 VOCAB, LAW = 3, SamplingLaw()
@@ -33,7 +37,7 @@ def encoded(text: Words, width: int) -> list[int]:
 @pytest.mark.parametrize("min_n, max_n, count", [(1, 1, 1), (1, 4, 3), (3, 4, 5)])
 def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int):
     """In random texts of few words, with holes; some shorter than n, some without a match."""
-    rng, rows, width = np.random.default_rng(0), 200, 14
+    rng, rows, width = np.random.default_rng(0), 500, 14
 
     def words() -> Words:
         text: Words = rng.integers(VOCAB, size=rng.integers(0, width + 1)).tolist()
@@ -41,7 +45,8 @@ def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int)
 
     texts, ends = [[words() for _ in range(2)] for _ in range(rows)], [words() for _ in range(rows)]
     end = jnp.array([([0] * max_n + encoded(end, len(end)))[-max_n:] for end in ends])
-    found = look_up(jnp.array([[encoded(text, width) for text in pair] for pair in texts]), end, min_n, count)
+    known = jnp.array([[encoded(text, width) for text in pair] for pair in texts])
+    found = light_jit(look_up, static_argnums=(2, 3))(known, end, min_n, count)
     expected = [searched(pair, own, min_n, max_n, count) for pair, own in zip(texts, ends, strict=True)]
     np.testing.assert_array_equal(found.matched, [n for n, _ in expected])
     np.testing.assert_array_equal(found.known, [len(after) for _, after in expected])
@@ -77,8 +82,25 @@ def test_a_text_grows_by_what_is_emitted_and_keeps_a_hole_where_it_was_not_told(
     assert ending(text, 3).tolist() == [[0, 0, 1], [0, 0, 2]]
 
 
-def proposed(drafter, state, k: int, params: Params = NOTHING) -> list[list[int]]:
-    proposal: Proposal = drafter.propose(params, state, jnp.zeros((len(state[-1]), k, VOCAB)), LAW)[0]
+@partial(light_jit, static_argnums=0)
+def begun(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
+    """With room for six tokens behind the prompts."""
+    return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
+
+
+@partial(light_jit, static_argnums=0)
+def told(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
+    return drafter.observe(state, jnp.zeros((*tokens.shape, 0)), tokens, emitted)
+
+
+@partial(light_jit, static_argnums=(0, 3))
+def proposal_of(drafter: Drafter, params: Params, state: PyTree, k: int) -> Proposal:
+    rows = len(jax.tree.leaves(state)[0])
+    return drafter.propose(params, state, jnp.zeros((rows, k, VOCAB)), LAW)[0]
+
+
+def proposed(drafter: Drafter, state: PyTree, k: int, params: Params = NOTHING) -> list[list[int]]:
+    proposal = proposal_of(drafter, params, state, k)
     log_q = np.asarray(proposal.log_q)
     assert (log_q.max(axis=-1) == 0).all() and ((log_q == 0).sum(axis=-1) == 1).all()
     np.testing.assert_array_equal(log_q.argmax(axis=-1), proposal.tokens)
@@ -88,8 +110,8 @@ def proposed(drafter, state, k: int, params: Params = NOTHING) -> list[list[int]
 
 def test_ngrams_are_looked_up_in_the_rows_own_text():
     drafter = NGramDrafter(VOCAB, min_n=2, max_n=3)
-    state = drafter.start(NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]), jnp.zeros((2, 7, 0)), 4)
-    state = drafter.observe(kv.resize(state, 5), jnp.zeros((2, 1, 0)), jnp.array([[1], [0]]), jnp.array([1, 1]))
+    state = begun(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
+    state = told(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
     assert proposed(drafter, state, 3) == [[2, 2, 0], [2, 0, 1]]
     assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
 
@@ -139,21 +161,18 @@ def test_history_is_what_the_same_prompt_led_to_before():
     )
     params = Params({}, {}, remembered)
     prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
-    state = kv.resize(drafter.start(params, prompts, jnp.zeros((3, 3, 0)), 4), 6)
-    state = drafter.observe(state, jnp.zeros((3, 1, 0)), jnp.array([[1]] * 3), jnp.array([1] * 3))
+    state = told(drafter, begun(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
     assert proposed(drafter, state, 4, params) == [[2, 1, 0], [], []]
-    state = drafter.observe(state, jnp.zeros((3, 2, 0)), jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
+    state = told(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
     assert proposed(drafter, state, 4, params) == [[1], [], []]
-    state = drafter.start(Params({}, {}), prompts, jnp.zeros((3, 3, 0)), 4)
-    assert proposed(drafter, state, 4) == [[], [], []]
+    assert proposed(drafter, begun(drafter, NOTHING, prompts), 4) == [[], [], []]
 
 
 def test_siblings_are_rows_of_the_same_prompt():
     drafter = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of(*[[2, 0]] * 5, ids=(7, 3, 7, -1, -1))
-    state = kv.resize(drafter.start(NOTHING, prompts, jnp.zeros((5, 3, 0)), 4), 6)
     tokens = jnp.array([[1, 2, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 2, 2, 2], [1, 0, 0, 0]])
-    state = drafter.observe(state, jnp.zeros((5, 4, 0)), tokens, jnp.array([4, 1, 1, 4, 1]))
+    state = told(drafter, begun(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
@@ -162,7 +181,7 @@ def test_siblings_are_rows_of_the_same_prompt():
 )
 def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, lengths: list[int]):
     drafter = HistoryDrafter(VOCAB, min_n=1, max_n=4, factor=factor, offset=offset)
-    state = drafter.start(NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]), jnp.zeros(()), 4)
+    state = begun(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
     assert [len(tokens) for tokens in proposed(drafter, state, 3)] == lengths
 
 
@@ -176,8 +195,7 @@ class Sampled(NGramDrafter):
 
 def test_a_row_takes_the_lookup_where_it_finds_something():
     drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), Sampled(VOCAB))
-    state = drafter.start(NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2]), jnp.zeros(()), 4)
-    proposal = drafter.propose(NOTHING, state, jnp.zeros((2, 2, VOCAB)), LAW)[0]
+    proposal = proposal_of(drafter, NOTHING, begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
     assert proposal.tokens.tolist() == [[0, 0], [1, 1]] and proposal.length.tolist() == [2, 2]
     np.testing.assert_allclose(np.exp(proposal.log_q), [[[1, 0, 0]] * 2, [[1 / 3] * 3] * 2], rtol=1e-6)
 
