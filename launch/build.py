@@ -10,12 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import DataConfig, ModelConfig, RunConfig
+from configs.schema import DataConfig, DraftConfig, ModelConfig, RunConfig
 from launch.arithmetic import ALPHABET, arithmetic
 from launch.build_draft import fit_draft, fresh_draft, layers_to_read, load_draft
 from launch.build_mtp import build_mtp
 from launch.data import Problem, load_jsonl, split
 from launch.errors import ConfigError
+from launch.lookups import blank_memory, with_lookup
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
@@ -24,7 +25,7 @@ from models.hf_config import read_hf_config
 from models.hf_import import load_policy
 from models.params import init_params
 from models.policy_checkpoint import load_policy_checkpoint
-from specjax.drafters import Drafter, HeadDrafter, NoDrafter
+from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NoDrafter
 from specjax.types import Params, Policy, PyTree
 
 
@@ -79,17 +80,17 @@ def _load(path: str, data: DataConfig) -> list[Problem]:
 
 
 def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
-    """The policy and the draft, each from its checkpoint or from random weights.
+    """The policy and the draft, each from its checkpoint or from random weights, and nothing remembered of `problems`.
 
     Raises ConfigError where the sections do not fit each other.
     """
     policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
     try:
         model, saved = config.model, None
-        if config.draft.path is not None:
+        if config.draft.path is not None and config.draft.kind != "model":
             saved = load_draft(Path(config.draft.path), mesh)
             model = replace(model, feature_layers=layers_to_read(saved, config))
-        decoder, weights = _policy(model, mesh, policy_key, features=config.draft.kind == "eagle3")
+        decoder, weights = _policy(model, mesh, policy_key, "model", features=config.draft.kind == "eagle3")
         if tokenizer.vocab_size > decoder.vocab_size:
             raise ConfigError(
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
@@ -114,21 +115,29 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         if isinstance(drafter, HeadDrafter):
             how = config.draft
             drafter = replace(drafter, unroll=how.unroll, decay=how.decay, objective=how.loss)
+        if config.draft.kind == "model":
+            drafter, draft = _draft_model(config.draft, decoder, mesh, draft_key)
+        drafter = with_lookup(drafter, config.draft.lookup, policy, config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if config.draft.kind == "none" and max(config.rollout.lengths):
+    if not config.draft.proposes and max(config.rollout.lengths):
         lengths = config.rollout.draft_lengths
         name, value = ("draft_lengths", lengths) if lengths else ("draft_length", config.rollout.draft_length)
         raise ConfigError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")
-    return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft), head)
+    memory = blank_memory(drafter, len(problems), config.rollout, mesh)
+    return Networks(decoder, policy, drafter, Params(policy=weights, draft=draft, memory=memory), head)
 
 
-def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array, features: bool) -> tuple[DecoderConfig, PyTree]:
+def _policy(
+    model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, *, features: bool
+) -> tuple[DecoderConfig, PyTree]:
     """The policy, with `features` such that it gives those that EAGLE-3 reads."""
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
-            raise ConfigError("model.path = None: must be a directory in Hugging Face layout or from launch.convert")
+            raise ConfigError(
+                f"{section}.path = None: must be a directory in Hugging Face layout or from launch.convert"
+            )
         architecture = replace(model.architecture, **dtypes)
         layers = ()
         if features:
@@ -138,7 +147,7 @@ def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array, features: bool) -> t
         return decoder, init_params(partial(init_decoder, decoder), key, mesh)
     path = Path(model.path)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path = {path}: no config.json there")
+        raise ConfigError(f"{section}.path = {path}: no config.json there")
     if (path / "params").is_dir():
         decoder, weights = load_policy_checkpoint(path, mesh)
         weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
@@ -146,6 +155,14 @@ def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array, features: bool) -> t
         return replace(decoder, **dtypes, feature_layers=layers), weights
     decoder = replace(read_hf_config(path, (model.feature_layers or None) if features else ()), **dtypes)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
+
+
+def _draft_model(draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> tuple[Drafter, PyTree]:
+    model = ModelConfig(draft.path, draft.architecture, (), policy.dtype, policy.param_dtype)
+    decoder, weights = _policy(model, mesh, key, "draft", features=False)
+    if decoder.vocab_size != policy.vocab_size:
+        raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
+    return ModelDrafter(make_policy(replace(decoder, feature_layers=()))), weights
 
 
 def frequent_tokens(

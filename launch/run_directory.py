@@ -43,7 +43,7 @@ def open_run(config: RunConfig) -> Path:
 
 
 def restore_params(directory: Path, setup: Setup) -> Params:
-    """The networks of a run's newest save, on the mesh of `setup`.
+    """The networks of a run's newest save, on the mesh of `setup`, without what the drafter remembers of its prompts.
 
     Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
     """

@@ -14,6 +14,7 @@ from launch.build import Networks, Problems, build_networks, build_problems, bui
 from launch.errors import ConfigError
 from launch.pipeline import PromptTable
 from launch.tokenizers import Tokenizer
+from specjax.drafters import EitherDrafter
 from specjax.mesh import batch_shards, make_mesh
 from specjax.plan import Phase, lay_out
 from specjax.train_step import TrainConfig
@@ -43,7 +44,9 @@ class Setup:
     @property
     def draft_vocabulary(self) -> list[int] | None:
         """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
-        ids = getattr(self.networks.drafter, "target_ids", None)
+        drafter = self.networks.drafter
+        trained = drafter.trained if isinstance(drafter, EitherDrafter) else drafter
+        ids = getattr(trained, "target_ids", None)
         return None if ids is None else ids.tolist()
 
     @property

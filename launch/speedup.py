@@ -112,7 +112,7 @@ def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, 
     """Raise ConfigError where plans of these options could not be made, or would not generate the same prompts."""
     if not options.slots:
         return
-    if draft.kind == "none":
+    if not draft.proposes:
         raise ConfigError(f"speedup.slots = {options.slots}: must be empty with draft.kind none")
     usable = len(table.rows)
     if options.prompts > usable:
@@ -145,6 +145,8 @@ def compare_plans(
     (Of every shard as many, where there are several.)
     """
     config = replace(config, group_size=1, draft_lengths=(0, *sorted(set(options.draft_lengths))))
+    # What a drafter remembers it knows by the ids of other prompts.
+    params = replace(params, memory=())
     shards = batch_shards(mesh)
 
     def compare(rows: np.ndarray, slots: tuple[int, ...]) -> Speedup:

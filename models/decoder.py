@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens [B, T], start [B], cache, only -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
+    """tokens [B, T], start [B], cache, only, first -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
 
     config: DecoderConfig
 
@@ -62,6 +62,7 @@ class Decoder(nn.Module):
         start: Int[Array, "B"],
         cache: Cache | None = None,
         only: Int[Array, "B"] | None = None,
+        first: Int[Array, "B"] | None = None,
     ) -> PolicyOutput:
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
         table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
@@ -69,7 +70,7 @@ class Decoder(nn.Module):
         if cache is None:
             view = uncached_view(start, tokens.shape[1])
         else:
-            view = decode_view(start, tokens.shape[1], cache[0].k.shape[2])
+            view = decode_view(start, tokens.shape[1], cache[0].k.shape[2], first)
         features, layers = [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:

@@ -1,5 +1,6 @@
 """Saves of a run: everything a resume needs, written in the background, each there as a whole or not at all."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ class Checkpointer:
         The mesh may be another than the one it was saved on. Raises ValueError with one line where there is no such
         save or it holds other arrays.
         """
-        step = self._checked_step(step, abstract, "")
+        step = self._checked_step(step, abstract, ("",))
         items = self._manager.restore(
             step,
             args=ocp.args.Composite(state=_onto(abstract), data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore()),
@@ -78,13 +79,14 @@ class Checkpointer:
         return Checkpoint(step, items["state"], items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, step: int | None = None) -> tuple[Params, dict[str, Any]]:
-        """The parameters and `extra` of what `restore` would return, for generation; moments are not read."""
-        step = self._checked_step(step, {"params": abstract}, "params.")
+        """Both networks and `extra` of what `restore` would return, for generation; no moments, and no memory."""
+        abstract = replace(abstract, memory=())
+        step = self._checked_step(step, {"params": abstract}, ("params.policy.", "params.draft."))
         state = _onto({"params": abstract})
         items = self._manager.restore(step, args=ocp.args.Composite(state=state, extra=ocp.args.JsonRestore()))
         return items["state"]["params"], items["extra"]
 
-    def _checked_step(self, step: int | None, abstract: PyTree, prefix: str) -> int:
+    def _checked_step(self, step: int | None, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
         """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
         self._manager.wait_until_finished()
         found = self._manager.all_steps()
@@ -95,7 +97,7 @@ class Checkpointer:
         saved, expected = _arrays(self._manager.item_metadata(step).state.tree), _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
             there, here = saved.get(name, "absent"), expected.get(name, "absent")
-            if name.startswith(prefix) and there != here:
+            if name.startswith(prefixes) and there != here:
                 raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
         return step
 

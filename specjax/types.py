@@ -42,7 +42,7 @@ Cache = tuple[LayerCache, ...]
 
 
 class TextCache(NamedTuple):
-    """Tokens by position, int32 [slot, length], for a drafter that looks things up in them."""
+    """Tokens by position, int32 [slot, length], for a drafter that looks things up (specjax.drafters.lookup)."""
 
     tokens: Array
 
@@ -51,7 +51,8 @@ class TextCache(NamedTuple):
 class Params:
     """The parameters of both networks; `draft` is an empty dict where the drafter has none.
 
-    memory: what the drafter keeps of earlier rollouts, which no optimiser touches; () for most.
+    memory: what the drafter keeps of earlier rollouts, by prompt id, which no optimiser touches; () for most drafters,
+            and for prompts whose ids are not those of training.
     """
 
     policy: PyTree
@@ -105,10 +106,11 @@ class PolicyOutput:
 class Policy:
     """A causal language model as functions.
 
-    apply:      (params, tokens [B, T], start [B], cache=None, only=None) -> PolicyOutput. Row b holds
+    apply:      (params, tokens [B, T], start [B], cache=None, only=None, first=None) -> PolicyOutput. Row b holds
                 positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
                 attends to the cached positions up to its own; without, to the earlier tokens of its own row.
-                With only [B], logits are [B, 1, V]: of that token of each row.
+                With only [B], logits are [B, 1, V]: of that token of each row. With first [B], what is cached before
+                it is attended to by none.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
     unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.

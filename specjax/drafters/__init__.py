@@ -1,7 +1,21 @@
 """Drafters: what proposes the tokens that the policy verifies."""
 
 from specjax.drafters.base import Drafter, Proposal
+from specjax.drafters.either import EitherDrafter
 from specjax.drafters.head import DraftHead, HeadDrafter
+from specjax.drafters.history import HistoryDrafter
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.ngram import NGramDrafter
 from specjax.drafters.none import NoDrafter
 
-__all__ = ["DraftHead", "Drafter", "HeadDrafter", "NoDrafter", "Proposal"]
+__all__ = [
+    "DraftHead",
+    "Drafter",
+    "EitherDrafter",
+    "HeadDrafter",
+    "HistoryDrafter",
+    "ModelDrafter",
+    "NGramDrafter",
+    "NoDrafter",
+    "Proposal",
+]

@@ -96,6 +96,10 @@ class Drafter(Protocol):
         """
         return DraftLoss(jnp.float32(0), jnp.float32(0))
 
+    def blank_memory(self, prompts: int, max_new_tokens: int) -> PyTree:
+        """`Params.memory` before the first rollout, for prompt ids 0 .. prompts - 1; by default there is none."""
+        return ()
+
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
         """`Params.memory` after a rollout, in the fused program and over all shards; by default as it was."""
         return memory

@@ -14,22 +14,29 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
     Its features are its residual stream, F = D = width.
     """
 
+    def unembed(params: PyTree, hidden: Array) -> Array:
+        return jnp.einsum("btd,dv->btv", hidden, params["head"])
+
     def apply(
-        params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, only: Array | None = None
+        params: PyTree,
+        tokens: Array,
+        start: Array,
+        cache: Cache | None = None,
+        only: Array | None = None,
+        first: Array | None = None,
     ) -> PolicyOutput:
         rows, count = tokens.shape
         position = uncached_view(start, count).positions.astype(jnp.float32)
-        first = jnp.zeros_like(start) if cache is None else start
+        at = jnp.zeros_like(start) if cache is None else start
         before = empty(rows, count, 1, width, jnp.float32) if cache is None else cache[0]
         x = params["embed"][tokens] + jnp.sin(position[..., None] / jnp.arange(1.0, width + 1)[None, None])
         q, k, v = (jnp.einsum("btd,de->bte", x, params[name])[:, :, None] for name in ("q", "k", "v"))
-        layer, view = write(before, k, v, first), decode_view(first, count, before.k.shape[2])
+        layer, view = write(before, k, v, at), decode_view(at, count, before.k.shape[2], first)
         assert view.mask is not None
         x = x + attend(q, layer, view.mask)[:, :, 0]
         hidden = jnp.tanh(x)
         read = hidden if only is None else token_at(hidden, only)
-        logits = jnp.einsum("btd,dv->btv", read, params["head"])
-        return PolicyOutput(logits, x, hidden, None if cache is None else (layer,))
+        return PolicyOutput(unembed(params, read), x, hidden, None if cache is None else (layer,))
 
     keys = jax.random.split(jax.random.key(seed), 5)
     shapes = dict(embed=(vocab_size, width), q=(width, width), k=(width, width), v=(width, width))
@@ -42,6 +49,7 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         apply=apply,
         init_cache=lambda rows, length: (empty(rows, length, 1, width, jnp.float32),),
         embedding=lambda params: params["embed"],
+        unembed=unembed,
         vocab_size=vocab_size,
         dtype=jnp.dtype(jnp.float32),
     )

@@ -1,0 +1,138 @@
+"""Drafting from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
+
+The lookup of SuffixDecoding (arXiv 2411.04975), whose draft lengths follow the match, over the texts of DAS (arXiv
+2511.13841) and RhymeRL (arXiv 2508.18588): RL comes back to its prompts, and samples of a group have much in common.
+Nothing is trained. Texts of others leave the law alone: a row's draft is a function of what is committed already, and
+what was committed anywhere knows nothing of the noise that this row has yet to draw.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.drafters.base import Drafter, Proposal
+from specjax.drafters.lookup import (
+    Found,
+    Text,
+    append,
+    certain,
+    check_lengths,
+    ending,
+    longer,
+    look_up,
+    prompt_text,
+    written,
+)
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, Prompts, PyTree, Rollout
+
+
+class HistoryState(NamedTuple):
+    """own: the row's words. group: int32 [B], the prompt's id + 1; none below 1. earlier: int32 [B, kept, P + C], the
+    prompt with each completion that is remembered of it, as texts hold them.
+    """
+
+    own: Text
+    group: Int[Array, "B"]
+    earlier: Int[Array, "B M S"]
+
+
+@dataclass(frozen=True)
+class HistoryDrafter(Drafter):
+    """Proposes what followed the longest match, in the row's own text, its siblings' or an earlier completion.
+
+    Even matches count in this order, the newest completion before older ones. `Params.memory` is int32
+    [prompts, kept, C], the newest `kept` completions of each prompt as texts hold them, by prompt id, replicated over
+    the mesh: 4 * prompts * kept * C bytes on every device. Without one (`memory=()`, as for prompts that are not those
+    of training) a row searches its own text and its siblings'. Completions of the prompts with an id below 0 are
+    neither kept nor searched.
+
+    vocab_size:     V of the policy.
+    min_n, max_n:   tokens that a match has at least, and that are compared at most.
+    kept:           completions of each prompt; of a larger group the first ones.
+    siblings:       rows of the same prompt in the batch that are searched, the first ones.
+    factor, offset: a draft is at most matched * factor + offset tokens long.
+    """
+
+    vocab_size: int
+    min_n: int = 3
+    max_n: int = 8
+    kept: int = 4
+    siblings: int = 8
+    factor: float = 1.0
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_lengths(self.min_n, self.max_n)
+        for name, least in {"kept": 1, "siblings": 0, "factor": 0, "offset": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
+
+    def blank_memory(self, prompts: int, max_new_tokens: int) -> Int[Array, "prompts kept C"]:
+        return jnp.zeros((prompts, self.kept, max_new_tokens), jnp.int32)
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HistoryState:
+        own, rows = prompt_text(prompts), len(prompts.lengths)
+        if not jax.tree.leaves(params.memory):
+            return HistoryState(own, prompts.id + 1, jnp.zeros((rows, 0, 1), jnp.int32))
+        completions = _of_prompts(params.memory, prompts.id)
+        room = prompts.tokens.shape[1] + completions.shape[2]
+        prompt = jnp.pad(own.cache.tokens, ((0, 0), (0, room - own.cache.tokens.shape[1])))
+
+        def behind(prompt: Array, completion: Array, length: Array) -> Array:
+            return jax.lax.dynamic_update_slice(prompt, completion, (length,))
+
+        behind_all = jax.vmap(jax.vmap(behind, in_axes=(None, 0, None)))
+        return HistoryState(own, prompts.id + 1, behind_all(prompt, completions, prompts.lengths))
+
+    def align(self, state: HistoryState, visible: Array) -> HistoryState:
+        """What the row was not told of stays a hole in its text."""
+        return state._replace(own=state.own._replace(length=visible + 1))
+
+    def propose(
+        self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw
+    ) -> tuple[Proposal, HistoryState]:
+        end, count = ending(state.own, self.max_n), gumbel.shape[1]
+        texts = state.own.cache.tokens[:, None], _of_siblings(state, self.siblings), state.earlier
+        found: Found = look_up(texts[0], end, self.min_n, count)
+        for others in texts[1:]:
+            if others.shape[1]:
+                found = longer(found, look_up(others, end, self.min_n, count))
+        most = jnp.floor(self.factor * found.matched.astype(jnp.float32)).astype(jnp.int32) + self.offset
+        return certain(found.tokens, jnp.minimum(found.known, most), self.vocab_size), state
+
+    def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
+        return state._replace(own=append(state.own, tokens, emitted))
+
+    def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
+        """The rollout's completions before those of earlier ones, the newest `kept` of each prompt."""
+        if not jax.tree.leaves(memory):
+            return memory
+        column = jnp.arange(rollout.tokens.shape[1])[None]
+        new = written(rollout.tokens, column < rollout.lengths[:, None])
+        new = new.reshape(len(prompts.id), -1, new.shape[1])
+        newest = jnp.concatenate([new, _of_prompts(memory, prompts.id)], axis=1)[:, : self.kept]
+        return memory.at[_index(memory, prompts.id)].set(newest, mode="drop")
+
+
+def _index(memory: Int[Array, "prompts kept C"], ids: Int[Array, "N"]) -> Int[Array, "N"]:
+    """Where the memory holds these prompts; out of its bounds for ids below 0."""
+    return jnp.where(ids < 0, len(memory), ids)
+
+
+def _of_prompts(memory: Int[Array, "prompts kept C"], ids: Int[Array, "N"]) -> Int[Array, "N kept C"]:
+    return memory.at[_index(memory, ids)].get(mode="fill", fill_value=0)
+
+
+def _of_siblings(state: HistoryState, count: int) -> Int[Array, "B M S"]:
+    """The texts of the first `count` rows with the same prompt; empty ones where there are fewer."""
+    group, rows = state.group, len(state.group)
+    order = jnp.argsort(group, stable=True)
+    ordered = group[order]
+    place = jnp.searchsorted(ordered, group)[:, None] + jnp.arange(min(count, rows))[None]
+    found = order[jnp.minimum(place, rows - 1)]
+    same = (place < rows) & (group[found] == group[:, None]) & (group[:, None] > 0)
+    return jnp.where(same[..., None], state.own.cache.tokens[found], 0)

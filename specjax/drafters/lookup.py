@@ -1,0 +1,102 @@
+"""Looking up how a text ends in texts that are known, for drafters that propose what followed there.
+
+A text holds a token as its id + 1, and 0 where none is known: behind its end, and where nobody told of one. So zeros
+are an empty text, caches may be resized with them, and a search never takes a hole for words.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax.drafters.base import Proposal
+from specjax.types import Prompts, TextCache
+
+
+class Text(NamedTuple):
+    """A row's own words, prompt and pending token included. length: int32 [B], the position of the next token."""
+
+    cache: TextCache
+    length: Int[Array, "B"]
+
+
+class Found(NamedTuple):
+    """The longest match of each row, and what followed it.
+
+    matched: int32 [B], its tokens; 0 where there is none.
+    tokens:  int32 [B, K]. known: int32 [B], 0 .. K, how many of them the text holds.
+    """
+
+    matched: Int[Array, "B"]
+    tokens: Int[Array, "B K"]
+    known: Int[Array, "B"]
+
+
+def written(tokens: Int[Array, "*rows"], counts: Bool[Array, "*rows"]) -> Int[Array, "*rows"]:
+    """Tokens as a text holds them, where they count."""
+    return jnp.where(counts, tokens + 1, 0)
+
+
+def prompt_text(prompts: Prompts) -> Text:
+    """The prompts' own words. A cache of the policy's length has no room for the pending token: this has one more."""
+    column = jnp.arange(prompts.tokens.shape[1])[None]
+    text = written(prompts.tokens, column < prompts.lengths[:, None])
+    return Text(TextCache(jnp.pad(text, ((0, 0), (0, 1)))), prompts.lengths)
+
+
+def append(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"]) -> Text:
+    """With the first `emitted` of these tokens. The cache has room for all T."""
+    new = written(tokens, jnp.arange(tokens.shape[1])[None] < emitted[:, None])
+    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+    return Text(TextCache(put(text.cache.tokens, new, text.length)), text.length + emitted)
+
+
+def ending(text: Text, count: int) -> Int[Array, "B n"]:
+    """The last `count` places of each row, as a text holds them; 0 before the first."""
+    padded = jnp.pad(text.cache.tokens, ((0, 0), (count, 0)))
+    return jnp.take_along_axis(padded, text.length[:, None] + jnp.arange(count)[None], axis=1)
+
+
+def look_up(texts: Int[Array, "B M S"], end: Int[Array, "B n"], min_n: int, count: int) -> Found:
+    """What followed the longest match of the last tokens of `end`, of min_n .. n, in the M texts of each row.
+
+    Among matches of the same length the first text counts, and in it the last match; one that nothing follows, as the
+    end of the row's own text, is none. One pass over all places for each n.
+    """
+    size, longest = texts.shape[2], end.shape[1]
+    padded = jnp.pad(texts, ((0, 0), (0, 0), (longest - 1, 0)))
+    alive = texts[:, :, 1:] > 0
+    run = jnp.zeros(alive.shape, jnp.int32)
+    for n in range(longest):
+        token = end[:, longest - 1 - n, None, None]
+        alive = alive & (token > 0) & (padded[:, :, longest - 1 - n :][:, :, : size - 1] == token)
+        run = run + alive.astype(jnp.int32)
+    best = jnp.max(run * size + jnp.arange(size - 1)[None, None], axis=2)
+    source = jnp.argmax(best // size, axis=1)
+    best = jnp.take_along_axis(best, source[:, None], axis=1)
+    text = jnp.take_along_axis(texts, source[:, None, None], axis=1)[:, 0]
+    following = best % size + 1 + jnp.arange(count)[None]
+    tokens = jnp.take_along_axis(jnp.pad(text, ((0, 0), (0, count))), following, axis=1)
+    matched = best[:, 0] // size
+    matched = jnp.where(matched >= min_n, matched, 0)
+    known = jnp.sum(jnp.cumprod(tokens > 0, axis=1), axis=1, dtype=jnp.int32)
+    return Found(matched, jnp.maximum(tokens - 1, 0), jnp.where(matched > 0, known, 0))
+
+
+def longer(one: Found, other: Found) -> Found:
+    """Of each row the one that matched more; the first where they are even."""
+    use = other.matched > one.matched
+    return Found(*(jnp.where(use if x.ndim == 1 else use[:, None], y, x) for x, y in zip(one, other, strict=True)))
+
+
+def certain(tokens: Int[Array, "B K"], length: Int[Array, "B"], vocab_size: int) -> Proposal:
+    """A proposal that took no noise: its law is one-hot."""
+    log_q = jnp.where(tokens[..., None] == jnp.arange(vocab_size)[None, None], 0.0, -jnp.inf)
+    return Proposal(tokens, log_q, length)
+
+
+def check_lengths(min_n: int, max_n: int) -> None:
+    """Raises ValueError where these are no lengths of matches."""
+    if not 1 <= min_n <= max_n:
+        raise ValueError(f"min_n = {min_n}, max_n = {max_n}: must be 1 <= min_n <= max_n")

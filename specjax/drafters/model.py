@@ -1,0 +1,96 @@
+"""Drafting with a small model of the same vocabulary (Leviathan et al. 2023, Chen et al. 2023)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.cache import resize
+from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
+
+
+class ModelState(NamedTuple):
+    """Per row: the model's own cache, and the tokens that are to enter it with its next first step.
+
+    cache:   of which positions first .. length - 1 count. first: int32 [B]. length: int32 [B].
+    tokens:  int32 [B, K+1], what the last verification emitted; positions length, length + 1, ..
+    waiting: int32 [B], 0 .. K+1, how many of them there are.
+    """
+
+    cache: Cache
+    first: Int[Array, "B"]
+    length: Int[Array, "B"]
+    tokens: Int[Array, "B T"]
+    waiting: Int[Array, "B"]
+
+
+@dataclass(frozen=True)
+class ModelDrafter(Drafter):
+    """The `Drafter` of an independent model: `params.draft` are its parameters, and of the policy it reads nothing.
+
+    model: of the policy's vocabulary; its `apply` takes `first`.
+    """
+
+    model: Policy
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> ModelState:
+        rows = len(prompts.lengths)
+        none = jnp.zeros(rows, jnp.int32)
+        cache = self.model.init_cache(rows, prompts.tokens.shape[1])
+        cache = self.model.apply(params.draft, prompts.tokens, none, cache, prompts.lengths - 1).cache
+        return ModelState(
+            # Written are `width` tokens behind the pending one, which the policy's own cache does not hold.
+            cache=resize(cache, width),
+            first=none,
+            length=prompts.lengths,
+            tokens=jnp.zeros((rows, width), jnp.int32),
+            waiting=none,
+        )
+
+    def align(self, state: ModelState, visible: Array) -> ModelState:
+        # The pending token, too, is one that the row was not told of.
+        behind = state.length + state.waiting != visible + 1
+        return state._replace(
+            first=jnp.where(behind, visible + 1, state.first),
+            length=jnp.where(behind, visible + 1, state.length),
+            waiting=jnp.where(behind, 0, state.waiting),
+        )
+
+    def propose(
+        self, params: Params, state: ModelState, gumbel: Array, law: SamplingLaw
+    ) -> tuple[Proposal, ModelState]:
+        """The first step takes in all that the last verification emitted, in one pass."""
+        last = jnp.maximum(state.waiting - 1, 0)
+        output = self.model.apply(params.draft, state.tokens, state.length, state.cache, last, state.first)
+        length = state.length + state.waiting
+        tokens, log_q = [], []
+        for i in range(gumbel.shape[1]):
+            if i:
+                output = self.model.apply(
+                    params.draft, tokens[-1][:, None], length + i - 1, output.cache, None, state.first
+                )
+            log_q.append(process_logits(output.logits[:, 0], law))
+            tokens.append(sample(log_q[-1], gumbel[:, i]))
+        # A row that has just started anew knows no token to go on from.
+        drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
+        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted)
+        cache = output.cache
+        assert cache is not None
+        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+
+    def observe(self, state: ModelState, features: Array, tokens: Array, emitted: Array) -> ModelState:
+        missing = state.tokens.shape[1] - tokens.shape[1]
+        return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
+
+    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+        """Soft cross-entropy against the policy's law at the rollout temperature, over a forward of its own."""
+        own = self.model.apply(params.draft, tokens, jnp.zeros(len(tokens), jnp.int32))
+        log_q, p = (full_log_probs(x.logits[:, :-1], law) for x in (own, output))
+        p, kept = jnp.exp(p), mask[:, 1:].astype(jnp.float32)
+        loss = -jnp.sum(jnp.sum(p * log_q, axis=-1) * kept)
+        overlap = jnp.sum(jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1) * kept)
+        return DraftLoss(loss, jax.lax.stop_gradient(overlap))

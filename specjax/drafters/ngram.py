@@ -1,0 +1,62 @@
+"""Prompt lookup (Saxena 2023; vLLM's n-gram drafting): what followed these words before, in the row's own text."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.lookup import Text, append, certain, check_lengths, ending, look_up, prompt_text, written
+from specjax.sampling import SamplingLaw, full_log_probs, pick
+from specjax.types import Params, PolicyOutput, Prompts, TextCache
+
+
+@dataclass(frozen=True)
+class NGramDrafter(Drafter):
+    """Proposes what followed the last occurrence of the longest repeated n-gram, up to the end of what is known.
+
+    Nothing where fewer than min_n tokens repeat. No parameters, and proposals are a function of the committed text.
+    vLLM takes the first occurrence. Replayed over worked solutions of GSM8K, the last gave 1.835 tokens a round against
+    1.826 (characters, n of 2 .. 8, K = 3) and 1.548 against 1.539 (words, n of 1 .. 4).
+
+    vocab_size: V of the policy.
+    min_n, max_n: tokens that a match has at least, and that are compared at most.
+    """
+
+    vocab_size: int
+    min_n: int = 3
+    max_n: int = 8
+
+    def __post_init__(self) -> None:
+        check_lengths(self.min_n, self.max_n)
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Text:
+        return prompt_text(prompts)
+
+    def align(self, state: Text, visible: Array) -> Text:
+        """What the row was not told of stays a hole in its text."""
+        return state._replace(length=visible + 1)
+
+    def propose(self, params: Params, state: Text, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Text]:
+        found = look_up(state.cache.tokens[:, None], ending(state, self.max_n), self.min_n, gumbel.shape[1])
+        return certain(found.tokens, found.known, self.vocab_size), state
+
+    def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
+        return append(state, tokens, emitted)
+
+    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+        """Nothing to train. The overlap is the policy's probability of what would be proposed, 0 where nothing is.
+
+        A lookup for every token, and so quadratic in the length: for measurements.
+        """
+        log_p, index = full_log_probs(output.logits, law), jnp.arange(tokens.shape[1])
+
+        def at(t: Array) -> Array:
+            text = written(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
+            end = ending(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
+            found = look_up(text[:, None], end, self.min_n, 1)
+            counts = mask[:, t + 1] & (found.known > 0)
+            return jnp.sum(jnp.where(counts, jnp.exp(pick(log_p[:, t], found.tokens[:, 0])), 0.0))
+
+        return DraftLoss(jnp.float32(0), jnp.sum(jax.lax.map(at, index[:-1])))

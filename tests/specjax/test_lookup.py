@@ -1,0 +1,213 @@
+"""Lookups in texts, and the drafters made of them, against plain Python."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import cache as kv
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, Proposal
+from specjax.drafters.lookup import Text, append, ending, look_up, prompt_text
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
+from tests.tiny import light_jit
+
+Words = list[int | None]
+VOCAB, LAW = 3, SamplingLaw()
+NOTHING = Params({}, {})
+
+
+def searched(texts: list[Words], end: Words, min_n: int, max_n: int, count: int) -> tuple[int, list[int]]:
+    """(tokens matched, those that followed): longest match, first text, last place. None is a token nobody knows."""
+    for n in range(min(max_n, len(end)), min_n - 1, -1):
+        for text in texts:
+            for i in range(len(text) - 1, n - 1, -1):
+                if None not in end[-n:] and text[i - n : i] == end[-n:] and text[i] is not None:
+                    after = text[i : i + count]
+                    return n, [token for token in after[: (after + [None]).index(None)] if token is not None]
+    return 0, []
+
+
+def encoded(text: Words, width: int) -> list[int]:
+    return [0 if token is None else token + 1 for token in text] + [0] * (width - len(text))
+
+
+@pytest.mark.parametrize("min_n, max_n, count", [(1, 1, 1), (1, 4, 3), (3, 4, 5)])
+def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int):
+    """In random texts of few words, with holes; some shorter than n, some without a match."""
+    rng, rows, width = np.random.default_rng(0), 500, 14
+
+    def words() -> Words:
+        text: Words = rng.integers(VOCAB, size=rng.integers(0, width + 1)).tolist()
+        return [None if rng.random() < 0.1 else token for token in text]
+
+    texts, ends = [[words() for _ in range(2)] for _ in range(rows)], [words() for _ in range(rows)]
+    end = jnp.array([([0] * max_n + encoded(end, len(end)))[-max_n:] for end in ends])
+    known = jnp.array([[encoded(text, width) for text in pair] for pair in texts])
+    found = light_jit(look_up, static_argnums=(2, 3))(known, end, min_n, count)
+    expected = [searched(pair, own, min_n, max_n, count) for pair, own in zip(texts, ends, strict=True)]
+    np.testing.assert_array_equal(found.matched, [n for n, _ in expected])
+    np.testing.assert_array_equal(found.known, [len(after) for _, after in expected])
+    for got, (_, after) in zip(np.asarray(found.tokens).tolist(), expected, strict=True):
+        assert got[: len(after)] == after
+    lengths = {len(after) for _, after in expected}
+    assert lengths == set(range(count + 1)) and len({n for n, _ in expected}) == max_n - min_n + 2
+
+
+def prompts_of(*texts: list[int], ids: tuple[int, ...] = ()) -> Prompts:
+    width = max(map(len, texts)) + 1
+    tokens = np.full((len(texts), width), 2, np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    lengths = np.array([len(text) for text in texts], np.int32)
+    id = np.array(ids or range(len(texts)), np.int32)
+    return Prompts(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(id))
+
+
+def words_of(text: Text) -> list[Words]:
+    return [[None if t == 0 else t - 1 for t in row] for row in np.asarray(text.cache.tokens).tolist()]
+
+
+def test_a_text_grows_by_what_is_emitted_and_keeps_a_hole_where_it_was_not_told():
+    text = prompt_text(prompts_of([0, 1], [2]))
+    text = kv.resize(text, 5)
+    text = append(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
+    assert words_of(text) == [[0, 1, 1, 2, *[None] * 5], [2, *[None] * 8]]
+    assert ending(text, 3).tolist() == [[2, 2, 3], [0, 0, 3]]
+    text = NGramDrafter(VOCAB).align(text, jnp.array([5, 2]))
+    text = append(text, jnp.array([[0], [1]]), jnp.array([1, 1]))
+    assert words_of(text) == [[0, 1, 1, 2, None, None, 0, None, None], [2, None, None, 1, *[None] * 5]]
+    assert ending(text, 3).tolist() == [[0, 0, 1], [0, 0, 2]]
+
+
+@partial(light_jit, static_argnums=0)
+def begun(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
+    """With room for six tokens behind the prompts."""
+    return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
+
+
+@partial(light_jit, static_argnums=0)
+def told(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
+    return drafter.observe(state, jnp.zeros((*tokens.shape, 0)), tokens, emitted)
+
+
+@partial(light_jit, static_argnums=(0, 3))
+def proposal_of(drafter: Drafter, params: Params, state: PyTree, k: int) -> Proposal:
+    rows = len(jax.tree.leaves(state)[0])
+    return drafter.propose(params, state, jnp.zeros((rows, k, VOCAB)), LAW)[0]
+
+
+def proposed(drafter: Drafter, state: PyTree, k: int, params: Params = NOTHING) -> list[list[int]]:
+    proposal = proposal_of(drafter, params, state, k)
+    log_q = np.asarray(proposal.log_q)
+    assert (log_q.max(axis=-1) == 0).all() and ((log_q == 0).sum(axis=-1) == 1).all()
+    np.testing.assert_array_equal(log_q.argmax(axis=-1), proposal.tokens)
+    rows = zip(proposal.tokens.tolist(), proposal.length.tolist(), strict=True)
+    return [tokens[:length] for tokens, length in rows]
+
+
+def test_ngrams_are_looked_up_in_the_rows_own_text():
+    drafter = NGramDrafter(VOCAB, min_n=2, max_n=3)
+    state = begun(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
+    state = told(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
+    assert proposed(drafter, state, 3) == [[2, 2, 0], [2, 0, 1]]
+    assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
+
+
+def test_the_overlap_is_the_probability_of_what_would_be_proposed():
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 12)).astype(np.int32)
+    logits = np.random.default_rng(1).normal(size=(2, 12, VOCAB)).astype(np.float32)
+    mask = np.arange(12)[None] >= np.array([[3], [5]])
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=-1, keepdims=True)
+    expected = 0.0
+    for row, t in np.argwhere(mask[:, 1:]):
+        text = tokens[row, : t + 1].tolist()
+        expected += sum(p[row, t, token] for token in searched([text], text, 2, 4, 1)[1])
+    none = jnp.zeros((2, 12, 1))
+    output = PolicyOutput(jnp.asarray(logits), none, none, None)
+    loss = NGramDrafter(VOCAB, 2, 4).loss(NOTHING, jnp.asarray(tokens), output, jnp.asarray(mask), LAW)
+    assert expected > 1
+    np.testing.assert_allclose(loss.overlap, expected, rtol=1e-5)
+
+
+def rollout_of(*completions: list[int]) -> Rollout:
+    tokens = np.zeros((len(completions), 4), np.int32)
+    for row, completion in zip(tokens, completions, strict=True):
+        row[: len(completion)] = completion
+    return Rollout(jnp.asarray(tokens), jnp.array([len(completion) for completion in completions]))
+
+
+def test_the_newest_completions_of_each_prompt_are_remembered():
+    drafter = HistoryDrafter(VOCAB, kept=3)
+    memory = drafter.blank_memory(3, 4)
+    assert memory.shape == (3, 3, 4) and not memory.any()
+    prompts = prompts_of([0], [0], ids=(2, -1))
+    memory = drafter.remember(memory, prompts, rollout_of([0, 1], [1], [2, 2], [2]))
+    assert not memory[:2].any()
+    assert memory[2].tolist() == [[1, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    memory = drafter.remember(memory, prompts_of([0], ids=(2,)), rollout_of([2, 2, 2, 2], []))
+    assert memory[2].tolist() == [[3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 0, 0]]
+    assert drafter.remember((), prompts, rollout_of([0], [0])) == ()
+
+
+def test_history_is_what_the_same_prompt_led_to_before():
+    """The prompt counts as a part of it, so that a match may begin there. Other prompts and fillers find nothing."""
+    drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
+    remembered = drafter.remember(
+        drafter.blank_memory(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
+    )
+    params = Params({}, {}, remembered)
+    prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
+    state = told(drafter, begun(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
+    assert proposed(drafter, state, 4, params) == [[2, 1, 0], [], []]
+    state = told(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
+    assert proposed(drafter, state, 4, params) == [[1], [], []]
+    assert proposed(drafter, begun(drafter, NOTHING, prompts), 4) == [[], [], []]
+
+
+def test_siblings_are_rows_of_the_same_prompt():
+    drafter = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
+    prompts = prompts_of(*[[2, 0]] * 5, ids=(7, 3, 7, -1, -1))
+    tokens = jnp.array([[1, 2, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 2, 2, 2], [1, 0, 0, 0]])
+    state = told(drafter, begun(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
+    assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
+
+
+@pytest.mark.parametrize(
+    "factor, offset, lengths", [(1.0, 0, [2, 3]), (0.5, 0, [1, 1]), (0.0, 3, [3, 3]), (9.0, 0, [3, 3])]
+)
+def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, lengths: list[int]):
+    drafter = HistoryDrafter(VOCAB, min_n=1, max_n=4, factor=factor, offset=offset)
+    state = begun(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
+    assert [len(tokens) for tokens in proposed(drafter, state, 3)] == lengths
+
+
+class Sampled(NGramDrafter):
+    """Proposes 1, 1, .. for every row, under a law that is not one-hot."""
+
+    def propose(self, params, state, gumbel, law):
+        tokens = jnp.ones(gumbel.shape[:2], jnp.int32)
+        return Proposal(tokens, jnp.full(gumbel.shape, -jnp.log(3.0)), jnp.full(len(tokens), gumbel.shape[1])), state
+
+
+def test_a_row_takes_the_lookup_where_it_finds_something():
+    drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), Sampled(VOCAB))
+    proposal = proposal_of(drafter, NOTHING, begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
+    assert proposal.tokens.tolist() == [[0, 0], [1, 1]] and proposal.length.tolist() == [2, 2]
+    np.testing.assert_allclose(np.exp(proposal.log_q), [[[1, 0, 0]] * 2, [[1 / 3] * 3] * 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: NGramDrafter(VOCAB, 3, 2), "min_n = 3, max_n = 2: must be 1 <= min_n <= max_n"),
+        (lambda: HistoryDrafter(VOCAB, 0, 2), "min_n = 0, max_n = 2: must be 1 <= min_n <= max_n"),
+        (lambda: HistoryDrafter(VOCAB, kept=0), "kept = 0: must be at least 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make, message: str):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        make()
