@@ -65,6 +65,8 @@ def main(argv: list[str]) -> int:
     out = _checked_out(config)
     _check(config, own)
     setup = set_up(config)
+    if setup.networks.head is None:
+        raise ConfigError(f"draft.kind = {config.draft.kind}: has no format to be saved in by itself")
     given = None if own.responses is None else _given(Path(own.responses), setup)
     check_distillation(setup, given)
     if not setup.held_out_prompts.rows:

@@ -181,7 +181,7 @@ class _Trainer:
         if metrics is not None:
             seen = {name: float(value) for name, value in metrics.items()}
             self._report(
-                f"step {until}: draft loss {seen['loss/draft']:.3f}, predicted acceptance "
+                f"distillation step {until}: loss {seen['loss/draft']:.3f}, predicted acceptance "
                 f"{seen['draft/predicted_acceptance']:.3f}"
             )
         jax.block_until_ready(self._state)
