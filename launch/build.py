@@ -1,6 +1,5 @@
 """From a run's configuration to the networks, problems and rewards that it names."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -168,13 +167,18 @@ def _draft_model(draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax
 def frequent_tokens(
     problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
 ) -> np.ndarray:
-    """`count` ids below `vocab_size`, int32 ascending: the stop tokens and the most frequent of the problems' texts.
-
-    Where the texts use fewer, the lowest unused ids fill up what lacks.
-    """
-    counts: Counter[int] = Counter()
+    """`most_frequent` of the problems' texts, among the ids below `vocab_size`."""
+    counts = np.zeros(vocab_size, np.int64)
     for problem in problems:
         for text in (problem.prompt, problem.solution or "", problem.answer):
-            counts.update(tokenizer.encode(text))
-    ranked = sorted(range(vocab_size), key=lambda token: (token not in stop_tokens, -counts[token], token))
+            np.add.at(counts, np.asarray(tokenizer.encode(text), np.int64), 1)
+    return most_frequent(counts, stop_tokens, count)
+
+
+def most_frequent(counts: np.ndarray, stop_tokens: Sequence[int], count: int) -> np.ndarray:
+    """`count` ids, int32 ascending: the stop tokens and those that `counts`, int [V], says to come most often.
+
+    Where fewer come at all, the lowest of the others fill up what lacks.
+    """
+    ranked = sorted(range(len(counts)), key=lambda token: (token not in stop_tokens, -counts[token], token))
     return np.array(sorted(ranked[:count]), np.int32)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from configs.schema import RunConfig
 from launch.errors import ConfigError
 from launch.setup import Setup
 from specjax.checkpoint import Checkpointer
-from specjax.types import Params
+from specjax.types import Params, PyTree
 
 RUNS = Path("runs")
 CONFIG_FILE = "config.json"
@@ -47,18 +48,17 @@ def restore_params(directory: Path, setup: Setup) -> Params:
 
     Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
     """
-    like = setup.networks.params
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-    if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
-    try:
-        with Checkpointer(directory / CHECKPOINTS) as saves:
-            params, extra = saves.restore_params(abstract)
-    except ValueError as error:
-        raise ConfigError(f"checkpoint: {error}") from error
+    with _saves(directory) as saves:
+        params, extra = saves.restore_params(_abstract(setup.networks.params))
     if extra["draft_vocabulary"] != setup.draft_vocabulary:
         raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
     return params
+
+
+def restore_policy(directory: Path, setup: Setup) -> PyTree:
+    """The policy alone of what `restore_params` reads, whatever the draft beside it."""
+    with _saves(directory) as saves:
+        return saves.restore_policy(_abstract(setup.networks.params.policy))
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -66,6 +66,22 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _saves(directory: Path) -> Iterator[Checkpointer]:
+    """Those of a run, to read. A ConfigError speaks of the option `checkpoint`, where there are none such."""
+    if not (directory / CHECKPOINTS).is_dir():
+        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
+    try:
+        with Checkpointer(directory / CHECKPOINTS) as saves:
+            yield saves
+    except ValueError as error:
+        raise ConfigError(f"checkpoint: {error}") from error
+
+
+def _abstract(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def _new(config: RunConfig) -> Path:

@@ -14,6 +14,7 @@ from launch.cli import parse_run, run_program, use_compile_cache
 from launch.compile_clock import CompileClock
 from launch.console import reasons
 from launch.costs import COST_TABLE, CostTable, load_cells
+from launch.distillation import check_distillation, distill
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
-    """The run: warm-up or resume, the steps, the closing comparison."""
+    """The run: warm-up and distillation or resume, the steps, the closing comparison."""
     config, networks, mesh = setup.config, setup.networks, setup.mesh
     table = setup.train_prompts
     pipeline = PromptPipeline(table, config.data.prompts, config.seed)
@@ -59,6 +60,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     step, probe = make_train_step(*parts), ProbeStep(*parts)
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, _warmup_length(setup))
+    if config.distill.steps and not config.resume:
+        check_distillation(setup)
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(mesh))
     lengths = config.rollout.draft_lengths
     cells: list[Cell] = []
@@ -189,6 +192,8 @@ def _warmed_up(setup: Setup, costs: CostTable | None) -> TrainState:
             report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
         )
         params = replace(params, policy=policy)
+    if config.distill.steps:
+        params = replace(params, draft=distill(setup, params, console.print).draft)
     seconds = None if costs is None else costs.update(params, 0)
     return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
 

@@ -86,6 +86,12 @@ class Checkpointer:
         items = self._manager.restore(step, args=ocp.args.Composite(state=state, extra=ocp.args.JsonRestore()))
         return items["state"]["params"], items["extra"]
 
+    def restore_policy(self, abstract: PyTree, step: int | None = None) -> PyTree:
+        """The policy's parameters of what `restore` would return, whatever else was saved."""
+        like = {"params": {"policy": abstract}}
+        step = self._checked_step(step, like, ("params.policy.",))
+        return self._manager.restore(step, args=ocp.args.Composite(state=_onto(like)))["state"]["params"]["policy"]
+
     def _checked_step(self, step: int | None, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
         """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
         self._manager.wait_until_finished()

@@ -42,9 +42,12 @@ class OptimizerConfig:
             raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
 
 
-def make_optimizer(c: OptimizerConfig) -> optax.GradientTransformation:
-    """The chain for one network."""
+def make_optimizer(c: OptimizerConfig, steps: int | None = None) -> optax.GradientTransformation:
+    """The chain for one network. With `steps`, the rate falls behind the warm-up, by a cosine to zero in that step."""
     schedule = optax.linear_schedule(c.learning_rate / (c.warmup_steps + 1), c.learning_rate, c.warmup_steps)
+    if steps is not None:
+        fall = optax.cosine_decay_schedule(c.learning_rate, max(steps - c.warmup_steps, 1))
+        schedule = optax.join_schedules((schedule, fall), (c.warmup_steps,))
     return optax.chain(
         optax.clip_by_global_norm(c.clip_norm),
         optax.adamw(schedule, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),

@@ -1,13 +1,15 @@
 """What the tests of the programs run them on."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import pytest
 
+from launch.cli import run_program
 from tests.launch.checkpoints import write_checkpoint, write_problems
-from tests.launch.programs import SHRUNK, Options
+from tests.launch.programs import SHRUNK, Options, Refusal
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +35,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrunk(files: Path) -> Options:
     data = {"--data.train": str(files / "train.jsonl"), "--data.held-out": str(files / "test.jsonl")}
     return SHRUNK | {"--model.path": str(files / "policy")} | data
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Refusal:
+    """Runs a program that must refuse: exit code 2, nothing done, and returns the one line that it says why."""
+
+    def refuse(main: Callable[[list[str]], int], arguments: list[str]) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        before = sorted(tmp_path.rglob("*"))
+        assert run_program(main) == 2
+        out, errors = capsys.readouterr()
+        assert out == "" and errors.startswith("error: ") and errors.endswith("\n")
+        assert errors.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return errors.removeprefix("error: ").removesuffix("\n")
+
+    return refuse

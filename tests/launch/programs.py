@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -25,6 +26,8 @@ SHRUNK = {
 }
 
 Options = dict[str, str]
+Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
+"""The fixture of that name: a program and its arguments -> the line in which it refuses them."""
 
 
 def argv(config: str, options: Options) -> list[str]:

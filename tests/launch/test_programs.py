@@ -234,6 +234,9 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
         "--rollout.draft-length": "1",
         "--warmup.steps": "2",
         "--warmup.batch-size": "4",
+        "--distill.steps": "2",
+        "--distill.answers": "16",
+        "--distill.batch-size": "8",
         "--steps": "4",
         "--eval.every": "3",
         "--eval.prompts": "8",
@@ -247,7 +250,14 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
     }
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
-    for part in ("warm-up step 2: loss ", "held out ", "held-out accuracy: ", "autoregressive", "speed-up "):
+    for part in (
+        "warm-up step 2: loss ",
+        "distillation step 2: loss ",
+        "held out ",
+        "held-out accuracy: ",
+        "autoregressive",
+        "speed-up ",
+    ):
         assert part in said
     lines = metrics(tmp_path / "run")
     names = ("step", *metric_names(1))

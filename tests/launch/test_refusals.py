@@ -1,41 +1,18 @@
 """What the programs refuse: exit code 2, one line that says why, and nothing done."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import launch.generate
 import launch.train
-from launch.cli import parse_run, run_program
+from launch.cli import parse_run
 from launch.setup import set_up
 from specjax.checkpoint import Checkpointer
 from specjax.train_step import init_train_state
-from tests.launch.programs import Options, argv, start
+from tests.launch.programs import Options, Refusal, argv, start
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
-
-
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Runs a program that must refuse: exit code 2, nothing done, and returns the one line that it says why."""
-
-    def refuse(main: Callable[[list[str]], int], arguments: list[str]) -> str:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        before = sorted(tmp_path.rglob("*"))
-        assert run_program(main) == 2
-        out, errors = capsys.readouterr()
-        assert out == "" and errors.startswith("error: ") and errors.endswith("\n")
-        assert errors.count("\n") == 1
-        assert sorted(tmp_path.rglob("*")) == before
-        return errors.removeprefix("error: ").removesuffix("\n")
-
-    return refuse
-
-
-Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
 
 
 @pytest.mark.parametrize(

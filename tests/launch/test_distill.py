@@ -1,0 +1,262 @@
+"""launch.distill as a user runs it, and what it counts."""
+
+import contextlib
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import launch.distill
+from launch.acceptance import bucket_of, count
+from launch.answers import join, load_answers, of_rollout, save_answers
+from launch.arithmetic import ALPHABET
+from launch.build import most_frequent
+from launch.data import Problem
+from launch.payback import Payback
+from launch.pipeline import PromptTable
+from launch.tokenizers import CharacterTokenizer
+from models.draft_checkpoint import load_draft_checkpoint
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import Rollout
+from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+VOCABULARY = 6
+# Two chunks of two rollouts of 16; the same answers whatever the draft.
+SMALL = {
+    "--rollout.verifier": "coupled",
+    "--distill.answers": "64",
+    "--distill.chunks": "2",
+    "--distill.batch-size": "16",
+    "--distill.microbatches": "2",
+    "--distill.steps": "60",
+    "--draft-optimizer.learning-rate": "0.02",
+    "--draft.vocab-size": str(VOCABULARY),
+    "--temperatures": "0",
+    "--repeats": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def distilled(files: Path, shrunk: Options) -> tuple[Path, str]:
+    """The directory of a draft, and what the program said; beside it lie the answers it learnt from."""
+    out, said = files / "distilled", io.StringIO()
+    options = shrunk | SMALL | {"--out": str(out), "--save-responses": str(files / "responses.jsonl")}
+    with contextlib.redirect_stdout(said):
+        assert launch.distill.main(argv("gsm8k", options)) == 0
+    return out, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def report(distilled: tuple[Path, str]) -> dict[str, Any]:
+    return json.loads((distilled[0] / "distill.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def responses(files: Path, distilled: tuple[Path, str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (files / "responses.jsonl").read_text().splitlines()]
+
+
+def test_what_the_policy_will_do_is_foreseen_better_than_before(report: dict[str, Any]):
+    own, greedy = report["acceptance"]
+    assert (own["temperature"], greedy["temperature"]) == (1, 0)
+    assert own["untrained"] + 0.1 < own["predicted"] <= 1
+    assert greedy["untrained"] is None and 0 <= greedy["predicted"] <= 1
+
+
+def test_what_is_counted_adds_up(report: dict[str, Any]):
+    for each in report["acceptance"]:
+        assert each["sequences"] == 3
+        assert each["alpha"] * each["rounds"] == pytest.approx(each["tokens"])
+        # A round emits what it accepts and a token more, unless an accepted one ends the sequence.
+        assert each["tokens"] == sum(each["accepted"]) + each["rounds"] - each["ended"]
+        assert 0 <= each["ended"] <= each["sequences"]
+        assert len(each["rates"]) == DRAFT_LENGTH
+        for accepted, drafted, rate in zip(each["accepted"], each["drafted"], each["rates"], strict=True):
+            assert accepted <= drafted <= each["rounds"] and rate == accepted / drafted
+        for name in ("sequences", "tokens", "rounds", "ended"):
+            assert each[name] == sum(bucket[name] for bucket in each["by_length"])
+
+
+def test_the_cost_is_what_was_done(report: dict[str, Any], responses: list[dict[str, Any]]):
+    cost, payback = report["cost"], report["payback"]
+    assert (cost["answers"], cost["steps"]) == (len(responses), 60) == (64, 60)
+    assert cost["answer_tokens"] == sum(len(line["tokens"]) for line in responses)
+    assert 60 * 16 < cost["trained_tokens"] <= 60 * 16 * 8
+    assert 0 < cost["compile_s"] < cost["generation_s"] + cost["training_s"] == payback["cost_s"]
+    assert len(payback["autoregressive_s"]) == len(payback["speculative_s"]) == 2
+    assert (payback["steps"] is None) == (payback["saved_s"] <= 0)
+
+
+def test_the_vocabulary_is_that_of_the_first_answers(
+    distilled: tuple[Path, str], report: dict[str, Any], responses: list[dict[str, Any]]
+):
+    """The stop token, and then the most frequent: no draft could have answered before there was one."""
+    counts = Counter(token for line in responses[:32] for token in line["tokens"] if token != 0)
+    ranked = sorted(range(1, 9), key=lambda token: (-counts[token], token))
+    expected = sorted([0, *ranked[: VOCABULARY - 1]])
+    saved = load_draft_checkpoint(distilled[0] / "draft", make_mesh(MeshConfig()))
+    assert saved.target_ids.tolist() == expected
+    assert (saved.config.draft_vocab_size, saved.feature_layers) == (VOCABULARY, (0, 1))
+    tokens = [token for line in responses for token in line["tokens"]]
+    inside = np.isin(tokens, expected).mean()
+    assert report["vocabulary"] == {"size": VOCABULARY, "coverage": pytest.approx(inside)}
+
+
+def test_what_it_says_is_readable(distilled: tuple[Path, str]):
+    out, said = distilled
+    for part in ("32 answers of ", "distillation step 30: loss ", "distillation step 60: loss ", "temperature"):
+        assert part in said
+    for part in ("draft vocabulary: 6 tokens", f"draft saved: {out / 'draft'}\n", "cost: ", "a step's rollout takes "):
+        assert part in said
+
+
+def test_a_saved_draft_goes_on_learning_from_a_file(
+    distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
+):
+    """It begins where the other ended, and in the same vocabulary."""
+    options = {name: value for name, value in (shrunk | SMALL).items() if name != "--draft.vocab-size"}
+    options |= {"--draft.path": str(distilled[0] / "draft"), "--responses": str(files / "responses.jsonl")}
+    options |= {"--distill.steps": "1", "--repeats": "1", "--temperatures": "1", "--out": str(tmp_path / "out")}
+    assert launch.distill.main(argv("gsm8k", options)) == 0
+    before, after = (json.loads((path / "distill.json").read_text()) for path in (distilled[0], tmp_path / "out"))
+    assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=1e-4)
+    assert after["cost"]["generation_s"] == 0 and after["cost"]["answers"] == 64
+    assert after["vocabulary"] == before["vocabulary"]
+
+
+def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
+    tokenizer = CharacterTokenizer(ALPHABET)
+    problems = [Problem(prompt=text, answer="") for text in ("1+2=", "3+4+5=", "7+8=")]
+    table = PromptTable.build(problems, tokenizer, 8)
+    rng, lengths = np.random.default_rng(0), np.array([3, 1, 5, 4, 2, 5], np.int32)
+    tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
+    prompts = table.batch(np.array([2, 0, 1]))
+    made = of_rollout(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
+    save_answers(tmp_path / "answers.jsonl", made, problems, tokenizer)
+    read, dropped = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
+    assert dropped == 0
+    for step in range(3):
+        ours, theirs = made.draw(4, 7, step), read.draw(4, 7, step)
+        np.testing.assert_array_equal(theirs.tokens, ours.tokens)
+        np.testing.assert_array_equal(theirs.completion, ours.completion)
+    # Row by row: the prompt, the answer, nothing; and filler trains nothing.
+    for row, (pick, length) in enumerate(zip((2, 2, 0, 0, 1, 1), lengths, strict=True)):
+        prompt = tokenizer.encode(problems[pick].prompt)
+        expected = [*prompt, *tokens[row, :length].tolist()]
+        assert made.tokens[row].tolist() == expected + [0] * (13 - len(expected))
+        assert made.batch(np.array([row, -1])).completion.sum() == length
+    whole, twice = list(made.in_batches(4)), join([made, made])
+    assert [int(batch.completion.sum()) for batch in whole] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
+    assert len(twice) == 12 and len(twice.completions) == 2 * lengths.sum()
+
+
+def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
+    tokenizer, path = CharacterTokenizer(ALPHABET), tmp_path / "answers.jsonl"
+    lines = [{"prompt": "1+2=", "response": "3#3"}, {"prompt": "1+2+3+4=", "response": "3"}]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    answers, dropped = load_answers(path, tokenizer, 6, 3, 15)
+    assert dropped == 1
+    # Cut at the budget, or ended by the stop token.
+    assert answers.completions.tolist() == tokenizer.encode("3#3")
+    answers, _ = load_answers(path, tokenizer, 6, 4, 15)
+    assert answers.completions.tolist() == [*tokenizer.encode("3#3"), tokenizer.stop_tokens[0]]
+
+
+def test_the_most_frequent_tokens_and_the_stop_tokens_are_kept():
+    counts = np.array([5, 0, 9, 1, 9, 0, 2])
+    assert most_frequent(counts, (5,), 4).tolist() == [0, 2, 4, 5]
+    assert most_frequent(counts, (1, 5), 3).tolist() == [1, 2, 5]
+    assert most_frequent(np.zeros(5), (3,), 3).tolist() == [0, 1, 3]
+
+
+def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
+    """Three whole rounds of draft length 3 a row behind the first token; another row ends on the second it drafted."""
+    same, filler = [3, 3, 3], [9, 9, 9]
+    rollout = Rollout(
+        tokens=jnp.zeros((4, 13), jnp.int32),
+        lengths=jnp.array([13, 13, 7, 2]),
+        rounds=jnp.array([3, 3, 2, 9]),
+        drafted=jnp.array([same, same, [2, 2, 1], filler]),
+        accepted=jnp.array([same, same, [2, 2, 1], filler]),
+    )
+    whole = count(rollout, np.array([True, True, False, False]))
+    assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
+    assert whole.rates == (1, 1, 1) and whole.alpha == 1 + sum(whole.rates) == 4
+    cut = count(rollout, np.array([False, False, True, False]))
+    assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
+    assert count(rollout, np.zeros(4, bool)).alpha is None
+
+
+def test_buckets_of_lengths():
+    assert bucket_of(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
+
+
+def test_when_it_is_paid_for():
+    payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5)
+    assert payback.steps == 11 and "are paid for after 11 steps" in str(payback)
+    slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5)
+    assert slower.steps is None and "never pays for itself" in str(slower)
+    doubtful = Payback([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0)
+    assert doubtful.steps is not None and "not certain" in str(doubtful)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is no draft to distil"),
+        ({"--rollout.draft-length": "0"}, "rollout.draft_length = 0: must be at least 1, to measure the draft by"),
+        ({"--distill.batch-size": "9"}, "distill.batch_size = 9: must be a multiple of distill.microbatches x"),
+        ({"--distill.batch-size": "64"}, "distill.batch_size = 64: must be at most 32, the answers of the first"),
+        ({"--distill.chunks": "0"}, "distill.chunks = 0: must be at least 1"),
+        ({"--distill.steps": "-1"}, "distill.steps = -1: must be at least 0"),
+        ({"--data.prompts": "13"}, "prompts a batch=13: must be between 1 and 12"),
+        ({"--repeats": "0"}, "repeats = 0: must be at least 1"),
+        ({"--temperatures": "-1"}, "temperatures = (-1.0,): each must be at least 0 and finite"),
+        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
+        ({"--responses": "nowhere.jsonl"}, "nowhere.jsonl: cannot read it: No such file or directory"),
+        ({"--responses": "a", "--save-responses": "b"}, "save_responses = b: must be none with responses"),
+        ({"--save-responses": "nowhere/b"}, "save_responses = nowhere/b: its directory does not exist"),
+    ],
+)
+def test_distill_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
+    small = SMALL | {"--out": "out"}
+    if options.get("--draft.kind") == "none":
+        small.pop("--draft.vocab-size")
+    assert message in refusal(launch.distill.main, argv("gsm8k", shrunk | small | options))
+
+
+def test_distill_refuses_where_it_may_not_write_and_what_is_not_there(
+    refusal: Refusal, shrunk: Options, tmp_path: Path
+):
+    assert refusal(launch.distill.main, argv("gsm8k", shrunk)) == "out = None: must be the directory to write"
+    (tmp_path / "kept").write_text("")
+    said = refusal(launch.distill.main, argv("gsm8k", shrunk | {"--out": str(tmp_path)}))
+    assert said == f"out = {tmp_path}: exists and is not an empty directory"
+    said = refusal(launch.distill.main, ["tiny", "--out", "out"])
+    assert said == "checkpoint = None: must be a run's directory, or model.path that of a policy"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "1: not JSON: "),
+        ('{"prompt": "1 ?"}', "1: no field 'response'; it has 'prompt'"),
+        ('{"prompt": "1 ?", "response": ["2"]}', "1: field 'response' must be text or a number, not [\"2\"]"),
+        ('{"prompt": "1 ?", "tokens": [1, 9]}', "1: field 'tokens' must be a list of token ids below 9"),
+        ('{"prompt": "1 ?", "tokens": []}', "1: field 'tokens' must be a list of token ids below 9"),
+        ("", " holds no answer to a prompt of 1 .. 40 tokens"),
+        ('{"prompt": "1 ?", "response": "1"}', "distill.batch_size = 16: must be at most 1, the answers given"),
+    ],
+)
+def test_distill_refuses_responses(refusal: Refusal, files: Path, shrunk: Options, line: str, message: str):
+    path = files / "malformed.jsonl"
+    path.write_text(line)
+    said = refusal(launch.distill.main, argv("gsm8k", shrunk | SMALL | {"--out": "out", "--responses": str(path)}))
+    assert message in said

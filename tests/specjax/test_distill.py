@@ -1,0 +1,123 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specjax.batch import Batch
+from specjax.distill import DistillStep, init_distill_state, make_distill_step, make_predict
+from specjax.gradients import accumulate
+from specjax.loss import LossConfig
+from specjax.sampling import SamplingLaw
+from specjax.types import Params
+from tests.specjax.training import VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap
+
+ROWS, LENGTH = 8, 14
+LAW = SamplingLaw(temperature=0.7)
+POLICY, DRAFTER = networks(unroll=2)
+MESH = mesh_of(1, 1, 1)
+# The update of plain gradient descent at rate 1 is the gradient itself.
+DESCENT = optax.sgd(1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_compilation() -> Iterator[None]:
+    """Every program is run a few times and on little."""
+    kept = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", kept)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    """Ragged prompts and answers, without advantages; none is scored."""
+    rng = np.random.default_rng(0)
+    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 9, (ROWS, 1))
+    column = np.arange(LENGTH)[None]
+    tokens = np.where(column < start + length, rng.integers(0, VOCAB, (ROWS, LENGTH)), 0).astype(np.int32)
+    none = np.zeros(ROWS, np.float32)
+    completion = (column >= start) & (column < start + length)
+    return Batch(jnp.array(tokens), jnp.array(completion), None, jnp.array(none), jnp.array(none > 0))
+
+
+def gradient_of(step: DistillStep, params: Params, mesh, batch: Batch) -> tuple[Params, dict]:
+    """The draft's gradient as `Params`, and the metrics."""
+    before = jax.tree.map(np.array, params.draft)
+    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch)
+    return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return params_on(MESH)
+
+
+@pytest.fixture(scope="module")
+def step() -> DistillStep:
+    """Refuses to be traced a second time."""
+    policy = replace(POLICY, apply=chex.assert_max_traces(POLICY.apply, n=1))
+    return make_distill_step(policy, DRAFTER, LAW, DESCENT, MESH)
+
+
+@pytest.fixture(scope="module")
+def expected(params: Params, batch: Batch) -> tuple[Params, dict[str, float]]:
+    """The draft's gradient in a step of training, and what that step reports of the draft."""
+
+    def run(params: Params, batch: Batch):
+        return accumulate(POLICY, DRAFTER, params, batch, None, LAW, LossConfig())
+
+    gradients, sums = jax.jit(run)(params, batch)
+    predicted = float(jnp.sum(sums.overlap) / sums.draft_tokens)
+    return gradients, {"draft/predicted_acceptance": predicted, "grad_norm/draft": optax.tree.norm(gradients.draft)}
+
+
+def test_the_gradient_is_that_of_the_training_step(step, params, batch, expected) -> None:
+    policy = jax.tree.map(np.array, params.policy)
+    gradient, metrics = gradient_of(step, params, MESH, batch)
+    assert relative_gap(gradient.draft, expected[0].draft) < 1e-5
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
+    # The policy is read alone, and may be used on.
+    assert_same_bits(params.policy, policy)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"), [((1, 1, 1), {"microbatches": 4, "ladder": (8, 12)}), ((2, 1, 2), {"microbatches": 2})]
+)
+def test_microbatches_ladder_and_mesh_give_the_same_gradient(shape, options, batch, expected) -> None:
+    mesh = mesh_of(*shape)
+    step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, mesh, **options)
+    gradient, metrics = gradient_of(step, params_on(mesh), mesh, batch)
+    assert relative_gap(gradient.draft, expected[0].draft) < 1e-5
+    np.testing.assert_allclose(metrics["grad_norm/draft"], expected[1]["grad_norm/draft"], rtol=1e-5)
+
+
+def test_steps_teach_the_draft_without_another_trace(step, params, batch) -> None:
+    state, seen = init_distill_state(params.draft, DESCENT, MESH), []
+    before = jax.tree.map(np.array, params.draft)
+    for _ in range(8):
+        state, metrics = step(state, params.policy, batch)
+        seen.append(float(metrics["loss/draft"]))
+    assert seen[-1] < 0.97 * seen[0]
+    # What the run began with is still there to compare with.
+    assert_same_bits(params.draft, before)
+
+
+def test_the_prediction_is_the_mean_overlap_of_both_laws(params, batch, expected) -> None:
+    predict = make_predict(POLICY, DRAFTER, LAW, MESH, microbatches=2)
+    overlap, tokens = predict(params, batch)
+    assert int(tokens) == int(batch.completion.sum())
+    np.testing.assert_allclose(overlap / tokens, expected[1]["draft/predicted_acceptance"], rtol=1e-5)
+    empty = replace(batch, completion=jnp.zeros_like(batch.completion))
+    assert [float(x) for x in predict(params, empty)] == [0, 0]
+
+
+def test_rows_that_do_not_divide_are_refused(params, batch) -> None:
+    step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, MESH, microbatches=3)
+    with pytest.raises(ValueError, match="^batch = 8 rows: must be a multiple of shards x microbatches = 3"):
+        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch)
