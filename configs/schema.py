@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from models.config import DecoderConfig, Dtype, at_least_one
+from specjax.adaptation import DraftTrainingConfig
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
@@ -40,7 +41,6 @@ class DraftConfig:
     Attributes:
         kind:       eagle3, or none for autoregressive rollouts.
         vocab_size: draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
-        train:      distil the draft from every rollout.
         unroll:     passes of EAGLE-3's training-time test.
     """
 
@@ -51,7 +51,6 @@ class DraftConfig:
     num_kv_heads: int | None = None
     head_dim: int | None = None
     vocab_size: int | None = None
-    train: bool = True
     unroll: int = 3
 
     def __post_init__(self) -> None:
@@ -241,6 +240,7 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -255,6 +255,9 @@ class RunConfig:
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""
+        draft_training = self.draft_training
+        if self.draft.kind == "none":
+            draft_training = DraftTrainingConfig(mode="frozen")
         return TrainConfig(
             seed=self.seed,
             rollout=self.rollout,
@@ -263,6 +266,6 @@ class RunConfig:
             draft_optimizer=self.draft_optimizer,
             microbatches=self.microbatches,
             ladder=self.ladder,
-            train_draft=self.draft.train and self.draft.kind != "none",
+            draft_training=draft_training,
             allow_truncated_law=self.allow_truncated_law,
         )

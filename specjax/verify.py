@@ -109,12 +109,14 @@ def draw(law: AcceptLaw, noise: Noise) -> Verdict:
 class Verifier:
     """A way to verify: the noise it wants for a round, and its verdict on a proposal.
 
-    noise:  (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
-    verify: (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `accept_law`.
+    noise:    (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
+    verify:   (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `accept_law`.
+    promises: the least probability that a draft's first token is accepted where sum_v min(p, q) is the argument.
     """
 
     noise: Callable[[UInt32[Array, "B 2"], Int[Array, "B"], int, int], Noise]
     verify: Callable[[Array, Array, Array, Array, Noise], Verdict]
+    promises: Callable[[Array], Array] = lambda overlap: overlap
 
 
 def _independent_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
@@ -149,5 +151,6 @@ def _verify_coupled(log_p: Array, log_q: Array, draft: Array, length: Array, noi
 
 VERIFIERS = {
     "rejection": Verifier(_independent_noise, _verify_rejection),
-    "coupled": Verifier(_coupled_noise, _verify_coupled),
+    # (1 - tv) / (1 + tv) of arXiv 2408.07978, where the total variation tv is 1 - overlap.
+    "coupled": Verifier(_coupled_noise, _verify_coupled, promises=lambda overlap: overlap / (2 - overlap)),
 }

@@ -27,14 +27,16 @@ class Proposal(NamedTuple):
 
 
 class DraftLoss(NamedTuple):
-    """Sums over the tokens of one microbatch, to be divided by the global token count.
+    """Of one microbatch.
 
-    loss:    scalar, differentiable in the draft's parameters alone.
-    overlap: scalar, sum over tokens of sum_v min(p, q): the acceptance to expect at position 1.
+    loss:    scalar, the sum over its tokens, to be divided by the global count; differentiable in the draft's
+             parameters alone.
+    overlap: float32 [B, T], sum_v min(p, q) of the laws that each token is drawn from by the policy and drafted from:
+             the acceptance to expect where it stands at position 1 of a draft. 0 where the token does not count.
     """
 
     loss: Float[Array, ""]
-    overlap: Float[Array, ""]
+    overlap: Float[Array, "B T"]
 
 
 @runtime_checkable
@@ -94,7 +96,7 @@ class Drafter(Protocol):
         mask: which tokens are completion tokens; a prediction counts where the token it predicts does. By default there
         is nothing to distil, and nothing is promised.
         """
-        return DraftLoss(jnp.float32(0), jnp.float32(0))
+        return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
 
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
         """`Params.memory` after a rollout, in the fused program and over all shards; by default as it was."""

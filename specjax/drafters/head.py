@@ -147,7 +147,7 @@ class HeadDrafter(Drafter):
         p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (jnp.exp(log_p), tokens, mask))
         hidden = self.head.fuse(params, self.reads(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
-        loss, overlap = jnp.float32(0), jnp.float32(0)
+        loss, overlap = jnp.float32(0), jnp.zeros((rows, length), jnp.float32)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth)
             cache = resize(cache, length)
@@ -156,8 +156,8 @@ class HeadDrafter(Drafter):
             kept = counts[depth + 1].astype(jnp.float32)
             loss -= self.decay**depth * jnp.sum(jnp.sum(p[depth] * log_q, axis=-1) * kept)
             if depth == 0:
-                overlap = jnp.sum(jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept)
-        return DraftLoss(loss, jax.lax.stop_gradient(overlap))
+                overlap = jnp.sum(jnp.minimum(p[0], jnp.exp(log_q)), axis=-1) * kept
+        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:
