@@ -74,9 +74,10 @@ class BigramDrafter(Drafter):
                 return table.at[token].set(after), overlap
 
             start = jnp.arange(self.vocab_size)
-            return jax.lax.scan(step, start, (tokens[:-1], tokens[1:], probabilities[:-1], counts[1:]))[1].sum()
+            return jax.lax.scan(step, start, (tokens[:-1], tokens[1:], probabilities[:-1], counts[1:]))[1]
 
-        return DraftLoss(jnp.float32(0), jax.vmap(row)(tokens, law_of_next, mask).sum())
+        overlap = jax.vmap(row)(tokens, law_of_next, mask)
+        return DraftLoss(jnp.float32(0), jnp.pad(overlap, ((0, 0), (1, 0))))
 
 
 def _follow(table: Int[Array, "B V"], tokens: Array, after: Array, count: Int[Array, "B"]) -> Int[Array, "B V"]:

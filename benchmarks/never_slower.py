@@ -81,7 +81,7 @@ class Job:
             answered = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None] >= WIDTH, tokens.shape)
             output = policy.apply(params.policy, tokens, jnp.zeros(self.slots, jnp.int32))
             loss = drafter.loss(params, tokens, output, answered, SamplingLaw())
-            return loss.overlap / jnp.sum(rollout.lengths, dtype=jnp.float32)
+            return jnp.sum(loss.overlap) / jnp.sum(rollout.lengths, dtype=jnp.float32)
 
         return overlap
 

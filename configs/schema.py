@@ -8,6 +8,7 @@ from typing import Literal
 
 from models.config import DecoderConfig, Dtype, at_least_one
 from models.mtp import ConventionName
+from specjax.adaptation import DraftTrainingConfig
 from specjax.drafters.distillation import Objective
 from specjax.drafters.lookup import check_lengths
 from specjax.loss import LossConfig
@@ -105,7 +106,6 @@ class DraftConfig:
         vocab_size:   draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
         head:         the make of a head from random weights.
         architecture: of a model from random weights.
-        train:        distil the draft from every rollout.
         loss:         what distillation makes smaller: soft cross_entropy, kl, total_variation (one less the acceptance
                       to expect), or hybrid, from kl to total_variation as acceptance rises
                       (specjax.drafters.distillation).
@@ -125,7 +125,6 @@ class DraftConfig:
     vocab_size: int | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     architecture: DecoderConfig | None = None
-    train: bool = True
     loss: Objective = "cross_entropy"
     unroll: int = 3
     decay: float = 0.8
@@ -372,6 +371,7 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -389,6 +389,9 @@ class RunConfig:
 
     def train_config(self) -> TrainConfig:
         """The part of the run that is one step of the algorithm. Raises ValueError where its options clash."""
+        draft_training = self.draft_training
+        if self.draft.kind == "none":
+            draft_training = DraftTrainingConfig(mode="frozen")
         return TrainConfig(
             seed=self.seed,
             rollout=self.rollout,
@@ -397,6 +400,6 @@ class RunConfig:
             draft_optimizer=self.draft_optimizer,
             microbatches=self.microbatches,
             ladder=self.ladder,
-            train_draft=self.draft.train and self.draft.kind != "none",
+            draft_training=draft_training,
             allow_truncated_law=self.allow_truncated_law,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Column, Table
 
+from launch.drafting import alarm
 from specjax.cost import Drafting, acceptance_length, batch_gain, choose, promised
 from specjax.plan import Phase
 
@@ -21,9 +22,13 @@ class StepPrinter:
 
     def __init__(self, every: int) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._every, self._lines = every, 0
+        self._every, self._lines, self._alarm = every, 0, False
 
     def __call__(self, step: int, values: Values) -> None:
+        if values["draft/alarm"] and not self._alarm:
+            said = alarm(step, values.get("rollout/acceptance_rate_pos_1"), values["draft/promised_acceptance"])
+            self._console.print(said, style="bold red")
+        self._alarm = bool(values["draft/alarm"])
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
@@ -63,6 +68,8 @@ def _line(step: int, values: Values) -> str:
     )
     if values["eval/accuracy"] is not None:
         line += f"  held out {values['eval/accuracy']:.1%}"
+    if values["draft/alarm"]:
+        line += "  draft alarm"
     if values["reward/failed"]:
         line += f"  {values['reward/failed']:.0f} not scored"
     return line

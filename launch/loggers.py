@@ -22,7 +22,8 @@ def metric_names(draft_length: int) -> tuple[str, ...]:
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length"),
         *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(draft_length)),
-        *("draft/predicted_acceptance", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
+        *("draft/predicted_acceptance", "draft/promised_acceptance", "draft/alarm"),
+        *("rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
         *("time/data", "time/prepare", "time/generation", "time/logprob", "time/train", "time/step"),
         *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from launch.compile_clock import CompileClock
 from launch.console import reasons
 from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.distillation import check_distillation, distill
+from launch.drafting import Switches, losing
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
@@ -25,14 +27,18 @@ from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.warmup import warm_up
 from specjax.checkpoint import Checkpointer
-from specjax.cost import Cell
+from specjax.cost import Cell, Drafting
 from specjax.mesh import batch_shards
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
 from specjax.train_step import init_train_state, make_train_step
-from specjax.types import TrainState
+from specjax.types import Params, TrainState
 
 console = Console(highlight=False, soft_wrap=True)
+
+Choice = tuple[jax.Array | None, Drafting] | None
+# Number, begin, metrics and choice of a step.
+Pending = tuple[int, float, dict[str, Any], Choice]
 
 
 def main(argv: list[str]) -> int:
@@ -83,7 +89,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
             before = evaluate(state.params) if config.eval.every else None
         restored = first if config.resume else None
         with RunLogger(directory, max(config.rollout.lengths), config.print_every, restored) as logger:
-            record, clock = StepRecord(logger), CompileClock()
+            record, clock = StepRecord(logger, Switches(setup.phases, lengths, console.print)), CompileClock()
             for number in range(first + 1, config.steps + 1):
                 start = time.perf_counter()
                 prompts = next(pipeline)
@@ -98,13 +104,18 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
                 if probing:
                     start = time.perf_counter()
                 clock.lap()
-                state, _, metrics = (probe if probing else step)(state, prompts)
+                # A copy, still there to be told of when the state has been donated.
+                by = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+                state, rollout, metrics = (probe if probing else step)(state, prompts)
                 if (compiling := clock.lap()) and not probing:
                     console.print(f"compiled the step in {compiling:.1f} s")
-                if probing and costs is not None:
-                    measured = metrics["perf/speedup_vs_autoregressive"]
-                    console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
-                record.dispatched(number, start, metrics | {"time/data": data_s})
+                if probing:
+                    measured = float(metrics["perf/speedup_vs_autoregressive"])
+                    if costs is not None:
+                        console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
+                    elif said := losing(measured, config.rollout.draft_length):
+                        console.print(said)
+                record.dispatched(number, start, metrics | {"time/data": data_s}, by and (rollout.k, by))
                 if _due(number, config.eval.every):
                     record.wait()
                     record.finish({"eval/accuracy": evaluate(state.params)})
@@ -129,15 +140,18 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
 class StepRecord:
     """Times each step, and logs it when the next is under way, so that fetching its metrics stalls nothing."""
 
-    def __init__(self, logger: RunLogger) -> None:
-        self._logger = logger
-        self._pending: tuple[int, float, dict[str, Any]] | None = None
+    def __init__(self, logger: RunLogger, switches: Switches | None = None) -> None:
+        self._logger, self._switches = logger, switches
+        self._pending: Pending | None = None
         self._done = 0.0
 
-    def dispatched(self, number: int, start: float, metrics: dict[str, Any]) -> None:
-        """Step `number`, begun at `start`, is on the device: the one before it can be logged."""
+    def dispatched(self, number: int, start: float, metrics: dict[str, Any], choice: Choice = None) -> None:
+        """Step `number`, begun at `start`, is on the device: the one before it can be logged.
+
+        choice: the draft lengths of the step, [shards, phases], and what they were chosen by.
+        """
         self.wait()
-        previous, self._pending = self._pending, (number, start, metrics)
+        previous, self._pending = self._pending, (number, start, metrics, choice)
         # Where calling a step runs it to its end, as on CPU, the next one would only count as a part of this one.
         arrays = (x for x in metrics.values() if isinstance(x, jax.Array))
         if all(x.is_ready() for x in arrays):  # pyright: ignore[reportAttributeAccessIssue]
@@ -150,7 +164,7 @@ class StepRecord:
         A probe step has timed itself.
         """
         if self._pending is not None and "time/step" not in self._pending[2]:
-            _, start, metrics = self._pending
+            _, start, metrics, _ = self._pending
             jax.block_until_ready(metrics)
             now = time.perf_counter()
             # A step that was dispatched while the one before still ran begins when that one ends.
@@ -163,10 +177,14 @@ class StepRecord:
         self._log(self._pending, more)
         self._pending = None
 
-    def _log(self, step: tuple[int, float, dict[str, Any]] | None, more: dict[str, float] | None = None) -> None:
-        if step is not None:
-            number, _, metrics = step
-            self._logger.log(number, metrics | (more or {}))
+    def _log(self, step: Pending | None, more: dict[str, float] | None = None) -> None:
+        if step is None:
+            return
+        number, _, metrics, choice = step
+        self._logger.log(number, metrics | (more or {}))
+        if self._switches is not None and choice is not None:
+            lengths, drafting = jax.device_get(choice)
+            self._switches(number, lengths[0].tolist(), drafting, metrics)
 
 
 def _due(number: int, every: int) -> bool:
@@ -194,8 +212,13 @@ def _warmed_up(setup: Setup, costs: CostTable | None) -> TrainState:
         params = replace(params, policy=policy)
     if config.distill.steps:
         params = replace(params, draft=distill(setup, params, console.print).draft)
-    seconds = None if costs is None else costs.update(params, 0)
-    return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
+    return _fresh(setup, params, None if costs is None else costs.update(params, 0))
+
+
+def _fresh(setup: Setup, params: Params, seconds: np.ndarray | None) -> TrainState:
+    config = setup.config
+    prompts = config.data.prompts, config.data.max_prompt_tokens
+    return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds, prompts)
 
 
 def _resumed(
@@ -204,7 +227,7 @@ def _resumed(
     config = setup.config
     lengths = config.rollout.draft_lengths
     seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
-    fresh = init_train_state(setup.networks.params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds)
+    fresh = _fresh(setup, setup.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
     try:
         checkpoint = saves.restore(abstract)

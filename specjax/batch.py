@@ -18,6 +18,8 @@ class Batch:
     completion: bool [R, S], which of them are completion tokens.
     mu:         float32 [R, S], log-prob of each completion token when it was generated; None where not recorded.
     advantage:  float32 [R]. scored: bool [R], False where scoring failed: such a row trains the draft alone.
+    proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood. accepted: int32 [R], how many
+                of these drafts were accepted. None where not recorded, or nothing could be drafted.
     """
 
     tokens: Int[Array, "R S"]
@@ -25,6 +27,8 @@ class Batch:
     mu: Float[Array, "R S"] | None
     advantage: Float[Array, "R"]
     scored: Bool[Array, "R"]
+    proposed: Bool[Array, "R S"] | None = None
+    accepted: Int[Array, "R"] | None = None
 
     @property
     def trained(self) -> Bool[Array, "R S"]:
@@ -38,8 +42,8 @@ class Batch:
 
     def cut(self, window: int) -> "Batch":
         """The first `window` columns."""
-        mu = None if self.mu is None else self.mu[:, :window]
-        return replace(self, tokens=self.tokens[:, :window], completion=self.completion[:, :window], mu=mu)
+        parts = ("tokens", "completion", "mu", "proposed")
+        return replace(self, **jax.tree.map(lambda x: x[:, :window], {name: getattr(self, name) for name in parts}))
 
 
 def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Batch:
@@ -53,6 +57,9 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
 
     budget = rollout.tokens.shape[1]
     tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
+    proposed = accepted = None
+    if rollout.proposed is not None and rollout.accepted is not None and rollout.accepted.shape[1]:
+        proposed, accepted = place(jnp.zeros(tokens.shape, bool), rollout.proposed), rollout.accepted[:, 0]
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return Batch(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
@@ -60,6 +67,8 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
         advantage=advantages.value,
         scored=advantages.scored,
+        proposed=proposed,
+        accepted=accepted,
     )
 
 

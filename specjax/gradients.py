@@ -1,17 +1,21 @@
 """Gradients of both losses from one teacher-forced forward, accumulated over microbatches."""
 
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from specjax.adaptation import when
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
 from specjax.ladder import in_window
 from specjax.loss import LossConfig, grpo_terms
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import Params, Policy, PolicyOutput, PyTree
+from specjax.verify import Verifier, VerifierName, find_verifier
 
 
 class Sums(NamedTuple):
@@ -29,6 +33,7 @@ class Sums(NamedTuple):
     draft_tokens: Array
     draft_loss: Array
     overlap: Array
+    promised: Array
 
 
 def accumulate(
@@ -41,13 +46,18 @@ def accumulate(
     config: LossConfig,
     *,
     microbatches: int = 1,
-    train_draft: bool = True,
+    train_draft: bool | Bool[Array, ""] = True,
+    replay: Batch | None = None,
+    verifier: VerifierName | Verifier = "rejection",
     ladder: tuple[int, ...] = (),
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
 
     reference:   log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
-    train_draft: False leaves the draft's gradient at zero, and only measures its loss.
+    train_draft: False leaves the draft's gradient at zero, and only measures its loss. It may be traced.
+    replay:      rows of earlier rollouts, [n, R, ..], which the gradient of the draft is taken over too; what is
+                 reported is of `batch` alone.
+    verifier:    of the rollout, by which what its drafts promise is reckoned.
     ladder:      windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
@@ -56,7 +66,9 @@ def accumulate(
     tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
     start = jnp.zeros(len(batch.advantage) // microbatches, jnp.int32)
+    taught = draft_tokens if replay is None else draft_tokens + jnp.sum(replay.completion, dtype=jnp.float32)
     drafting = bool(jax.tree.leaves(params.draft))
+    zero = jax.tree.map(jnp.zeros_like, params)
 
     def policy_loss(weights: PyTree, batch: Batch, reference: Array | None) -> tuple[Array, tuple[PolicyOutput, dict]]:
         output = policy.apply(weights, batch.tokens, start)
@@ -83,30 +95,55 @@ def accumulate(
         )
         return loss, (jax.lax.stop_gradient(output), jax.lax.stop_gradient(sums))
 
-    def draft_loss(weights: PyTree, batch: Batch, output: PolicyOutput) -> tuple[Array, Array]:
+    def draft_loss(weights: PyTree, batch: Batch, output: PolicyOutput) -> tuple[Array, dict]:
         both = Params(jax.lax.stop_gradient(params.policy), weights, params.memory)
         result = drafter.loss(both, batch.tokens, output, batch.completion, law)
-        return result.loss / draft_tokens, result.overlap
+        promises = find_verifier(verifier).promises(result.overlap)
+        sums = dict(
+            draft_loss=result.loss,
+            overlap=jnp.sum(result.overlap),
+            promised=jnp.float32(0) if batch.proposed is None else jnp.sum(jnp.where(batch.proposed, promises, 0.0)),
+        )
+        return result.loss / taught, sums
+
+    def teach(batch: Batch, output: PolicyOutput) -> tuple[PyTree, dict]:
+        return jax.grad(draft_loss, has_aux=True)(params.draft, batch, output)
+
+    def watch(batch: Batch, output: PolicyOutput) -> tuple[PyTree, dict]:
+        # A draft at rest is watched all the same: what it promises is what its acceptance is held against.
+        return zero.draft, draft_loss(params.draft, batch, output)[1]
 
     def one(window: int, batch: Batch, reference: Array | None) -> tuple[Params, dict]:
         batch, reference = batch.cut(window), None if reference is None else reference[:, : window - 1]
         with jax.named_scope("policy_gradient"):
             gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, reference)
-        draft, loss, overlap = jax.tree.map(jnp.zeros_like, params.draft), jnp.float32(0), jnp.float32(0)
-        with jax.named_scope("draft_gradient"):
-            if train_draft:
-                (loss, overlap), draft = jax.value_and_grad(draft_loss, has_aux=True)(params.draft, batch, output)
-            elif drafting:
-                # A frozen draft is watched all the same: what it promises is what its acceptance is held against.
-                loss, overlap = draft_loss(params.draft, batch, output)
-        return Params(policy=gradient, draft=draft), sums | dict(draft_loss=loss, overlap=overlap)
+        draft, drafted = zero.draft, dict.fromkeys(("draft_loss", "overlap", "promised"), jnp.float32(0))
+        if drafting:
+            with jax.named_scope("draft_gradient"):
+                draft, drafted = when(train_draft, teach, watch, batch, output)
+        return Params(policy=gradient, draft=draft), sums | drafted
 
     def add(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:
         gradients, sums = in_window(one, ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    zero = jax.tree.map(jnp.zeros_like, Params(params.policy, params.draft))
-    gradients, parts = jax.lax.scan(add, zero, split((batch, reference), microbatches))
+    def again(window: int, batch: Batch) -> PyTree:
+        batch = batch.cut(window)
+        return teach(batch, jax.lax.stop_gradient(policy.apply(params.policy, batch.tokens, start)))[0]
+
+    def relearn(total: PyTree, rows: Batch) -> PyTree:
+        each = jax.vmap(partial(split, parts=microbatches))(rows)
+        parts = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
+        return jax.lax.scan(
+            lambda total, part: (jax.tree.map(jnp.add, total, in_window(again, ladder, part)), None), total, parts
+        )[0]
+
+    start_with = replace(zero, memory=())
+    gradients, parts = jax.lax.scan(add, start_with, split((batch, reference), microbatches))
+    if replay is not None and drafting:
+        with jax.named_scope("replay"):
+            draft = when(train_draft, relearn, lambda total, _: total, gradients.draft, replay)
+        gradients = replace(gradients, draft=draft)
     reduced = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in parts.items()}
     return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)
 

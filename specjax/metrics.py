@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from specjax.advantage import Advantages
 from specjax.gradients import Sums
@@ -51,11 +51,18 @@ def reward_metrics(reward: Reward, advantages: Advantages) -> Metrics:
 
 
 def loss_metrics(
-    sums: Sums, gradients: Params, *, with_draft: bool, train_draft: bool, with_reference: bool, with_mu: bool
+    sums: Sums,
+    gradients: Params,
+    *,
+    with_draft: bool,
+    train_draft: bool | Bool[Array, ""],
+    with_reference: bool,
+    with_mu: bool,
 ) -> Metrics:
     """Means over the tokens that each loss counts, and the norms of the gradients before clipping.
 
-    What the step did not measure is left out: with_mu says that the rollout recorded its log-probs.
+    What the step did not measure is left out, or NaN where only the running program knows of it: the gradient of a
+    draft that was not trained. with_mu says that the rollout recorded its log-probs.
     """
     metrics = {
         "loss/policy": sums.policy_loss,
@@ -71,10 +78,10 @@ def loss_metrics(
     if with_reference:
         metrics["kl/reference"] = sums.kl / sums.tokens
     if with_draft:
-        metrics["loss/draft"] = sums.draft_loss
+        metrics["loss/draft"] = sums.draft_loss / sums.draft_tokens
         metrics["draft/predicted_acceptance"] = sums.overlap / sums.draft_tokens
-    if train_draft:
-        metrics["grad_norm/draft"] = optax.tree.norm(gradients.draft)
+    if train_draft is not False:
+        metrics["grad_norm/draft"] = jnp.where(train_draft, optax.tree.norm(gradients.draft), jnp.nan)
     return metrics
 
 

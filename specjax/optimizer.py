@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool
 
+from specjax.adaptation import when
 from specjax.types import Params, PyTree
 
 
@@ -75,8 +78,17 @@ def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> P
     return Params(make_optimizer(policy), optax.set_to_zero() if draft is None else make_optimizer(draft))
 
 
-def apply_gradients(optimizers: Params, gradients: Params, states: Params, params: Params) -> tuple[Params, Params]:
-    """(params, optimiser states) after one update of each network by its own chain."""
+def apply_gradients(
+    optimizers: Params, gradients: Params, states: Params, params: Params, train_draft: bool | Bool[Array, ""] = True
+) -> tuple[Params, Params]:
+    """(params, optimiser states) after one update of each network by its own chain; without `train_draft` the draft and
+    its moments stand still.
+    """
     policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
-    draft, draft_state = update(optimizers.draft, gradients.draft, states.draft, params.draft)
+    draft, draft_state = when(
+        train_draft,
+        partial(update, optimizers.draft),
+        lambda _, state, draft: (draft, state),
+        *(gradients.draft, states.draft, params.draft),
+    )
     return Params(policy, draft, params.memory), Params(policy_state, draft_state)

@@ -70,7 +70,7 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     none, zeros = jnp.zeros((sequences, config.slack - 1), jnp.int32), jnp.zeros(sequences, jnp.int32)
     tokens = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
     log_probs = tokens.astype(jnp.float32)
-    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros)
+    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, proposed=tokens > 0)
 
 
 def seat(
@@ -105,6 +105,7 @@ def seat(
         full=record,
         drafted=none,
         accepted=none,
+        proposed=record > 0,
         rounds=zeros,
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
@@ -162,6 +163,7 @@ def write_back(record: Rollout, state: RoundState, config: RolloutConfig) -> Rol
         full=cut(state.full),
         drafted=state.drafted,
         accepted=state.accepted,
+        proposed=cut(state.proposed),
         rounds=state.rounds,
     )
     into = jnp.where(state.done, state.sequence, len(record.lengths))

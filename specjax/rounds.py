@@ -17,7 +17,7 @@ from specjax.drafters.base import DraftState
 from specjax.plan import RolloutConfig
 from specjax.sampling import full_log_probs, pick, process_logits
 from specjax.types import Cache, Params, Policy, pytree
-from specjax.verify import VERIFIERS, Noise, Verifier
+from specjax.verify import Noise, Verifier, find_verifier
 
 
 @pytree
@@ -32,7 +32,7 @@ class RoundState:
     done:     bool, stopped or out of budget. stopped: bool, by a stop token.
     cache:    the policy's, whose first `visible` positions count; with room for a verification beyond them.
     draft:    the drafter's own state.
-    The rest accumulates the `Rollout`; tokens, law and full have K + 1 columns of slack.
+    The rest accumulates the `Rollout`; what it holds by token has K + 1 columns of slack.
     """
 
     sequence: Int[Array, "B"]
@@ -49,6 +49,7 @@ class RoundState:
     full: Float[Array, "B C+K+1"]
     drafted: Int[Array, "B K"]
     accepted: Int[Array, "B K"]
+    proposed: Bool[Array, "B C+K+1"]
     rounds: Int[Array, "B"]
 
     @property
@@ -68,8 +69,7 @@ class Decoding:
 
     @property
     def verifier(self) -> Verifier:
-        chosen = self.config.verifier
-        return chosen if isinstance(chosen, Verifier) else VERIFIERS[chosen]
+        return find_verifier(self.config.verifier)
 
 
 def rounds(
@@ -159,6 +159,7 @@ def commit(
             full=put(state.full, full, state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
+            proposed=put(state.proposed, jnp.pad(offered, ((0, 0), (0, 1))) & (column == 0), state.emitted),
         )
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from specjax.adaptation import DraftTrainingConfig, adapt, due, nothing_seen, replayed
 from specjax.advantage import group_advantages
 from specjax.batch import Batch, make_batch
 from specjax.cost import choose, nothing_known, remember
@@ -42,7 +43,6 @@ class TrainConfig:
         microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
         ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
                              holds its rows. The full length is always the last rung; empty pads every row to it.
-        train_draft:         distil the draft from every rollout; False freezes it.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
@@ -53,7 +53,7 @@ class TrainConfig:
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     microbatches: int = 1
     ladder: tuple[int, ...] = ()
-    train_draft: bool = True
+    draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     allow_truncated_law: bool = False
 
     def __post_init__(self) -> None:
@@ -87,8 +87,10 @@ def make_stages(
 ) -> Stages:
     """The stages of a step, not jitted."""
     sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
-    optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
+    optimizers = _optimizers(config)
     law = config.rollout.law
+    # What training promises is reckoned under the whole law.
+    promised = drafter.promises and not law.truncates
 
     def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
@@ -112,8 +114,7 @@ def make_stages(
         return reference_log_probs(policy, reference, batch, law, config.microbatches, config.ladder)
 
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
-        with_draft = bool(jax.tree.leaves(state.params.draft))
-        train_draft = config.train_draft and with_draft
+        train_draft = due(config.draft_training, state, batch)
         gradients, sums = accumulate(
             policy,
             drafter,
@@ -124,20 +125,29 @@ def make_stages(
             config.loss,
             microbatches=config.microbatches,
             train_draft=train_draft,
+            replay=replayed(state),
+            verifier=config.rollout.verifier,
             ladder=config.ladder,
         )
-        params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params)
+        params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params, train_draft)
         metrics = loss_metrics(
             sums,
             gradients,
-            with_draft=with_draft,
+            with_draft=bool(jax.tree.leaves(state.params.draft)),
             train_draft=train_draft,
             with_reference=reference is not None,
             with_mu=batch.mu is not None,
         )
-        return replace(state, step=state.step + 1, params=params, optimizer=optimizer), metrics
+        state, watched = adapt(state, batch, sums.promised if promised else None, train_draft)
+        return replace(state, step=state.step + 1, params=params, optimizer=optimizer), metrics | watched
 
     return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
+
+
+def _optimizers(config: TrainConfig) -> Params:
+    return make_optimizers(
+        config.policy_optimizer, None if config.draft_training.mode == "frozen" else config.draft_optimizer
+    )
 
 
 def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
@@ -219,17 +229,23 @@ def init_train_state(
     mesh: Mesh,
     with_reference: bool = False,
     seconds: Float[np.ndarray, "phases lengths"] | None = None,
+    prompts: tuple[int, int] | None = None,
 ) -> TrainState:
     """A fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
 
     with_reference: keep a copy of the policy as it is now, for KL.
     seconds:        of a round, for each phase that `lay_out` gives and each of the rollout's draft_lengths; needed
                     where there are several, and used for nothing else.
+    prompts:        how many a step has and how wide they are padded; needed where rollouts are replayed, and used for
+                    nothing else.
     """
-    lengths = config.rollout.draft_lengths
+    lengths, rollout = config.rollout.draft_lengths, config.rollout
+    rows = None
+    if prompts is not None:
+        rows = prompts[0] * rollout.group_size, prompts[1] + rollout.max_new_tokens
     if lengths and seconds is None:
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
-    optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
+    optimizers = _optimizers(config)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
         params=params,
@@ -239,4 +255,5 @@ def init_train_state(
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
         drafting=None if seconds is None else jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P())),
+        adaptation=nothing_seen(config.draft_training, rows, mesh) if jax.tree.leaves(params.draft) else None,
     )

@@ -64,10 +64,11 @@ class Params:
 class TrainState:
     """All that an update reads and writes. Donated to each step.
 
-    step:      int32 scalar, updates so far; with the seed it keys all noise.
-    optimizer: the optimiser states, arranged as the parameters they belong to.
-    reference: the parameters of a frozen policy that KL is measured against, or None.
-    drafting:  what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
+    step:       int32 scalar, updates so far; with the seed it keys all noise.
+    optimizer:  the optimiser states, arranged as the parameters they belong to.
+    reference:  the parameters of a frozen policy that KL is measured against, or None.
+    drafting:   what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
+    adaptation: what the draft's training goes by (specjax.adaptation.Adaptation), or None without a draft to train.
     """
 
     step: Int[Array, ""]
@@ -75,6 +76,7 @@ class TrainState:
     optimizer: Params
     reference: PyTree | None
     drafting: PyTree | None = None
+    adaptation: PyTree | None = None
 
 
 @pytree
@@ -140,6 +142,7 @@ class Rollout:
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
     gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; 0 until the
               batch shrinks behind a queue.
+    proposed: bool [R, C], the tokens at whose place position 1 of a draft stood, those that drafted[:, 0] counts.
     """
 
     tokens: Int[Array, "R C"]
@@ -153,6 +156,7 @@ class Rollout:
     trips: Int[Array, "shards phases"] | None = None
     k: Int[Array, "shards phases"] | None = None
     gained: Int[Array, "shards phases"] | None = None
+    proposed: Bool[Array, "R C"] | None = None
 
 
 @pytree

@@ -27,14 +27,16 @@ class Proposal(NamedTuple):
 
 
 class DraftLoss(NamedTuple):
-    """Sums over the tokens of one microbatch, to be divided by the global token count.
+    """Of one microbatch.
 
-    loss:    scalar, differentiable in the draft's parameters alone.
-    overlap: scalar, sum over tokens of sum_v min(p, q): the acceptance to expect at position 1.
+    loss:    scalar, the sum over its tokens, to be divided by the global count; differentiable in the draft's
+             parameters alone.
+    overlap: float32 [B, T], sum_v min(p, q) of the laws that each token is drawn from by the policy and drafted from:
+             the acceptance to expect where it stands at position 1 of a draft. 0 where the token does not count.
     """
 
     loss: Float[Array, ""]
-    overlap: Float[Array, ""]
+    overlap: Float[Array, "B T"]
 
 
 @runtime_checkable
@@ -44,6 +46,11 @@ class Drafter(Protocol):
     A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis. Those that
     have a default here are inherited by a subclass: one without parameters need only start, propose and observe.
     """
+
+    @property
+    def promises(self) -> bool:
+        """Whether `DraftLoss.overlap` is of whatever it proposes, so that rollouts can be held against it."""
+        return True
 
     def reads(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """What it reads of a forward of the policy; by default nothing, F = 0."""
@@ -94,7 +101,7 @@ class Drafter(Protocol):
         mask: which tokens are completion tokens; a prediction counts where the token it predicts does. By default there
         is nothing to distil, and nothing is promised.
         """
-        return DraftLoss(jnp.float32(0), jnp.float32(0))
+        return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
 
     def blank_memory(self, prompts: int, max_new_tokens: int) -> PyTree:
         """`Params.memory` before the first rollout, for prompt ids 0 .. prompts - 1; by default there is none."""

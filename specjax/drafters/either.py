@@ -25,6 +25,11 @@ class EitherDrafter(Drafter):
     lookup: Drafter
     trained: Drafter
 
+    @property
+    def promises(self) -> bool:
+        """The overlap is the trained draft's alone."""
+        return False
+
     def reads(self, output: PolicyOutput) -> Array:
         return self.trained.reads(output)
 

@@ -152,7 +152,7 @@ class HeadDrafter(Drafter):
         log_p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (log_p, tokens, mask))
         hidden = self.head.fuse(params, self.reads(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
-        loss, overlap = jnp.float32(0), jnp.float32(0)
+        loss, overlap = jnp.float32(0), jnp.zeros((rows, length), jnp.float32)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth, self.head.window)
             cache = resize(cache, length)
@@ -161,8 +161,8 @@ class HeadDrafter(Drafter):
             kept = counts[depth + 1].astype(jnp.float32)
             loss += self.decay**depth * jnp.sum(divergence(self.objective, log_p[depth], log_q) * kept)
             if depth == 0:
-                overlap = jnp.sum(acceptance(log_p[0], log_q) * kept)
-        return DraftLoss(loss, jax.lax.stop_gradient(overlap))
+                overlap = acceptance(log_p[0], log_q) * kept
+        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:

@@ -92,5 +92,5 @@ class ModelDrafter(Drafter):
         log_q, p = (full_log_probs(x.logits[:, :-1], law) for x in (own, output))
         p, kept = jnp.exp(p), mask[:, 1:].astype(jnp.float32)
         loss = -jnp.sum(jnp.sum(p * log_q, axis=-1) * kept)
-        overlap = jnp.sum(jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1) * kept)
-        return DraftLoss(loss, jax.lax.stop_gradient(overlap))
+        overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1) * kept
+        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (1, 0)))))

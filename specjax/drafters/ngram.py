@@ -57,6 +57,6 @@ class NGramDrafter(Drafter):
             end = ending(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
             found = look_up(text[:, None], end, self.min_n, 1)
             counts = mask[:, t + 1] & (found.known > 0)
-            return jnp.sum(jnp.where(counts, jnp.exp(pick(log_p[:, t], found.tokens[:, 0])), 0.0))
+            return jnp.where(counts, jnp.exp(pick(log_p[:, t], found.tokens[:, 0])), 0.0)
 
-        return DraftLoss(jnp.float32(0), jnp.sum(jax.lax.map(at, index[:-1])))
+        return DraftLoss(jnp.float32(0), jnp.pad(jax.lax.map(at, index[:-1]).T, ((0, 0), (1, 0))))

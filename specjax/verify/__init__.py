@@ -24,8 +24,15 @@ VerifierName = Literal["rejection", "block", "coupled"]
 VERIFIERS: dict[VerifierName, Verifier] = {
     "rejection": verifier_of(accept_law),
     "block": verifier_of(block_law),
-    "coupled": Verifier(coupled_noise, verify_coupled),
+    # (1 - tv) / (1 + tv) of arXiv 2408.07978, where the total variation tv is 1 - overlap.
+    "coupled": Verifier(coupled_noise, verify_coupled, promises=lambda overlap: overlap / (2 - overlap)),
 }
+
+
+def find_verifier(chosen: VerifierName | Verifier) -> Verifier:
+    """The verifier of that name, or the one given."""
+    return VERIFIERS[chosen] if isinstance(chosen, str) else chosen
+
 
 __all__ = [
     "VERIFIERS",
@@ -38,5 +45,6 @@ __all__ = [
     "accept_law",
     "block_law",
     "draw",
+    "find_verifier",
     "verifier_of",
 ]

@@ -31,9 +31,11 @@ class Verdict(NamedTuple):
 class Verifier:
     """A way to verify, which `RolloutConfig.verifier` takes by name or as it is.
 
-    noise:  (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
-    verify: (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `specjax.verify.accept_law`.
+    noise:    (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
+    verify:   (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `specjax.verify.accept_law`.
+    promises: the least probability that a draft's first token is accepted where sum_v min(p, q) is the argument.
     """
 
     noise: Callable[[UInt32[Array, "B 2"], Int[Array, "B"], int, int], Noise]
     verify: Callable[[Array, Array, Array, Array, Noise], Verdict]
+    promises: Callable[[Array], Array] = lambda overlap: overlap

@@ -67,11 +67,11 @@ def test_the_overlap_is_the_probability_of_what_would_be_proposed():
     logits = np.random.default_rng(1).normal(size=(2, 12, 4)).astype(np.float32)
     mask = np.arange(12)[None] >= np.array([[3], [5]])
     probabilities = np.asarray(jax.nn.softmax(logits))
-    expected = 0.0
+    expected = np.zeros((2, 12))
     for row in range(2):
         table = list(range(4))
         for t in range(11):
-            expected += mask[row, t + 1] * probabilities[row, t, table[tokens[row, t]]]
+            expected[row, t + 1] = mask[row, t + 1] * probabilities[row, t, table[tokens[row, t]]]
             table[tokens[row, t]] = tokens[row, t + 1]
     none = jnp.zeros((2, 12, 1))
     output = PolicyOutput(jnp.asarray(logits), none, none, None)

@@ -62,7 +62,7 @@ def test_options_change_the_recipe():
     changed = run(
         *("tiny", "--steps", "7", "--out", "there", "--resume", "--rollout.draft_length", "5"),
         *("--policy-optimizer.learning-rate=1e-2", "--speedup.slots", "1", "2", "--rollout.stop-tokens"),
-        *("--loss.importance-cap", "None", "--draft.train", "False", "--mesh.data", "8"),
+        *("--loss.importance-cap", "None", "--draft-training.mode", "frozen", "--mesh.data", "8"),
         *("--model.architecture.num-layers", "8"),
     )
     assert changed == dataclasses.replace(
@@ -74,7 +74,7 @@ def test_options_change_the_recipe():
         policy_optimizer=dataclasses.replace(recipe.policy_optimizer, learning_rate=1e-2),
         speedup=dataclasses.replace(recipe.speedup, slots=(1, 2)),
         loss=dataclasses.replace(recipe.loss, importance_cap=None),
-        draft=dataclasses.replace(recipe.draft, train=False),
+        draft_training=dataclasses.replace(recipe.draft_training, mode="frozen"),
         mesh=dataclasses.replace(recipe.mesh, data=8),
         model=dataclasses.replace(
             recipe.model, architecture=dataclasses.replace(recipe.model.architecture, num_layers=8)
@@ -93,7 +93,14 @@ def test_options_change_the_recipe():
         ("--steps many", "--steps: invalid literal for int() with base 10: 'many' (expected INT)"),
         ("--loss.importance-cap x", "--loss.importance-cap: no type matching {None}|FLOAT could be instantiated from "),
         ("--speedup.slots 1 x", "--speedup.slots: Could not find valid parse for arguments: ['1', 'x'] (expected [INT"),
-        ("--draft.train 1", "invalid choice '1' for argument '--draft.train'. Expected one of ('True', 'False')."),
+        ("--draft.train False", "Unrecognized options: --draft.train, False; did you mean --draft-training.mode?"),
+        (
+            "--allow-truncated-law 1",
+            "invalid choice '1' for argument '--allow-truncated-law'. Expected one of ('True', 'False').",
+        ),
+        ("--draft-training.every 0", "draft_training.every = 0: must be at least 1"),
+        ("--draft-training.fall 1", "draft_training.fall = 1.0: must be a share, at least 0 and below 1"),
+        ("--draft-training.replay -1", "draft_training.replay = -1: must be at least 0"),
         ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
         ("--rollout.law.temperature nan", "rollout.law.temperature = nan: must be >= 0 and finite"),
         ("--rollout.law.temperature inf", "rollout.law.temperature = inf: must be >= 0 and finite"),

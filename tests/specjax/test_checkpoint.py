@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.adaptation import DraftTrainingConfig
 from specjax.checkpoint import Checkpointer
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.train_step import TrainConfig, init_train_state
@@ -30,7 +31,12 @@ def weights(mesh: MeshConfig, shape: tuple[int, int] = (8, 8)) -> jax.Array:
 def make_state(mesh: MeshConfig = MESH, with_draft: bool = True, with_reference: bool = False) -> TrainState:
     policy = {"layer": {"kernel": weights(mesh)}, "scale": jnp.copy(weights(mesh)[0])}
     params = Params(policy=policy, draft={"kernel": weights(mesh) + 1} if with_draft else {})
-    return init_train_state(params, TrainConfig(train_draft=with_draft), make_mesh(mesh), with_reference)
+    return init_train_state(
+        params,
+        TrainConfig(draft_training=DraftTrainingConfig(mode="online" if with_draft else "frozen")),
+        make_mesh(mesh),
+        with_reference,
+    )
 
 
 def abstract(state: TrainState) -> TrainState:

@@ -128,7 +128,7 @@ def test_loss_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "ratio/max": sums.ratio_max,
         "rollout/logprob_gap_mean": sums.gap / sums.tokens,
         "rollout/logprob_gap_max": sums.gap_max,
-        "loss/draft": sums.draft_loss,
+        "loss/draft": sums.draft_loss / sums.draft_tokens,
         "draft/predicted_acceptance": sums.overlap / sums.draft_tokens,
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.adaptation import DraftTrainingConfig
 from specjax.drafters import NoDrafter
 from specjax.generate import place
 from specjax.keys import seed_step
@@ -34,6 +35,7 @@ from tests.specjax.training import (
 
 POLICY, DRAFTER = networks()
 MESH = mesh_of(1, 1, 1)
+FROZEN = replace(CONFIG, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
 def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompts], StepResult]:
@@ -97,6 +99,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "groups/zero_variance"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
+        *("draft/promised_acceptance", "draft/alarm"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
         *("rollout/acceptance_rate_pos_2", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
@@ -110,11 +113,12 @@ def test_measured_acceptance_is_what_the_training_batch_predicts(first) -> None:
     """Position 1 of the drafts and the mean of sum(min(p, q)) over the training batch estimate the same number."""
     _, _, metrics = first
     assert abs(metrics["rollout/acceptance_rate_pos_1"] - metrics["draft/predicted_acceptance"]) < 0.1
+    assert metrics["draft/alarm"] == 0
 
 
 def test_draft_training_changes_no_bit_of_the_policys_gradient_and_off_freezes_it(first) -> None:
-    frozen = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, train_draft=False), MESH)
-    start = state_on(MESH, replace(CONFIG, train_draft=False))
+    frozen = make_train_step(POLICY, DRAFTER, count_fives, FROZEN, MESH)
+    start = state_on(MESH, FROZEN)
     state, rollout, metrics = frozen(start, make_prompts())
     np.testing.assert_array_equal(rollout.tokens, first[1].tokens)
     assert_same_bits(last_gradients(state).policy, last_gradients(first[0]).policy)

@@ -1,0 +1,65 @@
+"""What a person is told of drafting: that it is broken, that it loses, and when it turns off or on, each with why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specjax.adaptation import PATIENCE
+from specjax.cost import Drafting, acceptance_length, batch_gain, promised
+from specjax.plan import Phase
+
+CAUSES = (
+    "features of the wrong layers, another rope base, features and tokens paired one off, a shuffled draft vocabulary "
+    "(d2t), stale draft weights in the rollout, a draft cache that is not repaired or begins late"
+)
+
+
+def alarm(step: int, accepted: float | None, promised: float | None) -> str:
+    """The loud line of `draft/alarm`: what the rollout accepted at position 1 and what training promised."""
+    numbers = ["-" if value is None else f"{value:.2f}" for value in (accepted, promised)]
+    return (
+        f"ALARM at step {step}: the rollout accepts {numbers[0]} of its drafts at position 1, where training on the "
+        f"same tokens promises at least {numbers[1]}; so for {PATIENCE} steps. What is generated keeps its law, but "
+        f"drafting is broken. The usual causes: {CAUSES}"
+    )
+
+
+def losing(speedup: float, draft_length: int) -> str | None:
+    """What is said where a draft length that no choice can lower was measured to lose, else None."""
+    if speedup >= 1:
+        return None
+    return (
+        f"  drafting loses: {speedup:.2f} times the speed of draft length 0; "
+        f"--rollout.draft-lengths 0 {draft_length} turns it off where it does not pay"
+    )
+
+
+class Switches:
+    """Called with each step, says in which phases drafting turned off or on since the step before, and why."""
+
+    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[str], None]) -> None:
+        self._phases, self._lengths, self._say = phases, draft_lengths, say
+        self._before: list[int] | None = None
+        self._measured = "not measured yet"
+
+    def __call__(self, step: int, lengths: Sequence[int], drafting: Drafting, metrics: Mapping[str, Any]) -> None:
+        """lengths: at which each phase ran; drafting: by what they were chosen; metrics: of the step."""
+        for number, (before, now) in enumerate(zip(self._before or lengths, lengths, strict=True)):
+            if (before == 0) != (now == 0):
+                self._say(self._line(step, number, before, now, drafting))
+        self._before = list(lengths)
+        if (speedup := metrics.get("perf/speedup_vs_autoregressive")) is not None:
+            self._measured = f"measured at step {step}: {float(speedup):.2f}"
+
+    def _line(self, step: int, number: int, before: int, now: int, drafting: Drafting) -> str:
+        phase, k = self._phases[number], max(before, now)
+        index, known = self._lengths.index(k), drafting.acceptance
+        seconds, speed = drafting.seconds[number], promised(drafting, self._lengths)[number]
+        rate = f"{float(known.accepted[0] / known.drafted[0]):.2f}" if known.drafted[0] > 0 else "-"
+        gain = float(batch_gain(drafting, self._lengths)[number, index])
+        return (
+            f"step {step}: drafting turns {'on' if now else 'off'} at {phase.slots} slots of {phase.window} positions. "
+            f"Draft length {k}: alpha {float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the "
+            f"batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
+            f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; promised speed "
+            f"{float(speed[index]):.2f}, over all phases {self._measured}"
+        )

@@ -1,0 +1,124 @@
+"""The alarm is raised by every fault that makes a rollout draft otherwise than its training, and by nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.eagle3 import make_eagle3
+from specjax.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothing_seen
+from specjax.advantage import Advantages
+from specjax.batch import Batch, make_batch
+from specjax.drafters import HeadDrafter
+from specjax.gradients import accumulate
+from specjax.keys import seed_step
+from specjax.loss import LossConfig
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, Rollout, TrainState
+from tests.tiny import WANDERING as WORLD
+from tests.tiny import light_jit
+
+GROUP, K = 64, 2
+HEALTHY = WORLD.drafters["eagle3"]
+LAW = SamplingLaw(temperature=0.7)
+
+
+@dataclass(frozen=True)
+class PairedOneOff(HeadDrafter):
+    """Reads the feature of one position too early beside each token of a verification."""
+
+    def observe(self, state, features, tokens, emitted):
+        early = jnp.concatenate([features[:, :1], features[:, :-1]], axis=1)
+        return super().observe(state, early, tokens, emitted)
+
+
+def other_layers(output):
+    """What leaves the layers that the head reads on entry."""
+    return jnp.concatenate([output.features[..., WORLD.hidden :], output.hidden], axis=-1)
+
+
+FAULTS = {
+    "none": HEALTHY,
+    "feature layers": replace(HEALTHY, head=replace(HEALTHY.head, reads=other_layers)),
+    "rope base": make_eagle3(replace(WORLD._eagle3(WORLD.vocab), rope_theta=2.0), WORLD.policy),
+    "paired one off": PairedOneOff(**vars(HEALTHY)),
+    "shuffled d2t": replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.int32), 1)),
+}
+
+
+@cache
+def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
+    config = RolloutConfig(
+        group_size=GROUP, max_new_tokens=12, draft_length=K, stop_tokens=WORLD.stops, verifier=verifier, law=LAW
+    )
+    return light_jit(
+        lambda params, run: speculative_rollout(WORLD.policy, FAULTS[fault], params, WORLD.batch, run, config)
+    )
+
+
+@cache
+def promise(verifier: str) -> Callable[[Params, Batch], jax.Array]:
+    def promised(params: Params, batch: Batch) -> jax.Array:
+        parts = WORLD.policy, HEALTHY, params, batch, None, LAW, LossConfig()
+        return accumulate(*parts, train_draft=False, verifier=verifier)[1].promised
+
+    return light_jit(promised)
+
+
+def watched(fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None) -> list[dict]:
+    """The metrics of some steps that train one draft, and decode with another where `decoded` names it."""
+    state = TrainState(
+        step=jnp.int32(0),
+        params=WORLD.params(draft),
+        optimizer=Params({}, {}),
+        reference=None,
+        adaptation=nothing_seen(DraftTrainingConfig(), None, make_mesh(MeshConfig())),
+    )
+    seen = []
+    for step in range(PATIENCE):
+        rollout = decode(fault, verifier)(WORLD.params(decoded or draft), seed_step(5, step))
+        rows = len(rollout.lengths)
+        advantages = Advantages(jnp.zeros(rows), jnp.ones(rows, bool), jnp.zeros(len(WORLD.prompts), bool))
+        batch = make_batch(WORLD.batch, rollout, advantages)
+        state, metrics = adapt(state, batch, promise(verifier)(state.params, batch), trained=False)
+        drafted, accepted = float(rollout.drafted[:, 0].sum()), float(rollout.accepted[:, 0].sum())
+        seen.append({name: float(x) for name, x in metrics.items()} | dict(drafted=drafted, rate=accepted / drafted))
+        print(fault, draft, verifier, seen[-1])
+    return seen
+
+
+@pytest.mark.parametrize("draft", ["trained", "random"])
+def test_what_rejection_accepts_is_what_training_promises(draft: str) -> None:
+    seen = watched("none", draft)
+    drafted = sum(step["drafted"] for step in seen)
+    gap = sum((step["draft/promised_acceptance"] - step["rate"]) * step["drafted"] for step in seen) / drafted
+    assert drafted > 1000
+    # The variance of a sum of independent events is at most what it would be if all were equally likely.
+    mean = np.mean([step["draft/promised_acceptance"] for step in seen])
+    assert abs(gap) < 4 * np.sqrt(mean * (1 - mean) / drafted)
+    assert not any(step["draft/alarm"] for step in seen)
+
+
+def test_coupled_accepts_between_the_bounds_of_what_training_promises() -> None:
+    seen = watched("none", verifier="coupled")
+    assert not any(step["draft/alarm"] for step in seen)
+    for step in seen:
+        least = step["draft/promised_acceptance"]
+        assert least - 0.05 < step["rate"] < 2 * least / (1 + least) + 0.05
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "none"])
+def test_a_planted_fault_raises_the_alarm(fault: str) -> None:
+    seen = watched(fault)
+    assert [step["draft/alarm"] for step in seen] == [0] * (PATIENCE - 1) + [1]
+
+
+def test_stale_weights_raise_the_alarm() -> None:
+    assert watched("none", decoded="random")[-1]["draft/alarm"] == 1
