@@ -77,10 +77,8 @@ def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: 
 def _check_counts(path: Path, found: bool) -> None:
     fields = read_json(path)
     for name in COUNTS:
-        count = fields.get(name) or 0
-        if found and name in fields and count != 1:
-            raise ValueError(
-                f"{path}: {name} = {count}: must be 1, the weights hold a head and one layer is implemented"
-            )
+        count = fields.get(name)
+        if found and count not in (None, 1):
+            raise ValueError(f"{path}: {name} = {count}: must be 1, a head is there and one layer implemented")
         if count and not found:
             raise ValueError(f"{path}: {name} = {count}: must be 0, the weights hold no MTP head")

@@ -3,12 +3,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from launch.convert import main
 from launch.errors import ConfigError
 from models.hf_config import read_hf_config
 from models.policy_checkpoint import load_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
+from tests.models.mtp_reference import write_checkpoint
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
 
 FEATURES = ["--feature-layers", "1", "2", "3"]
@@ -43,6 +45,16 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
         f"{source} -> {ours} (our layout)",
         f"{ours} -> {back} (Hugging Face layout)",
     ]
+
+
+def test_an_mtp_head_travels_along(tmp_path: Path):
+    source, ours, back = tmp_path / "source", tmp_path / "ours", tmp_path / "back"
+    written = write_checkpoint(source, "deepseek_v3")
+    main([str(source), str(ours), "--feature-layers", "0"])
+    main([str(ours), str(back)])
+    found = load_file(back / "model.safetensors")
+    assert found.keys() == written.keys()
+    assert all(found[name].tobytes() == x.tobytes() for name, x in written.items())
 
 
 def test_param_dtype_and_file_size(tmp_path: Path, source: Path):

@@ -95,6 +95,24 @@ LLAMA32_1B = {
     "use_cache": True,
     "vocab_size": 128256,
 }
+# Qwen2.5's kind of block, with an MTP layer that models.mtp_files reads.
+MIMO_7B = {
+    **{name: value for name, value in QWEN25_7B.items() if name not in ("sliding_window", "max_window_layers")},
+    "architectures": ["MiMoForCausalLM"],
+    "attention_bias": True,
+    "auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"},
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "model_type": "mimo",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 640000,
+    "vocab_size": 151680,
+}
 PUBLISHED = [QWEN3_8B, QWEN25_7B, LLAMA32_1B]
 
 
@@ -154,6 +172,17 @@ def test_published_configs():
         max_positions=131_072,
         **bf16,
     )
+
+
+def test_mimo_is_qwen2_but_in_name():
+    config = config_from_hf(MIMO_7B)
+    assert (config.qkv_bias, config.qk_norm, config.rope_theta, config.head_dim) == (True, False, 640_000.0, 128)
+    assert config_to_hf(config)["model_type"] == "qwen2"
+    fields = config_to_hf(config, "mimo")
+    assert (fields["model_type"], fields["architectures"]) == ("mimo", ["MiMoForCausalLM"])
+    assert config_from_hf(fields) == config_from_hf(config_to_hf(config)) == config
+    assert config_to_hf(config_from_hf(QWEN3_8B), "mimo")["model_type"] == "qwen3"
+    assert not carried_fields(MIMO_7B).keys() & {"auto_map", "num_nextn_predict_layers"}
 
 
 @pytest.mark.parametrize("fields", PUBLISHED, ids=lambda fields: fields["model_type"])

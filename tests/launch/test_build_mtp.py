@@ -1,0 +1,69 @@
+"""A run whose draft is an MTP head: the one in the policy's checkpoint, or one from random weights."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from launch.cli import parse_run
+from launch.errors import ConfigError
+from launch.setup import Setup, set_up
+from models.hf_config import read_hf_config
+from models.hf_export import save_policy
+from models.hf_import import load_policy
+from models.mtp import init_mtp, mtp_config
+from models.params import init_params
+from specjax.drafters import HeadDrafter
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import PyTree
+from tests.launch.checkpoints import WORDS, write_tokenizer
+from tests.launch.programs import Options, argv
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
+
+
+def run(options: Options) -> Setup:
+    return set_up(parse_run(argv("gsm8k", options), "", ""))
+
+
+@pytest.fixture
+def stitched(files: Path, tmp_path: Path) -> tuple[Path, PyTree]:
+    """The policy with a head of MiMo's convention, and the head's parameters."""
+    decoder, mesh = read_hf_config(files / "policy", ()), make_mesh(MeshConfig())
+    config = mtp_config(decoder, "mimo")
+    params = init_params(partial(init_mtp, config), jax.random.key(5), mesh)
+    save_policy(tmp_path / "policy", load_policy(files / "policy", decoder, mesh), decoder, mtp=(config, params))
+    write_tokenizer(tmp_path / "policy", WORDS)
+    return tmp_path / "policy", params
+
+
+def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path, PyTree]):
+    directory, params = stitched
+    networks = run(shrunk | MTP | {"--model.path": str(directory), "--draft.unroll": "2"}).networks
+    assert networks.decoder.feature_layers == ()
+    assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, networks.params.draft, params)))
+
+
+def test_a_head_from_random_weights(shrunk: Options):
+    draft = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks.params.draft
+    assert draft["head"]["kernel"].shape == (16, len(WORDS))
+    assert "head" not in run(shrunk | MTP).networks.params.draft
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4: must be none with kind mtp, which says it"),
+        ({"--draft.head.norm-output": "True"}, "norm_output = True: must be left alone with kind mtp, which says it"),
+        ({"--draft.path": "somewhere"}, "draft.path = somewhere: must be none with kind mtp"),
+        ({"--draft.mtp-convention": "glm"}, "qwen3_next"),
+    ],
+)
+def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):
+    with pytest.raises(ConfigError, match=message):
+        run(shrunk | MTP | options)

@@ -1,0 +1,104 @@
+"""MTP heads are trained decoupled: by a loss of their own, from the policy's detached forward, unfelt by the policy."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.decoder import init_decoder, make_policy
+from models.mtp import init_mtp, make_mtp, mtp_config
+from models.params import init_params
+from specjax.batch import Batch
+from specjax.drafters import HeadDrafter
+from specjax.generate import place
+from specjax.gradients import Sums, accumulate
+from specjax.loss import LossConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.train_step import init_train_state, make_train_step
+from specjax.types import Params
+from tests.specjax.training import (
+    CONFIG,
+    DECODER,
+    QUICKLY,
+    VOCAB,
+    assert_same_bits,
+    count_fives,
+    make_prompts,
+    mesh_of,
+)
+
+MESH = mesh_of(1, 1, 1)
+TIED = replace(DECODER, feature_layers=(), tie_embeddings=True)
+POLICY = make_policy(TIED)
+ROWS, LENGTH = 4, 9
+
+
+def head(convention: str, unroll: int = 2) -> tuple[HeadDrafter, Params]:
+    config = mtp_config(TIED, convention)
+    keys = jax.random.split(jax.random.key(1))
+    return make_mtp(config, POLICY, unroll), Params(
+        init_params(partial(init_decoder, TIED), keys[0], MESH), init_params(partial(init_mtp, config), keys[1], MESH)
+    )
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    generator = np.random.default_rng(0)
+    return Batch(
+        tokens=jnp.asarray(generator.integers(VOCAB, size=(ROWS, LENGTH)), jnp.int32),
+        completion=jnp.arange(LENGTH)[None] >= jnp.array([[1], [2], [4], [3]]),
+        mu=None,
+        advantage=jnp.asarray(generator.normal(size=ROWS), jnp.float32),
+        scored=jnp.ones(ROWS, bool),
+    )
+
+
+@pytest.mark.parametrize("convention", ["qwen3_next", "deepseek_v3"])
+def test_the_draft_loss_has_a_slope_in_all_of_the_head_and_none_of_the_policy(convention: str, batch: Batch):
+    """Not even where it borrows the policy's embedding, at both ends."""
+    drafter, params = head(convention)
+
+    def loss(params: Params) -> jax.Array:
+        output = jax.lax.stop_gradient(POLICY.apply(params.policy, batch.tokens, jnp.zeros(ROWS, jnp.int32)))
+        return drafter.loss(params, batch.tokens, output, batch.completion, CONFIG.rollout.law).loss
+
+    slope = jax.jit(jax.grad(loss), compiler_options=QUICKLY)(params)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
+    assert all(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
+
+
+def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch):
+    drafter, params = head("qwen3_next")
+
+    def gradients(train_draft: bool) -> tuple[Params, Sums]:
+        def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
+            law = CONFIG.rollout.law
+            return accumulate(POLICY, drafter, params, batch, None, law, LossConfig(), train_draft=train_draft)
+
+        return jax.jit(run, compiler_options=QUICKLY)(params, batch)
+
+    (on, _), (off, sums) = gradients(True), gradients(False)
+    assert_same_bits(off.policy, on.policy)
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(on.policy))
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft))
+    assert sums.draft_loss > 0
+
+
+def test_training_steps_lower_the_draft_loss_and_raise_what_is_accepted():
+    """From random weights, while the policy hardly moves."""
+    drafter, params = head("mimo", unroll=1)
+    options = dict(policy_optimizer=OptimizerConfig(1e-5), draft_optimizer=OptimizerConfig(0.03))
+    config = replace(CONFIG, **options, rollout=replace(CONFIG.rollout, max_new_tokens=8))
+    state, prompts = init_train_state(params, config, MESH), place(make_prompts(), MESH)
+    step = make_train_step(POLICY, drafter, count_fives, config, MESH).lower(state, prompts).compile(QUICKLY)
+    seen = []
+    for _ in range(12):
+        state, _, metrics = step(state, prompts)
+        seen.append([float(metrics[name]) for name in ("loss/draft", "draft/predicted_acceptance")])
+    first, last = np.mean(seen[:3], axis=0), np.mean(seen[-3:], axis=0)
+    assert last[0] < 0.95 * first[0]
+    assert last[1] > first[1] + 0.05
