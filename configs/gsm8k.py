@@ -8,7 +8,7 @@ $SPECJAX_DATA, by default shared/data beside the clone.
 import os
 from pathlib import Path
 
-from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
+from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
 
@@ -33,5 +33,6 @@ config = RunConfig(
     rollout=RolloutConfig(group_size=8, max_new_tokens=512, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
+    distill=DistillConfig(microbatches=8),
     eval=EvalConfig(every=20, prompts=256),
 )

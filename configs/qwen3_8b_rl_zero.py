@@ -16,7 +16,7 @@ Minimum mesh: 8 GPUs of 141 GB along `tensor`. Each then holds, in GiB, 13 of ma
 activations (without phases and ladder), for which XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
 """
 
-from configs.schema import DataConfig, EvalConfig, RewardConfig, RunConfig
+from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
@@ -49,5 +49,6 @@ config = RunConfig(
     loss=LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),
     draft_optimizer=OptimizerConfig(learning_rate=1e-4),
+    distill=DistillConfig(microbatches=32),
     eval=EvalConfig(every=20, prompts=30, samples=16),
 )

@@ -56,6 +56,11 @@ pytestmark = pytest.mark.usefixtures("light_compilation")
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
+        (
+            {"--distill.steps": "1", "--draft.kind": "none", "--rollout.draft-length": "0"},
+            "draft.kind = none: has no parameters to distil",
+        ),
+        ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "must be at most 1024, the answers of the first"),
         ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
         (
             {"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"},
