@@ -126,7 +126,7 @@ def _policy(model: ModelConfig, mesh: Mesh, key: jax.Array, section: str) -> tup
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
-            raise ConfigError(f"{section}.path = None: must be a directory in Hugging Face layout or from launch.convert")
+            raise ConfigError(f"{section}.path = None: must be a directory as Hugging Face or launch.convert writes it")
         architecture = replace(model.architecture, **dtypes)
         layers = model.feature_layers or architecture.feature_layers or eagle3_feature_layers(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from specjax.advantage import group_advantages
 from specjax.batch import Batch, make_batch
-from specjax.cost import choose, nothing_known, remember
+from specjax.cost import HOPE, choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
@@ -229,6 +229,10 @@ def init_train_state(
     lengths = config.rollout.draft_lengths
     if lengths and seconds is None:
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
+    drafting = None
+    if seconds is not None:
+        expected = 0.0 if jax.tree.leaves(params.draft) else HOPE
+        drafting = jax.device_put(nothing_known(lengths, seconds, expected), NamedSharding(mesh, P()))
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer if config.train_draft else None)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
@@ -238,5 +242,5 @@ def init_train_state(
             draft=init_moments(optimizers.draft, params.draft, mesh),
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
-        drafting=None if seconds is None else jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P())),
+        drafting=drafting,
     )
