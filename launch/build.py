@@ -134,9 +134,7 @@ def _policy(
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
-            raise ConfigError(
-                f"{section}.path = None: must be a directory in Hugging Face layout or from launch.convert"
-            )
+            raise ConfigError(f"{section}.path = None: must be a directory as Hugging Face or launch.convert writes it")
         architecture = replace(model.architecture, **dtypes)
         layers = ()
         if features:

@@ -21,6 +21,10 @@ from specjax.types import Rollout, pytree
 # progress, and what a step leaves of the counts before it.
 PRIOR, PRIOR_TRIPS, DECAY = 32.0, 8.0, 0.8
 
+# Acceptance at position 1 to expect of a draft without a loss, such as a lookup, which promises nothing: enough to be
+# tried, and tried again once what it came to has faded.
+HOPE = 0.5
+
 # What a longer draft must promise over a shorter one, as a ratio of tokens a second. Before a length has run, promises
 # are too high by what a batch waits for the row that is accepted least; costs have an error of some percent.
 MARGIN = 1.1
@@ -134,8 +138,10 @@ class Drafting:
     seconds: Float[Array, "phases lengths"]
 
 
-def nothing_known(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
-    """Nothing drafted yet, nothing expected."""
+def nothing_known(
+    draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"], predicted: float = 0.0
+) -> Drafting:
+    """Nothing drafted yet, and `predicted` to be accepted at position 1."""
 
     # Arrays of their own: a state is donated, and no buffer can be given away twice.
     def none(*shape: int) -> Array:
@@ -143,7 +149,9 @@ def nothing_known(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phas
 
     longest = max(draft_lengths)
     progress = Progress(none(*seconds.shape), none(*seconds.shape))
-    return Drafting(Acceptance(none(longest), none(longest), none()), progress, jnp.asarray(seconds, jnp.float32))
+    return Drafting(
+        Acceptance(none(longest), none(longest), none() + predicted), progress, jnp.asarray(seconds, jnp.float32)
+    )
 
 
 def remember(

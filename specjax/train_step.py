@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from specjax.adaptation import DraftTrainingConfig, adapt, due, nothing_seen, replayed
 from specjax.advantage import group_advantages
 from specjax.batch import Batch, make_batch
-from specjax.cost import choose, nothing_known, remember
+from specjax.cost import HOPE, choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, per_shard, place, prepare
 from specjax.gradients import accumulate, reference_log_probs
@@ -245,6 +245,10 @@ def init_train_state(
         rows = prompts[0] * rollout.group_size, prompts[1] + rollout.max_new_tokens
     if lengths and seconds is None:
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
+    drafting = None
+    if seconds is not None:
+        expected = 0.0 if jax.tree.leaves(params.draft) else HOPE
+        drafting = jax.device_put(nothing_known(lengths, seconds, expected), NamedSharding(mesh, P()))
     optimizers = _optimizers(config)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
@@ -254,6 +258,6 @@ def init_train_state(
             draft=init_moments(optimizers.draft, params.draft, mesh),
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
-        drafting=None if seconds is None else jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P())),
+        drafting=drafting,
         adaptation=nothing_seen(config.draft_training, rows, mesh) if jax.tree.leaves(params.draft) else None,
     )

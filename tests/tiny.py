@@ -14,7 +14,15 @@ from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.mtp import init_mtp, make_mtp, mtp_config
-from specjax.drafters import Drafter, HeadDrafter, NoDrafter
+from specjax.drafters import (
+    Drafter,
+    EitherDrafter,
+    HeadDrafter,
+    HistoryDrafter,
+    ModelDrafter,
+    NGramDrafter,
+    NoDrafter,
+)
 from specjax.keys import SeedStep
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
@@ -68,12 +76,20 @@ class World:
         kept = np.flatnonzero(np.arange(self.vocab) % 3 != 2).astype(np.int32)
         return {
             "none": NoDrafter(),
-            "eagle3": make_eagle3(self._eagle3(self.vocab), self.policy),
+            "eagle3": self._eagle3_drafter,
             "eagle3 reduced": make_eagle3(self._eagle3(len(kept)), self.policy, kept),
             "mtp": make_mtp(mtp_config(self.config, "mimo"), self.policy),
             "policy": PolicyDrafter(self.policy),
             "table": TableDrafter(tuple(-token % self.vocab for token in range(self.vocab))),
+            "model": ModelDrafter(self.policy),
+            "ngram": NGramDrafter(self.vocab, min_n=1, max_n=4),
+            "history": HistoryDrafter(self.vocab, min_n=1, max_n=4, kept=2, siblings=3),
+            "either": EitherDrafter(NGramDrafter(self.vocab, min_n=2, max_n=4), self._eagle3_drafter),
         }
+
+    @functools.cached_property
+    def _eagle3_drafter(self) -> HeadDrafter:
+        return make_eagle3(self._eagle3(self.vocab), self.policy)
 
     def _eagle3(self, draft_vocab: int) -> Eagle3Config:
         return Eagle3Config(
@@ -98,13 +114,18 @@ class World:
     @functools.cache  # noqa: B019
     def draft(self, name: str, seed: int = 0) -> PyTree:
         """Parameters: `random`, `random reduced`, `random mtp`, `trained`, `trained mtp`, `identical`, `flat`,
-        `adversarial`, `none`.
+        `adversarial`, `none`; of a model that is the policy's `twin`, or a `stranger` to it; none for what is
+        `remembered`.
         """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
             return {"scale": jnp.float32(scales[name])}
-        if name == "none":
+        if name in ("none", "remembered"):
             return {}
+        if name == "twin":
+            return self.policy_params
+        if name == "stranger":
+            return nn.unbox(init_decoder(self.config, jax.random.key(100 + seed)))
         drafter: HeadDrafter = self.drafters["mtp" if "mtp" in name else "eagle3"]
         if "mtp" in name:
             init = functools.partial(init_mtp, mtp_config(self.config, "mimo"))
@@ -115,7 +136,14 @@ class World:
         return params if "random" in name else self._distil(drafter, params)
 
     def params(self, draft: str, seed: int = 0) -> Params:
-        return Params(self.policy_params, self.draft(draft, seed))
+        return Params(self.policy_params, self.draft(draft, seed), self.memory if draft == "remembered" else ())
+
+    @functools.cached_property
+    def memory(self) -> jax.Array:
+        """Random completions of two and four tokens, for every prompt that the batch may have."""
+        tokens = np.random.default_rng(4).integers(1, 1 + self.vocab, size=(1000, 2, 4), dtype=np.int32)
+        tokens[:, 1, 2:] = 0
+        return jnp.asarray(tokens)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Teacher-forced, without a cache."""

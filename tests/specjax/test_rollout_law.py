@@ -1,11 +1,16 @@
 """Whole rollouts, sampled many thousand times, against the exact law of every completion."""
 
 import functools
+import itertools
+from collections import Counter
+from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.drafters import HistoryDrafter
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
@@ -30,6 +35,10 @@ DRAFTERS = {
     "adversarial": "policy",
     "identical": "policy",
     "none": "none",
+    "ngram": "ngram",
+    "remembered": "history",
+    "random beside ngram": "either",
+    "stranger": "model",
 }
 ACCEPTED_FIRST = {
     "trained": (0.8, 1.0),
@@ -38,6 +47,10 @@ ACCEPTED_FIRST = {
     "trained mtp": (0.8, 1.0),
     "adversarial": (0.0, 0.1),
     "identical": (0.9999, 1.0),
+    "ngram": (0.0, 1.0),
+    "remembered": (0.0, 1.0),
+    "random beside ngram": (0.0, 1.0),
+    "stranger": (0.0, 1.0),
 }
 CASES = [
     *(("rejection", law, 3, draft) for law in LAWS for draft in ("trained", "random", "adversarial", "identical")),
@@ -49,6 +62,10 @@ CASES = [
     ("coupled", "top-k", 3, "adversarial"),
     ("coupled", "top-p", 1, "random"),
     ("rejection", "top-p", 3, "trained mtp"),
+    ("rejection", "temperature 1", 3, "ngram"),
+    ("rejection", "top-p", 3, "remembered"),
+    ("rejection", "temperature 0.7", 3, "random beside ngram"),
+    ("rejection", "top-k", 3, "stranger"),
 ]
 
 
@@ -120,3 +137,29 @@ def test_completions_follow_the_policy_through_queue_and_phases():
     assert result.draws == draws
     assert result.p_value > LEVEL
     assert result.power(total_variation=0.03) > 0.99
+
+
+def test_samples_that_draft_from_each_other_are_independent():
+    """Pairs of samples follow the product of their laws, though each proposes what the other has said."""
+    budget, pairs = 3, DRAWS // 2
+    config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=WORLD.stops)
+    drafter = HistoryDrafter(WORLD.vocab, min_n=1, max_n=3, siblings=2)
+    prompts = jax.tree.map(lambda x: jnp.repeat(x, pairs, axis=0), WORLD.batch)
+    prompts = replace(prompts, id=jnp.arange(pairs))
+
+    @light_jit
+    def program(params: Params, prompts: Prompts) -> Rollout:
+        return speculative_rollout(WORLD.policy, drafter, params, prompts, seed_step(1, 100), config)
+
+    rollout = program(WORLD.params("none"), prompts)
+    alone = completion_law(WORLD.logits, WORLD.prompts[0], WORLD.vocab, WORLD.stops, budget, SamplingLaw())
+    # -1 stands between the two.
+    cells = {(*a, -1, *b): p * q for (a, p), (b, q) in itertools.product(alone.items(), repeat=2)}
+    said = [tuple(row[:n]) for row, n in zip(rollout.tokens.tolist(), rollout.lengths.tolist(), strict=True)]
+    counts = Counter((*a, -1, *b) for a, b in zip(said[::2], said[1::2], strict=True))
+    result = fit(counts, cells)
+    assert result.draws == pairs
+    assert result.p_value > LEVEL
+    assert result.power(total_variation=0.05) > 0.99
+    # Prompt and first token of most rows repeat nothing: what is drafted then is a sibling's.
+    assert np.asarray(rollout.drafted)[:, 0].mean() > 0.3

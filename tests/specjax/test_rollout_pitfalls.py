@@ -57,9 +57,14 @@ class Tamper(IntEnum):
     GREEDY = auto()
     CUT_BEFORE_UNSURE = auto()
     BETTER_OF_TWO = auto()
+    LOOKUP_BY_PREFIX = auto()
+    LOOKUP_WHERE_UNSURE = auto()
 
 
-LOSSLESS = {Tamper.NONE, Tamper.ONE_HOT, Tamper.GREEDY_ONE_HOT, Tamper.CUT_AFTER_UNSURE, Tamper.FIRST_OF_TWO}
+LOSSLESS = {
+    *(Tamper.NONE, Tamper.ONE_HOT, Tamper.GREEDY_ONE_HOT, Tamper.CUT_AFTER_UNSURE, Tamper.FIRST_OF_TWO),
+    Tamper.LOOKUP_BY_PREFIX,
+}
 
 
 def one_hot(tokens: Array, vocab: int) -> Array:
@@ -124,6 +129,14 @@ class TamperingDrafter(PolicyDrafter):
         def certain(proposal: Proposal) -> Proposal:
             return proposal._replace(log_q=one_hot(proposal.tokens, WORLD.vocab))
 
+        def looked_up(where: Array) -> Proposal:
+            """The lookup's token, always 1, where so wanted, and the draft's own elsewhere; each with its law."""
+            return Proposal(
+                jnp.where(where[:, None], 1, drawn.tokens),
+                jnp.where(where[:, None, None], one_hot(jnp.ones_like(drawn.tokens), WORLD.vocab), drawn.log_q),
+                jnp.where(where, 1, drawn.length),
+            )
+
         proposals = {
             Tamper.NONE: drawn,
             Tamper.ONE_HOT: certain(drawn),
@@ -133,6 +146,8 @@ class TamperingDrafter(PolicyDrafter):
             Tamper.GREEDY: single(best),
             Tamper.CUT_BEFORE_UNSURE: drawn._replace(length=before),
             Tamper.BETTER_OF_TWO: single(better),
+            Tamper.LOOKUP_BY_PREFIX: looked_up(state.length % 2 == 0),
+            Tamper.LOOKUP_WHERE_UNSURE: looked_up(unsure[:, 0]),
         }
         choices = [proposals[tamper] for tamper in Tamper]
         return jax.tree.map(lambda *x: jax.lax.select_n(params.draft["tamper"], *x), *choices), state
