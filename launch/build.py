@@ -38,13 +38,16 @@ class Problems:
 
 @dataclass(frozen=True)
 class Networks:
-    """Both networks as functions, and their parameters on the mesh; `head` is the draft's shape where it has one."""
+    """Both networks as functions, and their parameters on the mesh.
+
+    head: the shape of an EAGLE-3 head, or of the small model that drafts; None for other drafters.
+    """
 
     decoder: DecoderConfig
     policy: Policy
     drafter: Drafter
     params: Params
-    head: Eagle3Config | None = None
+    head: Eagle3Config | DecoderConfig | None = None
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -115,7 +118,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             how = config.draft
             drafter = replace(drafter, unroll=how.unroll, decay=how.decay, objective=how.loss)
         if config.draft.kind == "model":
-            drafter, draft = _draft_model(config.draft, decoder, mesh, draft_key)
+            drafter, head, draft = _draft_model(config.draft, decoder, mesh, draft_key)
         drafter = with_lookup(drafter, config.draft.lookup, policy, config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -154,12 +157,15 @@ def _policy(
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
 
 
-def _draft_model(draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> tuple[Drafter, PyTree]:
+def _draft_model(
+    draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array
+) -> tuple[Drafter, DecoderConfig, PyTree]:
     model = ModelConfig(draft.path, draft.architecture, (), policy.dtype, policy.param_dtype)
     decoder, weights = _policy(model, mesh, key, "draft", features=False)
     if decoder.vocab_size != policy.vocab_size:
         raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
-    return ModelDrafter(make_policy(replace(decoder, feature_layers=()))), weights
+    decoder = replace(decoder, feature_layers=())
+    return ModelDrafter(make_policy(decoder)), decoder, weights
 
 
 def frequent_tokens(

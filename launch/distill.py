@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.schema import RunConfig
+from configs.schema import LookupConfig, RunConfig
 from launch.acceptance import measure_acceptance
 from launch.answers import Answers, load_answers, save_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache
@@ -22,7 +22,9 @@ from launch.errors import ConfigError
 from launch.payback import measure_payback
 from launch.run_directory import restore_policy, write_atomically
 from launch.setup import Setup, set_up
+from models.config import DecoderConfig
 from models.draft_checkpoint import save_draft_checkpoint
+from models.policy_checkpoint import save_policy_checkpoint
 
 console = Console(highlight=False, soft_wrap=True, markup=False)
 
@@ -64,6 +66,8 @@ def main(argv: list[str]) -> int:
     )
     out = _checked_out(config)
     _check(config, own)
+    # What a lookup beside the draft finds is no merit of the draft.
+    config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
     setup = set_up(config)
     if setup.networks.head is None:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no format to be saved in by itself")
@@ -128,8 +132,10 @@ def _given(path: Path, setup: Setup) -> Answers:
 
 def _save(directory: Path, setup: Setup, result: Distillation) -> None:
     networks, ids = setup.networks, getattr(result.drafter, "target_ids", None)
-    assert networks.head is not None
-    save_draft_checkpoint(directory, result.draft, networks.head, ids, networks.decoder.feature_layers)
+    if isinstance(networks.head, DecoderConfig):
+        save_policy_checkpoint(directory, result.draft, networks.head)
+    elif networks.head is not None:
+        save_draft_checkpoint(directory, result.draft, networks.head, ids, networks.decoder.feature_layers)
 
 
 if __name__ == "__main__":

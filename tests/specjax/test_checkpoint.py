@@ -64,6 +64,15 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
     assert_same(params, state.params)
 
 
+def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
+    state = make_state()
+    with Checkpointer(tmp_path, keep=1) as saves:
+        saves.save(1, state, DATA, EXTRA)
+        assert_same(saves.restore_policy(abstract(state).params.policy), state.params.policy)
+        with pytest.raises(ValueError, match=r"params\.policy\.\S+ is absent, expected "):
+            saves.restore_policy(abstract(state).params.policy | {"more": abstract(state).step})
+
+
 def test_onto_another_mesh(tmp_path: Path):
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(1, make_state(), DATA, EXTRA)

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizers
+from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizer, make_optimizers, update
 from specjax.types import Params, PyTree, TrainState
 from tests.specjax.training import CONFIG, last_gradients, mesh_of, state_on
 
@@ -49,6 +49,18 @@ def test_each_network_follows_adamw_by_its_own_options(config: OptimizerConfig) 
         final, _ = run(policy, draft, as_params, start)[-1]
         np.testing.assert_allclose(final.policy, adamw(policy, gradients, weights), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(final.draft, adamw(draft, [7 * g for g in gradients], weights), rtol=1e-4, atol=1e-5)
+
+
+def test_with_steps_the_rate_falls_to_zero_by_a_cosine() -> None:
+    """Without momentum, decay and clipping AdamW's step is the rate, in the direction of the gradient's sign."""
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.4, warmup_steps=3, b1=0.0, b2=0.0, clip_norm=1e9), 11)
+    weights, state, rates = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
+    for _ in range(12):
+        after, state = update(optimizer, jnp.ones(1), state, weights)
+        rates.append(float((weights - after)[0]))
+        weights = after
+    falling = [0.2 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, *falling], atol=1e-6)
 
 
 def test_without_a_config_the_draft_stands_still() -> None:
