@@ -111,8 +111,8 @@ class World:
 
     @functools.cache  # noqa: B019
     def draft(self, name: str, seed: int = 0) -> PyTree:
-        """Parameters: `random`, `random reduced`, `trained`, `identical`, `flat`, `adversarial`, `none`; of a model that
-        is the policy's `twin`, or a `stranger` to it; none for what is `remembered`.
+        """Parameters: `random`, `random reduced`, `trained`, `identical`, `flat`, `adversarial`, `none`, `remembered`;
+        of a model, the policy's `twin` or a `stranger` to it.
         """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
