@@ -8,71 +8,111 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
-from specjax.drafters import HistoryDrafter, NGramDrafter
+from specjax import cache as kv
+from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, Rollout
 from tests.specjax.test_lookup import searched
 from tests.tiny import WANDERING as WORLD
 from tests.tiny import light_jit
 
-GROUP, BUDGET, RUN = 4, 16, seed_step(3, 5)
-CONFIG = RolloutConfig(
-    group_size=GROUP, max_new_tokens=BUDGET, draft_length=0, verifier="coupled", stop_tokens=WORLD.stops
+GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
+STOP = 4
+
+
+def chain(vocab: int) -> Policy:
+    """A Markov chain as a policy: `params.policy` [V, V] holds the logits of what follows each token."""
+
+    def apply(
+        params: Array,
+        tokens: Array,
+        start: Array,
+        cache: Cache | None = None,
+        only: Array | None = None,
+        first: Array | None = None,
+    ) -> PolicyOutput:
+        none = jnp.zeros((*tokens.shape, 0))
+        return PolicyOutput(
+            params[tokens if only is None else tokens[jnp.arange(len(only)), only, None]], none, none, cache
+        )
+
+    def init_cache(rows: int, length: int) -> Cache:
+        return (kv.empty(rows, length, 1, 1, jnp.dtype(jnp.float32)),)
+
+    return Policy(apply, init_cache, lambda params: params, vocab, jnp.dtype(jnp.float32))
+
+
+# Counts up and begins again, most of the time; from 3 it may stop.
+POLICY = chain(5)
+LOGITS = jnp.array([[0, 3, 0, 0, -9], [0, 0, 3, 0, -9], [0, 0, 0, 3, -9], [3, 0, 1, 0, 1], [0] * 5], jnp.float32)
+CONFIG = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=0, verifier="coupled", stop_tokens=(STOP,))
+GREEDY = replace(CONFIG, verifier="rejection", law=SamplingLaw(temperature=0.0), draft_length=3)
+PROMPTS = Prompts(
+    tokens=jnp.array([[0, 1, 2, 3], [2, 4, 4, 4], [3, 0, 3, 0], [1, 1, 4, 4]]),
+    lengths=jnp.array([4, 1, 4, 2]),
+    id=jnp.array([5, 0, 3, 8]),
 )
-GREEDY = replace(CONFIG, verifier="rejection", law=SamplingLaw(temperature=0.0), stop_tokens=())
-DRAFTS = {"ngram": "none", "history": "remembered", "either": "random", "model": "stranger"}
+NGRAM = NGramDrafter(5, min_n=1, max_n=3)
+HISTORY = HistoryDrafter(5, min_n=1, max_n=3, kept=2, siblings=GROUP)
+
+
+def run(drafter: Drafter, config: RolloutConfig, memory: Array | tuple[()] = ()) -> Rollout:
+    params = Params(LOGITS, {}, memory)
+    return light_jit(lambda: speculative_rollout(POLICY, drafter, params, PROMPTS, RUN, config))()
+
+
+def remembered(rollout: Rollout) -> Array:
+    return HISTORY.remember(HISTORY.blank_memory(9, BUDGET), PROMPTS, rollout)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Rollout:
-    return WORLD.rollout("none", "none", CONFIG, RUN)
-
-
-@pytest.fixture(scope="module")
-def greedy() -> Rollout:
-    return WORLD.rollout("none", "none", GREEDY, RUN)
+    return run(NoDrafter(), CONFIG)
 
 
 @functools.cache
-def phased(drafter: str) -> Callable[[list[int]], Rollout]:
-    """Rollouts through a queue, in windows that grow and slots that shrink; each phase drafts nothing or 3 tokens."""
-    longest = WORLD.batch.tokens.shape[1] + BUDGET
-    options = replace(CONFIG, draft_lengths=(0, 3), phases=((12, 11), (12, longest), (5, longest)))
+def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout]:
+    """Rollouts through a queue, in windows that grow and slots that shrink; each phase drafts nothing or two tokens."""
+    options = replace(CONFIG, draft_lengths=(0, 2), phases=((8, 14), (8, 99), (3, 99)))
 
     @light_jit
-    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
+    def program(chosen: Array, memory: Array | tuple[()]) -> Rollout:
         every = ChosenConfig(**vars(options), chosen=chosen)
-        return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, RUN, every)
+        return speculative_rollout(POLICY, drafter, Params(LOGITS, {}, memory), PROMPTS, RUN, every)
 
-    return lambda chosen: program(WORLD.params(DRAFTS[drafter]), WORLD.batch, jnp.array(chosen))
+    return lambda chosen, memory: program(jnp.array(chosen), memory)
 
 
-@pytest.mark.parametrize("drafter", DRAFTS)
-def test_no_token_depends_on_the_draft(plain: Rollout, drafter: str):
+def assert_same_tokens(rollout: Rollout, expected: Rollout) -> None:
+    np.testing.assert_array_equal(rollout.tokens, expected.tokens)
+    np.testing.assert_array_equal(rollout.lengths, expected.lengths)
+    np.testing.assert_allclose(rollout.law, expected.law, atol=1e-4)
+
+
+@pytest.mark.parametrize("drafter", [NGRAM, HISTORY], ids=["ngram", "history"])
+def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
     """Nor where drafting begins late, ends and begins again, behind tokens that the drafter was not told of."""
-    drafted = []
-    for chosen in ([1, 1, 1], [0, 1, 1], [1, 0, 1]):
-        rollout = phased(drafter)(chosen)
-        np.testing.assert_array_equal(rollout.tokens, plain.tokens)
-        np.testing.assert_array_equal(rollout.lengths, plain.lengths)
-        np.testing.assert_allclose(rollout.law, plain.law, atol=1e-4)
-        drafted.append(int(np.sum(rollout.drafted)))
-        assert np.sum(rollout.accepted) > 0
-    assert 0 < max(drafted[1:]) < drafted[0]
+    memory = () if drafter is NGRAM else remembered(plain)
+    rollouts = [phased(drafter)(chosen, memory) for chosen in ([1] * 3, [0, 1, 1], [1, 0, 1])]
+    for rollout in rollouts:
+        assert_same_tokens(rollout, plain)
+    drafted = [int(np.sum(rollout.drafted)) for rollout in rollouts]
+    assert 0 < min(drafted) and max(drafted[1:]) < drafted[0]
 
 
 def replayed(prompt: list[int], completion: list[int], k: int) -> tuple[list[int], list[int]]:
     """How often position 1 .. k of an n-gram's proposal could be emitted, and was, in a row of these tokens."""
     drafted, accepted, row, at = [0] * k, [0] * k, prompt + completion, len(prompt) + 1
     while at < len(row):
-        proposal = searched([row[:at]], row[:at], 1, 4, k)[1]
+        proposal = searched([row[:at]], row[:at], 1, 3, k)[1]
         kept = 0
         for i, token in enumerate(proposal):
-            if at + i < len(prompt) + BUDGET and not set(proposal[:i]) & set(WORLD.stops):
+            if at + i < len(prompt) + BUDGET and STOP not in proposal[:i]:
                 drafted[i] += 1
             if kept == i and at + i < len(row) and token == row[at + i]:
                 kept += 1
@@ -82,37 +122,65 @@ def replayed(prompt: list[int], completion: list[int], k: int) -> tuple[list[int
 
 
 def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
-    rollout = phased("ngram")([1, 1, 1])
+    """Through queue and phases. The chain repeats itself: a round emits far more than one token."""
+    rollout = phased(NGRAM)([1] * 3, ())
     completions = [row[:n] for row, n in zip(plain.tokens.tolist(), plain.lengths.tolist(), strict=True)]
-    expected = [replayed(list(WORLD.prompts[i // GROUP]), row, 3) for i, row in enumerate(completions)]
+    prompts = [row[:n] for row, n in zip(PROMPTS.tokens.tolist(), PROMPTS.lengths.tolist(), strict=True)]
+    expected = [replayed(prompts[i // GROUP], row, 2) for i, row in enumerate(completions)]
     np.testing.assert_array_equal(rollout.drafted, [drafted for drafted, _ in expected])
     np.testing.assert_array_equal(rollout.accepted, [accepted for _, accepted in expected])
+    emitted = np.asarray(rollout.lengths - 1).sum()
+    assert emitted > 1.5 * np.asarray(rollout.rounds).sum()
 
 
-def run(drafter: NGramDrafter | HistoryDrafter, params: Params, config: RolloutConfig) -> Rollout:
-    return light_jit(lambda: speculative_rollout(WORLD.policy, drafter, params, WORLD.batch, RUN, config))()
+def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
+    """Than the row's own text; and what was said with the very same noise is found whole."""
+    config = replace(CONFIG, draft_length=2)
+    own = run(replace(HISTORY, siblings=0), config)
+    both = run(HISTORY, config, remembered(plain))
+    assert_same_tokens(both, plain)
+    assert np.asarray(both.accepted).sum() > 1.1 * np.asarray(own.accepted).sum()
 
 
-def test_ngrams_pay_where_a_policy_repeats_itself(greedy: Rollout):
-    """A round emits more than one token of a greedy policy, which ends in a loop."""
-    rollout = run(NGramDrafter(WORLD.vocab, min_n=1), WORLD.params("none"), replace(GREEDY, draft_length=3))
-    np.testing.assert_array_equal(rollout.tokens, greedy.tokens)
-    assert np.sum(rollout.lengths - 1) > 1.5 * np.sum(rollout.rounds)
-
-
-def test_a_greedy_policy_says_what_it_said_the_epoch_before(greedy: Rollout):
+def test_a_greedy_policy_says_what_it_said_the_epoch_before():
     """All of it is drafted and accepted, from the first round on."""
-    drafter = HistoryDrafter(WORLD.vocab, min_n=1, max_n=24, siblings=0, offset=3)
-    memory = drafter.remember(drafter.blank_memory(1000, BUDGET), WORLD.batch, greedy)
-    params = replace(WORLD.params("none"), memory=memory)
-    rollout = run(drafter, params, replace(GREEDY, draft_length=3))
-    np.testing.assert_array_equal(rollout.tokens, greedy.tokens)
+    drafter = HistoryDrafter(5, min_n=1, max_n=2 * BUDGET, siblings=0, offset=3)
+    before = run(NoDrafter(), replace(GREEDY, draft_length=0))
+    rollout = run(drafter, GREEDY, remembered(before))
+    assert_same_tokens(rollout, before)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
-    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(greedy.lengths) - 1) // 4))
+    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(before.lengths) - 1) // 4))
 
 
-def test_a_model_that_is_the_policy_drafts_what_it_says(greedy: Rollout):
-    rollout = WORLD.rollout("model", "twin", replace(GREEDY, draft_length=3), RUN)
-    np.testing.assert_array_equal(rollout.tokens, greedy.tokens)
+TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="coupled", stop_tokens=WORLD.stops)
+
+
+def test_no_token_depends_on_a_lookup_beside_a_head():
+    """Which is told of every verification, whoever proposed what was verified."""
+    rollout = WORLD.rollout("either", "random", replace(TINY, draft_length=2), RUN)
+    assert_same_tokens(rollout, WORLD.rollout("none", "none", TINY, RUN))
+    assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.rounds).sum()
+
+
+def test_no_token_depends_on_a_small_model():
+    """Nor where drafting begins late."""
+    plain = WORLD.rollout("none", "none", TINY, RUN)
+    options = replace(TINY, draft_lengths=(0, 2), phases=((12, 8), (12, 99)))
+
+    @light_jit
+    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
+        every = ChosenConfig(**vars(options), chosen=chosen)
+        return speculative_rollout(WORLD.policy, WORLD.drafters["model"], params, prompts, RUN, every)
+
+    whole, late = (program(WORLD.params("stranger"), WORLD.batch, jnp.array(chosen)) for chosen in ([1, 1], [0, 1]))
+    for rollout in (whole, late):
+        assert_same_tokens(rollout, plain)
+    assert 0 < np.asarray(late.drafted).sum() < np.asarray(whole.drafted).sum()
+
+
+def test_a_model_that_is_the_policy_drafts_what_it_says():
+    """From what it is told and has cached itself, round after round."""
+    rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
-    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(greedy.lengths) - 1) // 4))
+    assert_same_tokens(rollout, WORLD.rollout("none", "none", TINY, RUN))
+    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(rollout.lengths) - 1) // 4))
