@@ -94,7 +94,10 @@ def test_options_change_the_recipe():
         ("--loss.importance-cap x", "--loss.importance-cap: no type matching {None}|FLOAT could be instantiated from "),
         ("--speedup.slots 1 x", "--speedup.slots: Could not find valid parse for arguments: ['1', 'x'] (expected [INT"),
         ("--draft.train False", "Unrecognized options: --draft.train, False; did you mean --draft-training.mode?"),
-        ("--allow-truncated-law 1", "invalid choice '1' for argument '--allow-truncated-law'. Expected one of ('True', 'False')."),
+        (
+            "--allow-truncated-law 1",
+            "invalid choice '1' for argument '--allow-truncated-law'. Expected one of ('True', 'False').",
+        ),
         ("--draft-training.every 0", "draft_training.every = 0: must be at least 1"),
         ("--draft-training.fall 1", "draft_training.fall = 1.0: must be a share, at least 0 and below 1"),
         ("--draft-training.replay -1", "draft_training.replay = -1: must be at least 0"),
