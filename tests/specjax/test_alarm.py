@@ -7,6 +7,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from models.eagle3 import make_eagle3
@@ -21,27 +22,37 @@ from specjax.mesh import MeshConfig, make_mesh
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Rollout, TrainState
-from tests.tiny import WANDERING as WORLD
-from tests.tiny import light_jit
+from specjax.types import Params, PyTree, Rollout, TrainState
+from tests.tiny import World, light_jit
 
-GROUP, K = 64, 2
-HEALTHY = WORLD.drafters["eagle3"]
-LAW = SamplingLaw(temperature=0.7)
+# Of few tokens, and opinions that its head can learn from the context.
+WORLD = World(
+    vocab=8,
+    layers=1,
+    hidden=12,
+    seed=0,
+    scale=2.0,
+    prompts=((4, 1), (2, 1, 5), (1, 2), (0, 3), (6, 3), (5, 0, 1)),
+    stops=(),
+    optimise=False,
+)
+GROUP = 32
+HEALTHY = replace(WORLD.drafters["eagle3"], unroll=1)
+LAW = SamplingLaw(temperature=0.5)
 
 
 @dataclass(frozen=True)
 class PairedOneOff(HeadDrafter):
-    """Reads the feature of one position too early beside each token of a verification."""
+    """Reads each feature beside the token at its own place, not the one behind it."""
 
     def observe(self, state, features, tokens, emitted):
-        early = jnp.concatenate([features[:, :1], features[:, :-1]], axis=1)
-        return super().observe(state, early, tokens, emitted)
+        early = jnp.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
+        return super().observe(state, features, early, emitted)
 
 
 def other_layers(output):
-    """What leaves the layers that the head reads on entry."""
-    return jnp.concatenate([output.features[..., WORLD.hidden :], output.hidden], axis=-1)
+    """What leaves the layer that the head reads on entry."""
+    return output.hidden
 
 
 FAULTS = {
@@ -56,10 +67,10 @@ FAULTS = {
 @cache
 def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
     config = RolloutConfig(
-        group_size=GROUP, max_new_tokens=12, draft_length=K, stop_tokens=WORLD.stops, verifier=verifier, law=LAW
+        group_size=GROUP, max_new_tokens=12, draft_length=1, stop_tokens=WORLD.stops, verifier=verifier, law=LAW
     )
     return light_jit(
-        lambda params, run: speculative_rollout(WORLD.policy, FAULTS[fault], params, WORLD.batch, run, config)
+        lambda params, prompts, run: speculative_rollout(WORLD.policy, FAULTS[fault], params, prompts, run, config)
     )
 
 
@@ -72,25 +83,58 @@ def promise(verifier: str) -> Callable[[Params, Batch], jax.Array]:
     return light_jit(promised)
 
 
-def watched(fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None) -> list[dict]:
-    """The metrics of some steps that train one draft, and decode with another where `decoded` names it."""
+def batch_of(rollout: Rollout) -> Batch:
+    rows = len(rollout.lengths)
+    scores = Advantages(jnp.zeros(rows), jnp.ones(rows, bool), jnp.zeros(len(WORLD.prompts), bool))
+    return make_batch(WORLD.batch, rollout, scores)
+
+
+@cache
+def weights(draft: str) -> Params:
+    """Of a `random` head, or of one `trained` by 250 steps of Adam on what the policy says."""
+    random = WORLD.params("random")
+    if draft == "random":
+        return random
+    batch, optimiser = batch_of(decode("none", "rejection")(random, WORLD.batch, seed_step(5, -1))), optax.adam(0.02)
+
+    @jax.jit
+    def train(params: Params, batch: Batch) -> Params:
+        output = WORLD.policy.apply(params.policy, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
+
+        def step(carry: tuple[Params, optax.OptState], _: None) -> tuple[tuple[Params, optax.OptState], None]:
+            params, state = carry
+
+            def loss(draft: PyTree) -> jax.Array:
+                both = replace(params, draft=draft)
+                return HEALTHY.loss(both, batch.tokens, output, batch.completion, LAW).loss / batch.completion.sum()
+
+            with jax.numpy_dtype_promotion("standard"):
+                updates, state = optimiser.update(jax.grad(loss)(params.draft), state)
+                return (replace(params, draft=optax.apply_updates(params.draft, updates)), state), None
+
+        return jax.lax.scan(step, (params, optimiser.init(params.draft)), length=250)[0][0]
+
+    return train(random, batch)
+
+
+def watched(
+    fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None
+) -> list[dict[str, float]]:
+    """What is known after each of some steps that train one draft, and decode with another where `decoded` names it."""
     state = TrainState(
         step=jnp.int32(0),
-        params=WORLD.params(draft),
+        params=weights(draft),
         optimizer=Params({}, {}),
         reference=None,
         adaptation=nothing_seen(DraftTrainingConfig(), None, make_mesh(MeshConfig())),
     )
     seen = []
     for step in range(PATIENCE):
-        rollout = decode(fault, verifier)(WORLD.params(decoded or draft), seed_step(5, step))
-        rows = len(rollout.lengths)
-        advantages = Advantages(jnp.zeros(rows), jnp.ones(rows, bool), jnp.zeros(len(WORLD.prompts), bool))
-        batch = make_batch(WORLD.batch, rollout, advantages)
+        rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
+        batch = batch_of(rollout)
         state, metrics = adapt(state, batch, promise(verifier)(state.params, batch), trained=False)
-        drafted, accepted = float(rollout.drafted[:, 0].sum()), float(rollout.accepted[:, 0].sum())
+        drafted, accepted = float(rollout.drafted.sum()), float(rollout.accepted.sum())
         seen.append({name: float(x) for name, x in metrics.items()} | dict(drafted=drafted, rate=accepted / drafted))
-        print(fault, draft, verifier, seen[-1])
     return seen
 
 

@@ -1,0 +1,276 @@
+"""The draft is trained in exactly the steps that it should be, on exactly the rollouts that it should be."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, due, nothing_seen
+from specjax.batch import Batch
+from specjax.checkpoint import Checkpointer
+from specjax.generate import place
+from specjax.gradients import accumulate
+from specjax.loss import LossConfig
+from specjax.rollout import speculative_rollout
+from specjax.train_step import StepResult, init_train_state, make_train_step
+from specjax.types import Params, PyTree, TrainState
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    GROUP,
+    QUICKLY,
+    assert_same_bits,
+    count_fives,
+    last_gradients,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+    relative_gap,
+)
+
+POLICY, DRAFTER = networks()
+MESH = mesh_of(2, 1, 1)
+ADAPTIVE = replace(CONFIG, draft_training=DraftTrainingConfig(every=3, fall=0.5, replay=2))
+LAW = CONFIG.rollout.law
+
+
+def fresh() -> TrainState:
+    prompts = make_prompts().tokens.shape
+    return init_train_state(params_on(MESH), ADAPTIVE, MESH, prompts=(prompts[0], prompts[1]))
+
+
+def copy(tree: PyTree) -> PyTree:
+    """Into host memory, beyond the reach of donation."""
+    return jax.tree.map(lambda x: np.array(x), tree)
+
+
+def abstract(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+@pytest.fixture(scope="module")
+def step() -> Callable[[TrainState], StepResult]:
+    """Every kind of step is the one program."""
+    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    made = make_train_step(POLICY, DRAFTER, count_fives, ADAPTIVE, MESH, rollout_fn)
+    program = made.lower(fresh(), make_prompts()).compile(QUICKLY)
+    return lambda state: program(state, place(make_prompts(), MESH))
+
+
+@pytest.fixture(scope="module")
+def run(step) -> list[StepResult]:
+    """Five steps, each with the state behind it; as the first stands what they began with."""
+    state, seen = fresh(), []
+    seen.append((copy(state), None, None))
+    for _ in range(5):
+        state, rollout, metrics = step(state)
+        seen.append(copy((state, rollout, metrics)))
+    return seen
+
+
+def same(tree: PyTree, other: PyTree) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
+
+
+def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_policy_in_all(run) -> None:
+    for number, ((before, *_), (after, _, metrics)) in enumerate(zip(run, run[1:], strict=False)):
+        trained = number % 3 == 0
+        assert same(after.params.draft, before.params.draft) is not trained, number
+        assert same(after.optimizer.draft, before.optimizer.draft) is not trained, number
+        assert not same(after.params.policy, before.params.policy), number
+        assert np.isfinite(metrics["grad_norm/draft"]) == trained, number
+        # A draft at rest is watched all the same.
+        assert metrics["loss/draft"] > 0 and metrics["draft/predicted_acceptance"] > 0
+        assert metrics["draft/alarm"] == 0
+
+
+def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
+    prompts, (state, *_) = make_prompts(), run[5]
+    replay = state.adaptation.replay
+    for number in (3, 4):
+        rollout, place = run[number + 1][1], number % 2
+        for row in range(8 * GROUP):
+            prompt, begin = prompts.tokens[row // GROUP], int(prompts.lengths[row // GROUP])
+            end = begin + int(rollout.lengths[row])
+            expected = [*prompt[:begin].tolist(), *rollout.tokens[row, : end - begin].tolist()]
+            assert (replay.start[place, row], replay.end[place, row]) == (begin, end)
+            assert replay.tokens[place, row, :end].tolist() == expected
+
+
+def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -> PyTree:
+    """Of all these rows at once, by the drafter's own loss."""
+
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def gradient(params: Params, tokens: jax.Array, completion: jax.Array) -> PyTree:
+        output = POLICY.apply(params.policy, tokens, jnp.zeros(len(tokens), jnp.int32))
+
+        def loss(draft: PyTree) -> jax.Array:
+            both = replace(params, draft=draft)
+            return DRAFTER.loss(both, tokens, output, completion, LAW).loss / jnp.sum(completion, dtype=jnp.float32)
+
+        return jax.grad(loss)(params.draft)
+
+    return gradient(params, jnp.asarray(tokens), jnp.asarray(completion))
+
+
+def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_as_it_is(run) -> None:
+    before, after = run[3][0], run[4][0]
+    # What step 3 trained on: the rollouts kept when it began, and its own, which then replaced the oldest.
+    kept, own = before.adaptation.replay, after.adaptation.replay
+    tokens = np.concatenate([*kept.tokens, own.tokens[3 % 2]])
+    start, end = (np.concatenate([*getattr(kept, name), getattr(own, name)[3 % 2]]) for name in ("start", "end"))
+    column = np.arange(tokens.shape[1])[None]
+    completion = (column >= start[:, None]) & (column < end[:, None])
+    assert completion.reshape(3, -1).any(axis=1).all()
+    expected = draft_gradient(before.params, tokens, completion)
+    assert relative_gap(last_gradients(after).draft, expected) < 1e-5
+    alone = draft_gradient(before.params, tokens[-8 * GROUP :], completion[-8 * GROUP :])
+    assert relative_gap(last_gradients(after).draft, alone) > 1e-2
+
+
+def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_policy(step, run) -> None:
+    """The very step that rests is run again with a best that it falls short of."""
+
+    def placed(best: float) -> TrainState:
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run[1][0], fresh())
+        return replace(
+            state,
+            adaptation=replace(
+                state.adaptation, best=jax.device_put(jnp.float32(best), state.adaptation.best.sharding)
+            ),
+        )
+
+    rate = float(run[2][2]["rollout/acceptance_rate_pos_1"])
+    rests, fell = (copy(step(placed(best))) for best in (1.9 * rate, 2.1 * rate))
+    assert same(rests[0].params.draft, run[1][0].params.draft)
+    assert not same(fell[0].params.draft, run[1][0].params.draft)
+    assert_same_bits(fell[1], rests[1])
+    assert_same_bits(fell[0].params.policy, rests[0].params.policy)
+    assert_same_bits(last_gradients(fell[0]).policy, last_gradients(rests[0]).policy)
+    # What was counted of the draft as it was is forgotten with it.
+    assert fell[0].adaptation.best == 0 < rests[0].adaptation.best
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: Path) -> None:
+    state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run[2][0], fresh())
+    with Checkpointer(tmp_path, keep=1) as saves:
+        saves.save(2, state, {}, {})
+    with Checkpointer(tmp_path) as saves:
+        found = saves.restore(abstract(state)).state
+    for number in (3, 4):
+        found, _, _ = step(found)
+        assert_same_bits(copy(found), run[number][0])
+
+
+def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
+    """In microbatches cut to windows of their own; one of the rollouts kept is still empty."""
+    params, rng = params_on(mesh_of(1, 1, 1)), np.random.default_rng(0)
+    rows, width = 4, 6 + BUDGET
+    tokens = rng.integers(0, 16, (3, rows, width)).astype(np.int32)
+    start, end = np.full((3, rows), 4), rng.integers(6, width, (3, rows))
+    end[1, :2], end[2] = 9, 4
+    replay = Replay(*(jnp.asarray(x[1:], jnp.int32) for x in (tokens, start, end))).rows()
+    column = np.arange(width)
+    completion = (column >= start[..., None]) & (column < end[..., None])
+    none = jnp.zeros(rows)
+    batch = Batch(jnp.asarray(tokens[0]), jnp.asarray(completion[0]), None, none, jnp.ones(rows, bool))
+
+    @partial(jax.jit, compiler_options=QUICKLY, static_argnames="ladder")
+    def both(params: Params, batch: Batch, replay: Batch, train: jax.Array, ladder: tuple[int, ...]) -> tuple:
+        given = POLICY, DRAFTER, params, batch, None, LAW, LossConfig()
+        return accumulate(*given, microbatches=2, train_draft=train, replay=replay, ladder=ladder)
+
+    taught, sums = both(params, batch, replay, jnp.bool(True), (10,))
+    expected = draft_gradient(params, tokens.reshape(-1, width), completion.reshape(-1, width))
+    assert relative_gap(taught.draft, expected) < 1e-5
+    rested, watched = both(params, batch, replay, jnp.bool(False), (10,))
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(rested.draft))
+    assert_same_bits(rested.policy, taught.policy)
+    assert_same_bits(watched, sums)
+    assert sums.draft_tokens == completion[0].sum()
+
+
+def batch_with(proposed: int, accepted: int) -> Batch:
+    stood = jnp.arange(100)[None] < proposed
+    none = jnp.zeros(1)
+    return Batch(jnp.zeros((1, 100), jnp.int32), stood, None, none, none > 0, stood, jnp.array([accepted]))
+
+
+def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
+    draft = {"w": jnp.ones(2)}
+    return TrainState(jnp.int32(step), Params({}, draft), Params({}, {}), None, None, adaptation)
+
+
+def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
+    """After each of (proposed, accepted, mean promised)."""
+    state, seen = state_of(0, nothing_seen(DraftTrainingConfig(), None, MESH)), []
+    for i, (proposed, accepted, mean) in enumerate(counts):
+        now = bool(trained[i : i + 1] == (True,))
+        state, metrics = adapt(state, batch_with(proposed, accepted), jnp.float32(mean * proposed), now)
+        seen.append((state.adaptation, metrics))
+    return seen
+
+
+def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
+    seen = watch([(10, 8, 0.8), (10, 4, 0.8), (10, 2, 0.8), (10, 5, 0.8)], (False, False, True))
+    np.testing.assert_allclose([x.best for x, _ in seen], [0.8, 0.8, 0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose([x.drafted for x, _ in seen], [10, 18, 0, 10], rtol=1e-6)
+    np.testing.assert_allclose([x.accepted for x, _ in seen], [8, 10.4, 0, 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("accepted, trains", [(56, False), (55, True)])
+def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
+    best = replace(nothing_seen(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74))
+    config = DraftTrainingConfig(every=100, fall=0.25)
+    assert bool(due(config, state_of(7, best), batch_with(100, accepted))) == trains
+    # Where nothing was drafted, nothing fell; nor where the rollout does not tell.
+    assert not due(config, state_of(7, best), batch_with(0, 0))
+    silent = replace(batch_with(100, 0), proposed=None, accepted=None)
+    assert not due(config, state_of(7, best), silent) and due(config, state_of(200, best), silent)
+
+
+def test_what_is_known_beforehand_is_not_traced() -> None:
+    state, batch = state_of(0, nothing_seen(DraftTrainingConfig(), None, MESH)), batch_with(10, 5)
+    assert due(DraftTrainingConfig(), state, batch) is True
+    assert due(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
+    assert due(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
+    with pytest.raises(ValueError, match="fall=0.5.*the state was not made for it"):
+        due(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
+
+
+def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
+    short, well = (100, 55, 0.8), (100, 75, 0.8)
+    raised = [int(metrics["draft/alarm"]) for _, metrics in watch([short, short, well, short, short, short, well])]
+    assert raised == [0, 0, 0, 0, 0, 1, 0]
+    # 0.1 and two standard deviations, 0.08 of 100 drafts and 0.253 of 10: a rollout of few drafts says little.
+    few = watch([(100, 61, 0.8), (100, 63, 0.8), (10, 4, 0.8), (10, 5, 0.8)])
+    assert [int(x.short) for x, _ in few] == [1, 0, 1, 0]
+    # Where nothing was drafted, what was found still stands.
+    seen = watch([short, short, short, (0, 0, 0.0)])
+    assert seen[-1][1]["draft/alarm"] == 1 and np.isnan(seen[-1][1]["draft/promised_acceptance"])
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        (dict(every=0), "every = 0: must be at least 1"),
+        (dict(fall=1.0), "fall = 1.0: must be a share"),
+        (dict(fall=-0.1), "fall = -0.1: must be a share"),
+        (dict(replay=-1), "replay = -1: must be at least 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(option: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DraftTrainingConfig(**option)
+
+
+def test_rollouts_are_kept_only_in_a_shape_that_is_known() -> None:
+    with pytest.raises(ValueError, match="replay = 2: to keep rollouts, the shape of the prompts must be given"):
+        init_train_state(params_on(MESH), ADAPTIVE, MESH)
