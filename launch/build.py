@@ -92,7 +92,9 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         if config.draft.path is not None and config.draft.kind != "model":
             saved = load_draft(Path(config.draft.path), mesh)
             model = replace(model, feature_layers=layers_to_read(saved, config))
-        decoder, weights = _policy(model, mesh, policy_key, "model", features=config.draft.kind == "eagle3")
+        made = config.draft.head if saved is None else saved.config
+        features = config.draft.kind == "eagle3" and made.use_aux_hidden_state
+        decoder, weights = _policy(model, mesh, policy_key, "model", features)
         if tokenizer.vocab_size > decoder.vocab_size:
             raise ConfigError(
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
@@ -103,7 +105,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             raise ConfigError(f"rollout.stop_tokens = {stop_tokens}: must be within 0 .. {decoder.vocab_size - 1}")
         drafter, head, draft = NoDrafter(), None, {}
         if saved is not None:
-            saved = fit_draft(saved, config, decoder)
+            saved = fit_draft(saved, config, decoder, policy.embedding(weights))
         elif config.draft.kind == "mtp":
             drafter, draft = build_mtp(config, decoder, policy, mesh, draft_key)
         elif config.draft.kind == "eagle3":

@@ -1,23 +1,30 @@
-"""Policies between Hugging Face's layout and ours: `python -m launch.convert SOURCE OUT`.
+"""Policies and drafts between public layouts and ours: `python -m launch.convert SOURCE OUT`.
 
-Ours is `config.json` (the decoder's shape), `params/` (Orbax) and, where the policy has an MTP head, `mtp/`. Tokenizer
-files travel along both ways, and so do the fields of Hugging Face's `config.json` that the decoder has no use for,
-token ids above all, in `huggingface.json`.
+Of a policy, ours is `config.json` (the decoder's shape), `params/` (Orbax) and, where the policy has an MTP head,
+`mtp/`. Tokenizer files travel along both ways, and so do the fields of Hugging Face's `config.json` that the decoder
+has no use for, token ids above all, in `huggingface.json`.
+
+A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish them. Its whole `config.json` travels along,
+so that it comes back as it was.
 """
 
 import dataclasses
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import tyro
 
 from launch.cli import parse, run_program
 from launch.errors import ConfigError
-from models.files import new_directory, read_json, write_json
+from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
+from models.eagle3_dialects import dialect_of
+from models.eagle3_files import has_embedding, load_eagle3, save_eagle3
+from models.files import CARRIED, new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
 from models.hf_export import save_policy
 from models.hf_import import load_policy
@@ -25,7 +32,6 @@ from models.mtp_files import load_mtp, save_mtp
 from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 
-CARRIED = "huggingface.json"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -42,18 +48,22 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ConvertArgs:
-    """Convert a policy from Hugging Face's layout to ours, or back: whichever SOURCE is not."""
+    """Convert a policy or an EAGLE-3 draft from its public layout to ours, or back: whichever SOURCE is not."""
 
     source: tyro.conf.Positional[Path]
-    """The policy to read."""
+    """The policy or draft to read."""
     out: tyro.conf.Positional[Path]
     """The directory to write; new or empty."""
     feature_layers: tuple[int, ...] | None = None
-    """To ours: the layers on whose entry the drafter reads; EAGLE-3's 2, L/2 and L-3 by default."""
+    """A policy to ours: the layers on whose entry the drafter reads; EAGLE-3's 2, L/2 and L-3 by default."""
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
     """To ours: the dtype to convert parameters to."""
     max_file_bytes: int = 5_000_000_000
-    """To Hugging Face: beyond it the safetensors are split over several files."""
+    """A policy to Hugging Face: beyond it the safetensors are split over several files."""
+    dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
+    """A draft from ours: whose layout to write. SGLang reads specforge, vLLM both."""
+    verifier: str | None = None
+    """A draft to speculators: the name or path of its policy, for the file to state."""
 
 
 def import_policy(args: ConvertArgs) -> None:
@@ -82,6 +92,39 @@ def export_policy(args: ConvertArgs) -> None:
         _copy_tokenizer(args.source, out)
 
 
+def import_draft(args: ConvertArgs) -> None:
+    """From a public dialect to ours."""
+    if args.feature_layers is not None:
+        raise ValueError(f"feature_layers = {args.feature_layers}: must be none for a draft, which says what it reads")
+    dtype = None if args.param_dtype == "kept" else args.param_dtype
+    with new_directory(args.out) as out:
+        config, params, ids, layers = load_eagle3(args.source, make_mesh(MeshConfig()), dtype)
+        if dtype:
+            config = dataclasses.replace(config, param_dtype=dtype)
+        save_draft_checkpoint(out, params, config, ids, layers)
+        write_json(out / CARRIED, read_json(args.source / "config.json"))
+    if has_embedding(args.source):
+        print("embed_tokens.weight: dropped, the head borrows the policy's")
+
+
+def export_draft(args: ConvertArgs) -> None:
+    """From ours to a public dialect."""
+    if args.dialect == "unsaid":
+        raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
+    draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
+    carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
+    save_eagle3(args.out, draft, args.dialect, carried, args.verifier)
+
+
+def _conversion(fields: Mapping[str, Any]) -> tuple[Callable[[ConvertArgs], None], str]:
+    """What is to be done with a source of this config.json, and the layout that it comes out in."""
+    if "kind" in fields:
+        return export_draft, "public draft"
+    if dialect_of(fields):
+        return import_draft, "our draft"
+    return (import_policy, "our") if "model_type" in fields else (export_policy, "Hugging Face")
+
+
 def _copy_tokenizer(source: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists():
@@ -91,14 +134,17 @@ def _copy_tokenizer(source: Path, out: Path) -> None:
 def main(argv: list[str]) -> int:
     """Raises ConfigError for whatever is wrong with the arguments, the source or the place to write to."""
     args = parse(ConvertArgs, argv, "python -m launch.convert")
-    # Bytes are copied and nothing is computed: the policy need not fit an accelerator.
+    # Bytes are copied and nothing is computed: the networks need not fit an accelerator.
     jax.config.update("jax_platforms", "cpu")
     try:
-        huggingface = "model_type" in read_json(args.source / "config.json")
-        (import_policy if huggingface else export_policy)(args)
+        convert, layout = _conversion(read_json(args.source / "config.json"))
+        for name, default in (("dialect", "unsaid"), ("verifier", None)):
+            if convert is not export_draft and getattr(args, name) != default:
+                raise ValueError(f"{name} = {getattr(args, name)}: for a draft of ours alone")
+        convert(args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    print(f"{args.source} -> {args.out} ({'our' if huggingface else 'Hugging Face'} layout)")
+    print(f"{args.source} -> {args.out} ({layout} layout)")
     return 0
 
 

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# Beside what we made of a public checkpoint: fields of its config.json, for the way back.
+CARRIED = "huggingface.json"
+
 
 def optional(module: str) -> Any:
     """A module of the [hf] extra. Raises ImportError with one clear line where it is not installed."""

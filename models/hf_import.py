@@ -21,7 +21,7 @@ from models.params import abstract_params, by_path
 from specjax.types import PyTree
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16")}
+DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16")}
 _ROWS_COMPARED_AT_ONCE = 4096
 
 
@@ -55,25 +55,31 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
 
 
 def read_tensors(
-    views: Mapping[str, Any], tensors: Mapping[str, Stored], targets: PyTree, param_dtype: Dtype | None
+    views: Mapping[str, Any],
+    tensors: Mapping[str, Stored],
+    targets: PyTree,
+    param_dtype: Dtype | None,
+    dtypes: Mapping[str, np.dtype] = DTYPES,
 ) -> PyTree:
-    """A parameter tree from lazy views; `targets` has its shapes and shardings. Errors as `load_policy` describes."""
+    """A parameter tree from lazy views; `targets` has its shapes and shardings. Errors as `load_policy` describes.
+
+    dtypes: those that the file may hold.
+    """
     flat = by_path(targets)
-    parameters = {
-        stored.path: _read(name, views[name], stored, flat[stored.path], param_dtype)
-        for name, stored in tensors.items()
-    }
+    parameters = {}
+    for name, stored in tensors.items():
+        if (found := views[name].get_dtype()) not in dtypes:
+            raise ValueError(f"{name}: dtype {found}, must be {' or '.join(dtypes)}")
+        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[found]
+        parameters[stored.path] = _read(name, views[name], stored, flat[stored.path], dtype)
     return flax.traverse_util.unflatten_dict(parameters)
 
 
-def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, param_dtype: Dtype | None) -> jax.Array:
+def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dtype: np.dtype) -> jax.Array:
     shape = target.shape
     found, expected = tuple(view.get_shape()), stored.shape(shape)
     if found != expected:
         raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
-    if view.get_dtype() not in _DTYPES:
-        raise ValueError(f"{name}: dtype {view.get_dtype()}, must be {' or '.join(_DTYPES)}")
-    dtype = jnp.dtype(param_dtype) if param_dtype else _DTYPES[view.get_dtype()]
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # jax allows None in the type alone

@@ -3,6 +3,7 @@
 Weights carry the names and [out, in] layouts of the public checkpoints.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,26 +14,31 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Shape:
+    """What the weights do not tell; norms that are optional are applied where their weights are there."""
+
     heads: int
     kv_heads: int
     head_dim: int
     rope_theta: float
     eps: float
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    window: int | None = None
 
 
 @dataclass
 class KeysValues:
-    """What the tokens so far left behind, one [kv_heads, head_dim] entry a position."""
+    """What the tokens so far left behind in one layer, one [kv_heads, head_dim] entry a position."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def copy(self) -> "KeysValues":
-        return KeysValues(list(self.keys), list(self.values))
+
+Past = defaultdict[int, KeysValues]
 
 
 def rms_norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt(np.mean(x * x) + eps) * scale
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
 def rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
@@ -41,43 +47,77 @@ def rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def fuse(w: Weights, features: np.ndarray) -> np.ndarray:
+def fuse(w: Weights, s: Shape, features: np.ndarray) -> np.ndarray:
+    if "fc.weight" not in w:
+        return features
+    if "input_norm.weight" in w:
+        features = rms_norm(features, w["input_norm.weight"], s.eps)
+    if "fc_norm.0.weight" in w:
+        scales = [w[name] for name in sorted(w) if name.startswith("fc_norm.")]
+        parts = np.split(features, len(scales))
+        features = np.concatenate([rms_norm(part, scale, s.eps) for part, scale in zip(parts, scales, strict=True)])
     return w["fc.weight"] @ features
 
 
-def midlayer(
-    w: Weights, s: Shape, hidden: np.ndarray, embedding: np.ndarray, position: int, past: KeysValues
-) -> tuple[np.ndarray, np.ndarray]:
-    """(draft logits, hidden to feed back) of one position; appends its keys and values to `past`."""
-    e = rms_norm(embedding, w["midlayer.input_layernorm.weight"], s.eps)
-    h = rms_norm(hidden, w["midlayer.hidden_norm.weight"], s.eps)
-    x = np.concatenate([e, h])
-
-    q = (w["midlayer.self_attn.q_proj.weight"] @ x).reshape(s.heads, s.head_dim)
-    k = (w["midlayer.self_attn.k_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
-    v = (w["midlayer.self_attn.v_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
+def attend(w: Weights, s: Shape, x: np.ndarray, position: int, past: KeysValues) -> np.ndarray:
+    """Of one position, with the weights of its layer; appends its keys and values to `past`, one a position."""
+    q = (w["self_attn.q_proj.weight"] @ x).reshape(s.heads, s.head_dim)
+    k = (w["self_attn.k_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
+    v = (w["self_attn.v_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
+    if "self_attn.q_norm.weight" in w:
+        q = rms_norm(q, w["self_attn.q_norm.weight"], s.eps)
+        k = rms_norm(k, w["self_attn.k_norm.weight"], s.eps)
     past.keys.append(rotate(k, position, s.rope_theta))
     past.values.append(v)
     q = rotate(q, position, s.rope_theta)
+    first = 0 if s.window is None else -s.window
+    keys, values = past.keys[first:], past.values[first:]
     attended = []
     for head in range(s.heads):
         group = head // (s.heads // s.kv_heads)
-        scores = np.array([q[head] @ key[group] for key in past.keys]) / np.sqrt(s.head_dim)
+        scores = np.array([q[head] @ key[group] for key in keys]) / np.sqrt(s.head_dim)
         weights = np.exp(scores - scores.max())
-        attended.append(sum(a * value[group] for a, value in zip(weights / weights.sum(), past.values, strict=True)))
-    h1 = hidden + w["midlayer.self_attn.o_proj.weight"] @ np.concatenate(attended)
+        attended.append(sum(a * value[group] for a, value in zip(weights / weights.sum(), values, strict=True)))
+    return w["self_attn.o_proj.weight"] @ np.concatenate(attended)
 
-    y = rms_norm(h1, w["midlayer.post_attention_layernorm.weight"], s.eps)
-    gate, up = w["midlayer.mlp.gate_proj.weight"] @ y, w["midlayer.mlp.up_proj.weight"] @ y
-    h2 = h1 + w["midlayer.mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up)
-    return w["lm_head.weight"] @ rms_norm(h2, w["norm.weight"], s.eps), h2
+
+def mlp(w: Weights, s: Shape, h: np.ndarray) -> np.ndarray:
+    y = rms_norm(h, w["post_attention_layernorm.weight"], s.eps)
+    gate, up = w["mlp.gate_proj.weight"] @ y, w["mlp.up_proj.weight"] @ y
+    return w["mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up)
+
+
+def step(
+    w: Weights, s: Shape, hidden: np.ndarray, embedding: np.ndarray, position: int, past: Past
+) -> tuple[np.ndarray, np.ndarray]:
+    """(draft logits, hidden to feed back) of one position; appends its keys and values to `past`, by layer."""
+    layers = by_layer(w)
+    for i, own in enumerate(layers):
+        if i == 0:
+            e = rms_norm(embedding, own["input_layernorm.weight"], s.eps)
+            h = rms_norm(hidden, own["hidden_norm.weight"], s.eps)
+            x, residual = np.concatenate([e, h]), h if s.norm_before_residual else hidden
+        else:
+            x, residual = rms_norm(hidden, own["input_layernorm.weight"], s.eps), hidden
+        hidden = residual + attend(own, s, x, position, past[i])
+        hidden = hidden + mlp(own, s, hidden)
+    normed = rms_norm(hidden, w["norm.weight"], s.eps)
+    return w["lm_head.weight"] @ normed, normed if s.norm_output else hidden
+
+
+def by_layer(w: Weights) -> list[Weights]:
+    """The weights of each layer by their names within it; `midlayer` is SpecForge's name of the only one."""
+    w = {name.replace("midlayer.", "layers.0."): x for name, x in w.items()}
+    count = len({name.split(".")[1] for name in w if name.startswith("layers.")})
+    prefixes = [f"layers.{i}." for i in range(count)]
+    return [{name.removeprefix(p): x for name, x in w.items() if name.startswith(p)} for p in prefixes]
 
 
 def full_pass(
-    w: Weights, s: Shape, features: np.ndarray, embeddings: np.ndarray, past: KeysValues
+    w: Weights, s: Shape, features: np.ndarray, embeddings: np.ndarray, past: Past
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and hidden of positions 0 .. T - 1 from features [T, F] and the embeddings of tokens 1 .. T."""
-    rows = [midlayer(w, s, fuse(w, a), e, t, past) for t, (a, e) in enumerate(zip(features, embeddings, strict=True))]
+    rows = [step(w, s, fuse(w, s, a), e, t, past) for t, (a, e) in enumerate(zip(features, embeddings, strict=True))]
     return np.stack([logits for logits, _ in rows]), np.stack([hidden for _, hidden in rows])
 
 
@@ -88,11 +128,11 @@ def draft_logits(
 
     tokens:   the n + 1 committed ones, the pending one included. features: [n, F], of positions 0 .. n - 1.
     """
-    past = KeysValues()
+    past = Past(KeysValues)
     logits, hidden = full_pass(w, s, features, table[np.array(tokens[1:])], past)
     steps, state = [logits[-1]], hidden[-1]
     for i, token in enumerate(drafted):
-        row, state = midlayer(w, s, state, table[token], len(features) + i, past)
+        row, state = step(w, s, state, table[token], len(features) + i, past)
         steps.append(row)
     return np.stack(steps)
 

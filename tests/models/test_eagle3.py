@@ -1,8 +1,8 @@
-"""The EAGLE-3 head and its drafter against `eagle3_reference`, within 1e-4."""
+"""EAGLE-3 heads as they are published, loaded and run, against `eagle3_reference`, within 1e-4."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +10,20 @@ import pytest
 
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.eagle3 import Eagle3Config, make_eagle3
+from models.eagle3_files import load_eagle3
+from models.eagle3_layout import eagle3_tensors
+from models.params import by_path
 from specjax.cache import decode_view, resize
 from specjax.drafters import HeadDrafter, Proposal
 from specjax.drafters.head import HeadState
+from specjax.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts, PyTree
+from specjax.types import Params, PolicyOutput, Prompts
+from tests.models.eagle3_checkpoints import INNER, VOCAB, WIDTH, Public
 from tests.models.eagle3_reference import (
     KeysValues,
+    Past,
     Shape,
     Weights,
     draft_logits,
@@ -26,86 +32,107 @@ from tests.models.eagle3_reference import (
 )
 from tests.tiny import light_jit
 
-VOCAB, WIDTH, FEATURES, K = 17, 12, 36, 3
-LAYER = dict(
-    hidden_size=WIDTH, intermediate_size=16, num_heads=4, num_kv_heads=2, head_dim=6, rope_theta=50.0, norm_eps=1e-3
-)
-SHAPE = Shape(heads=4, kv_heads=2, head_dim=6, rope_theta=50.0, eps=1e-3)
+K = 3
 LAW = SamplingLaw(temperature=0.8)
-IDS = {"full": np.arange(VOCAB), "reduced": np.array([0, 1, 4, 5, 6, 9, 12, 13, 16])}
+SPECULATORS = Public(dialect="speculators")
+NORM_31 = ("norm_before_fc", "norm_before_residual", "norm_output")
+# Each option by itself, and as they come together.
+ONE_BY_ONE = {
+    "norm_before_fc": replace(SPECULATORS, flags=("norm_before_fc",)),
+    "fc_norm": Public(flags=("fc_norm",)),
+    "norm_before_residual": replace(SPECULATORS, flags=("norm_before_residual",)),
+    "norm_output": Public(flags=("norm_output",)),
+    "q and k norm": replace(SPECULATORS, qk_norm=True),
+    "two layers": replace(SPECULATORS, num_layers=2),
+    "sliding window": replace(SPECULATORS, window=3),
+    "two feature layers": Public(layers=(1, 5)),
+}
+HEADS = {
+    "classic": Public(),
+    "3.1, full vocabulary": Public(flags=("fc_norm", "norm_output"), ids=None),
+    "last hidden": Public(use_aux_hidden_state=False),
+    "speculators": replace(SPECULATORS, flags=NORM_31, qk_norm=True, num_layers=2, window=4),
+}
 
 
 @dataclass(frozen=True)
 class Head:
+    """A head that was written in a public layout and loaded."""
+
+    public: Public
+    config: Eagle3Config
     drafter: HeadDrafter
     params: Params
     weights: Weights
     table: np.ndarray
-    ids: np.ndarray
+
+    @property
+    def shape(self) -> Shape:
+        return self.public.shape
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.public.target_ids
+
+    @property
+    def width(self) -> int:
+        return self.config.feature_size
 
     def log_q(self, logits: np.ndarray) -> np.ndarray:
         full = to_full_vocabulary(logits, self.ids - np.arange(len(self.ids)), VOCAB) / LAW.temperature
         return full - np.log(np.exp(full).sum(axis=-1, keepdims=True))
 
-
-def published(params: PyTree) -> Weights:
-    """The parameters under their public names, [out, in]."""
-
-    def matrix(kernel: jax.Array, inputs: int) -> np.ndarray:
-        return np.asarray(kernel, np.float64).reshape(inputs, -1).T
-
-    attention, mlp = params["attention"], params["mlp"]
-    norms = {
-        "midlayer.input_layernorm": "input_norm",
-        "midlayer.hidden_norm": "hidden_norm",
-        "midlayer.post_attention_layernorm": "mlp_norm",
-        "norm": "norm",
-    }
-    return {
-        "fc.weight": matrix(params["fc"]["kernel"], FEATURES),
-        "lm_head.weight": matrix(params["head"]["kernel"], WIDTH),
-        **{f"midlayer.self_attn.{x}_proj.weight": matrix(attention[x]["kernel"], 2 * WIDTH) for x in "qkv"},
-        "midlayer.self_attn.o_proj.weight": matrix(attention["o"]["kernel"], 24),
-        **{f"midlayer.mlp.{x}_proj.weight": matrix(mlp[x]["kernel"], WIDTH) for x in ("gate", "up")},
-        "midlayer.mlp.down_proj.weight": matrix(mlp["down"]["kernel"], 16),
-        **{f"{name}.weight": np.asarray(params[ours]["scale"], np.float64) for name, ours in norms.items()},
-    }
+    def output(self, features: np.ndarray, logits: np.ndarray) -> PolicyOutput:
+        """Of the policy, where the head reads these features and nothing else is of any use."""
+        rows, length, _ = features.shape
+        seen, junk = jnp.asarray(features), jnp.full((rows, length, WIDTH), jnp.nan)
+        both = (seen, junk) if self.config.use_aux_hidden_state else (junk, seen)
+        return PolicyOutput(jnp.asarray(logits), *both, None)
 
 
-@pytest.fixture(scope="module", params=IDS)
-def head(request: pytest.FixtureRequest) -> Head:
-    """Random weights, all of them: kernels three times their usual size, norms anything from 0.5 to 1.5."""
-    generator, ids = np.random.default_rng(0), IDS[request.param]
-    config = Eagle3Config(**LAYER, feature_size=FEATURES, vocab_size=VOCAB, draft_vocab_size=len(ids))
-    init = nn.unbox(jax.jit(lambda key: init_eagle3(config, key))(jax.random.key(0)))
-    kernels = jax.tree.map(lambda x: 3 * x, init)
-    draft = {
-        name: {"scale": jnp.asarray(generator.uniform(0.5, 1.5, WIDTH), jnp.float32)} if "norm" in name else part
-        for name, part in kernels.items()
-    }
-    policy = make_policy(DecoderConfig(**LAYER, vocab_size=VOCAB, num_layers=7, feature_layers=(2, 3, 4)))
-    table = generator.normal(size=(VOCAB, WIDTH)).astype(np.float32)
-    drafter = make_eagle3(config, policy, ids.astype(np.int32) if len(ids) < VOCAB else None)
-    params = Params({"embed": {"embedding": jnp.asarray(table)}}, draft)
-    return Head(drafter, params, published(draft), table.astype(np.float64), ids)
+def load(public: Public, directory: Path) -> Head:
+    weights = public.write(directory)
+    config, params, ids, layers = load_eagle3(directory, make_mesh(MeshConfig()))
+    assert layers == (public.layers if public.use_aux_hidden_state else ())
+    policy = make_policy(
+        DecoderConfig(
+            hidden_size=WIDTH,
+            intermediate_size=INNER,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=6,
+            vocab_size=VOCAB,
+            num_layers=7,
+            feature_layers=public.layers,
+        )
+    )
+    table = np.random.default_rng(1).normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    params = Params({"embed": {"embedding": jnp.asarray(table)}}, params)
+    return Head(public, config, make_eagle3(config, policy, ids), params, weights, table.astype(np.float64))
 
 
-def test_full_pass(head: Head):
-    rows, length = 3, 9
+@pytest.fixture(scope="module", params=HEADS)
+def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Head:
+    return load(HEADS[request.param], tmp_path_factory.mktemp("head"))
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_full_pass(tmp_path: Path, name: str):
+    head, rows, length = load(ONE_BY_ONE[name], tmp_path), 2, 7
     generator = np.random.default_rng(1)
-    features = generator.normal(size=(rows, length, FEATURES)).astype(np.float32)
+    features = generator.normal(size=(rows, length, head.width)).astype(np.float32)
     tokens = generator.integers(VOCAB, size=(rows, length), dtype=np.int32)
     network = head.drafter.head
 
     @light_jit
     def run(params: Params, features: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        view = decode_view(jnp.zeros(rows, jnp.int32), length, length)
+        view = decode_view(jnp.zeros(rows, jnp.int32), length, length, window=network.window)
         cache = network.init_cache(rows, length)
         return network.step(params, network.fuse(params, features), tokens, cache, view, None)[:2]
 
     logits, hidden = run(head.params, features, tokens)
     for row in range(rows):
-        expected = full_pass(head.weights, SHAPE, features[row], head.table[tokens[row]], KeysValues())
+        expected = full_pass(head.weights, head.shape, features[row], head.table[tokens[row]], Past(KeysValues))
         np.testing.assert_allclose(logits[row], expected[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(hidden[row], expected[1], rtol=1e-4, atol=1e-4)
 
@@ -119,7 +146,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
     accepted = [[0, 1, 2, 3], [3, 0, 3, 1], [2, None, 0, 3], [1, None, 3, 0]]
     rows, longest, budget = len(prompts), 5, 18
     generator = np.random.default_rng(2)
-    features = generator.normal(size=(rows, longest + budget, FEATURES)).astype(np.float32)
+    features = generator.normal(size=(rows, longest + budget, head.width)).astype(np.float32)
     padded = np.array([[*prompt, *[11] * (longest - len(prompt))] for prompt in prompts])
     lengths = np.array([len(prompt) for prompt in prompts])
     drafter = head.drafter
@@ -149,7 +176,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
         drafts = np.asarray(proposal.tokens)
         np.testing.assert_array_equal(proposal.length, np.where(live, K, 0))
         np.testing.assert_array_equal(drafts, np.argmax(proposal.log_q + gumbel, axis=-1))
-        seen = generator.normal(size=(rows, K + 1, FEATURES)).astype(np.float32)
+        seen = generator.normal(size=(rows, K + 1, head.width)).astype(np.float32)
         emitted = generator.integers(VOCAB, size=(rows, K + 1))
         counts = np.array([0 if m is None else m + 1 for m in kept])
         for row, m in enumerate(kept):
@@ -157,7 +184,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
                 continue
             known = len(committed[row]) - 1
             logits = draft_logits(
-                head.weights, SHAPE, features[row, :known], head.table, committed[row], drafts[row, :-1]
+                head.weights, head.shape, features[row, :known], head.table, committed[row], drafts[row, :-1]
             )
             np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
             seen[row, : m + 1] = features[row, known : known + m + 1]
@@ -168,12 +195,13 @@ def test_decode_rounds_repair_the_cache(head: Head):
     assert len({len(row) for row in committed}) == rows
 
 
+@pytest.mark.parametrize("head", ["classic", "speculators"], indirect=True)
 def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
     """Rows that were not told of some tokens forget all that came before; a row that missed none forgets nothing."""
     missed, counts = np.array([0, 1, 4]), np.array([2, 1, 3])
     rows, longest, budget = len(missed), 4, 14
     generator, drafter = np.random.default_rng(4), head.drafter
-    features = generator.normal(size=(rows, longest + budget, FEATURES)).astype(np.float32)
+    features = generator.normal(size=(rows, longest + budget, head.width)).astype(np.float32)
     tokens = generator.integers(VOCAB, size=(rows, longest + budget))
     visible = longest + missed
 
@@ -201,7 +229,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
     for row, drafts in enumerate(np.asarray(proposal.tokens)):
         first, known = visible[row] if missed[row] else 0, visible[row] + counts[row]
         seen, committed = features[row, first:known], tokens[row, first : known + 1].tolist()
-        logits = draft_logits(head.weights, SHAPE, seen, head.table, committed, drafts[:-1])
+        logits = draft_logits(head.weights, head.shape, seen, head.table, committed, drafts[:-1])
         np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
 
 
@@ -215,7 +243,7 @@ def reference_loss(
             passes = min(head.drafter.unroll, length - 2 - t)
             drafted = draft_logits(
                 weights,
-                SHAPE,
+                head.shape,
                 features[row, : t + 1],
                 head.table,
                 tokens[row, : t + 2],
@@ -234,14 +262,13 @@ def reference_loss(
     return loss, overlap
 
 
-@pytest.mark.parametrize("unroll", [1, 3])
-def test_loss_and_gradient(head: Head, unroll: int):
+def test_loss_and_gradient(head: Head):
     """The gradient is compared along one random direction over all weights of the head; the policy's is zero."""
-    head = replace(head, drafter=replace(head.drafter, unroll=unroll, decay=0.7))
+    head = replace(head, drafter=replace(head.drafter, unroll=3, decay=0.7))
     rows, length = 2, 8
     generator = np.random.default_rng(3)
     tokens = generator.integers(VOCAB, size=(rows, length)).astype(np.int32)
-    features = generator.normal(size=(rows, length, FEATURES)).astype(np.float32)
+    features = generator.normal(size=(rows, length, head.width)).astype(np.float32)
     logits = 2 * generator.normal(size=(rows, length, VOCAB)).astype(np.float32)
     mask = np.arange(length) >= np.array([[2], [4]])
     mask[0, -2:] = False
@@ -253,8 +280,7 @@ def test_loss_and_gradient(head: Head, unroll: int):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    output = PolicyOutput(jnp.asarray(logits), jnp.asarray(features), jnp.zeros((rows, length, WIDTH)), None)
-    (loss, overlap), gradient = run(head.params, tokens, output, mask)
+    (loss, overlap), gradient = run(head.params, tokens, head.output(features, logits), mask)
     expected = reference_loss(head, head.weights, features, tokens, logits, mask)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-4)
     np.testing.assert_allclose(overlap, expected[1], rtol=1e-4)
@@ -271,6 +297,10 @@ def test_loss_and_gradient(head: Head, unroll: int):
         )[0]
         for step in (1e-5, -1e-5)
     )
-    slope = sum(float(np.vdot(g, direction[name])) for name, g in published(gradient.draft).items())
+    flat = by_path(gradient.draft)
+    stored = eagle3_tensors(head.config, head.public.dialect)
+    slope = sum(
+        float(np.vdot(stored[name].pack(np.asarray(flat[stored[name].path])), v)) for name, v in direction.items()
+    )
     np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-3)
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy))

@@ -77,6 +77,28 @@ def test_an_unrolled_pass_sees_the_first_causally_and_the_later_ones_at_its_own_
         assert mask[row, query, made_in, key] == (key <= query if made_in == 0 else key == query)
 
 
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_an_unrolled_pass_is_the_published_mask(window: int | None):
+    """Over keys of all passes, `kv <= q` of the first and `(kv - q) % T == 0` of the later ones, as flex attention has
+    it; in a window each stands at the position that it would have when decoding.
+    """
+    count = 5
+    for depth in range(3):
+        mask = np.asarray(kv.unrolled_view(1, count, depth, window).mask)[0]
+        for q, key in np.ndindex(mask.shape):
+            allowed = key <= q if key < count else (key - q) % count == 0
+            distance = (q + depth) - (key % count + key // count)
+            assert mask[q, key] == (allowed and (window is None or distance < window)), (depth, q, key)
+
+
+def test_a_window_is_of_the_last_positions():
+    start, first = np.array([0, 3, 5]), np.array([0, 1, 4])
+    mask = np.asarray(kv.decode_view(jnp.asarray(start), 4, 9, jnp.asarray(first), window=3).mask)
+    for row, query, key in np.ndindex(mask.shape):
+        own = start[row] + query
+        assert mask[row, query, key] == (max(first[row], own - 2) <= key <= own)
+
+
 def test_resize_keeps_the_first_positions():
     before = filled()
     for by in (-4, 0, 2):

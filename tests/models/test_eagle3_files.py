@@ -1,0 +1,292 @@
+"""EAGLE-3 heads in and out of the two public dialects: what is kept, what is converted, what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from models.config import DecoderConfig, Llama3Scaling
+from models.draft_checkpoint import SavedDraft
+from models.eagle3_dialects import check_stated_policy
+from models.eagle3_files import check_embedding, has_embedding, load_eagle3, save_eagle3
+from models.files import read_json, write_json
+from models.params import by_path
+from specjax.mesh import MeshConfig, make_mesh
+from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
+
+ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+SPECFORGE, SPECULATORS = Public(), Public(dialect="speculators")
+SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+PUBLISHED = {
+    "specforge": SPECFORGE,
+    "specforge 3.1": Public(
+        flags=("fc_norm", "norm_output"), config={"rope_scaling": {**SCALING, "rope_type": "llama3"}}
+    ),
+    "specforge, all of the vocabulary": Public(ids=None),
+    "specforge, last hidden": Public(use_aux_hidden_state=False),
+    "specforge, defaults": Public(ids=None, config={"eagle_config": None, "draft_vocab_size": None}),
+    "speculators": SPECULATORS,
+    "speculators 3.1": replace(SPECULATORS, flags=("norm_before_fc", "norm_before_residual", "norm_output")),
+    "speculators, Qwen3 layers": replace(SPECULATORS, qk_norm=True, num_layers=2, window=7, layers=(1, 5)),
+}
+
+
+def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
+    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
+
+
+def tensors_of(directory: Path) -> dict[str, np.ndarray]:
+    return load_file(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_round_trip_keeps_every_byte_and_field(tmp_path: Path, name: str):
+    public = PUBLISHED[name]
+    public.write(tmp_path / "in")
+    draft = load_eagle3(tmp_path / "in", EIGHT)
+    save_eagle3(tmp_path / "out", draft, public.dialect, read_json(tmp_path / "in/config.json"))
+    assert described(tensors_of(tmp_path / "out")) == described(public.tensors())
+    assert read_json(tmp_path / "out/config.json") == public.fields()
+
+
+@pytest.mark.parametrize("dialect", ["specforge", "speculators"])
+@pytest.mark.parametrize("name", ["specforge 3.1", "speculators"])
+def test_what_is_written_anew_describes_the_same_head(tmp_path: Path, name: str, dialect: Any):
+    """In either dialect, and without the config.json that it came with: the way of a head that was trained here."""
+    PUBLISHED[name].write(tmp_path / "in")
+    draft = load_eagle3(tmp_path / "in", ONE)
+    save_eagle3(tmp_path / "out", draft, dialect)
+    again = load_eagle3(tmp_path / "out", ONE)
+    assert again.config == draft.config and again.feature_layers == draft.feature_layers
+    np.testing.assert_array_equal(again.target_ids, draft.target_ids)
+    same = {path: np.array_equal(x, by_path(draft.params)[path]) for path, x in by_path(again.params).items()}
+    assert all(same.values()) and len(same) == len(by_path(draft.params))
+
+
+def test_layer_ids_are_counted_as_the_dialect_does(tmp_path: Path):
+    SPECFORGE.write(tmp_path / "in")
+    draft = load_eagle3(tmp_path / "in", ONE)
+    assert draft.feature_layers == LAYERS == (2, 3, 4)
+    save_eagle3(tmp_path / "specforge", draft, "specforge")
+    save_eagle3(tmp_path / "speculators", draft, "speculators", verifier="someone/policy")
+    forge, library = (read_json(tmp_path / name / "config.json") for name in ("specforge", "speculators"))
+    assert forge["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True}
+    assert library["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    assert library["speculators_config"]["verifier"]["name_or_path"] == "someone/policy"
+    assert (forge["rope_theta"], library["transformer_layer_config"]["rope_theta"]) == (50.0, 50.0)
+    assert forge["max_position_embeddings"] == library["transformer_layer_config"]["max_position_embeddings"] == 64
+
+
+def test_a_trained_head_is_not_written_under_the_fields_of_another(tmp_path: Path):
+    """The source's config.json is for the head that it describes alone."""
+    SPECFORGE.write(tmp_path / "in")
+    source, draft = read_json(tmp_path / "in/config.json"), load_eagle3(tmp_path / "in", ONE)
+    other = draft._replace(config=replace(draft.config, rope_theta=60.0))
+    save_eagle3(tmp_path / "out", other, "specforge", source)
+    assert read_json(tmp_path / "out/config.json")["rope_theta"] == 60.0
+
+
+def test_what_config_json_leaves_out(tmp_path: Path):
+    config, _, ids, layers = loaded(tmp_path, PUBLISHED["specforge, defaults"])
+    assert (config.vocab_size, config.draft_vocab_size, ids, layers) == (VOCAB, VOCAB, None, ())
+    assert config.feature_size == 3 * WIDTH and config.use_aux_hidden_state
+    flags = config.norm_before_fc, config.fc_norm, config.norm_before_residual, config.norm_output
+    assert flags == (False, False, False, False)
+
+
+def test_the_rope_is_the_heads_own(tmp_path: Path):
+    config = loaded(tmp_path, PUBLISHED["specforge 3.1"]).config
+    assert (config.rope_theta, config.rope_scaling) == (50.0, Llama3Scaling(**SCALING))
+    assert config.max_positions == 64
+
+
+def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> SavedDraft:
+    public.write(tmp_path / "head", **changes)
+    return load_eagle3(tmp_path / "head", ONE)
+
+
+def test_a_missing_map_is_the_identity(tmp_path: Path):
+    np.testing.assert_array_equal(loaded(tmp_path, SPECFORGE, d2t=None, t2d=None).target_ids, np.arange(len(REDUCED)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
+    floats = {name: x.astype(jnp.dtype(dtype)) for name, x in SPECFORGE.tensors().items() if x.dtype == np.float32}
+    public = replace(SPECFORGE, config={"torch_dtype": dtype})
+    draft = loaded(tmp_path, public, **floats)
+    assert {x.dtype.name for x in by_path(draft.params).values()} == {dtype}
+    save_eagle3(tmp_path / "out", draft, "specforge", public.fields())
+    assert described(tensors_of(tmp_path / "out")) == described({**SPECFORGE.tensors(), **floats})
+    assert read_json(tmp_path / "out/config.json") == public.fields()
+    wide = by_path(load_eagle3(tmp_path / "head", ONE, "float32").params)
+    np.testing.assert_array_equal(wide["norm", "scale"], floats["norm.weight"].astype(np.float32))
+
+
+def test_a_copy_of_the_embedding(tmp_path: Path):
+    table = np.random.default_rng(0).normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    loaded(tmp_path, SPECFORGE)
+    assert not has_embedding(tmp_path / "head")
+    check_embedding(tmp_path / "head", jnp.asarray(table))
+    draft = loaded(tmp_path, SPECFORGE, **{"embed_tokens.weight": table.astype(jnp.bfloat16)})
+    assert has_embedding(tmp_path / "head") and ("embed_tokens",) not in by_path(draft.params)
+    check_embedding(tmp_path / "head", jnp.asarray(table))
+    message = "^embed_tokens.weight: not the policy's, which the head borrows: made for another policy$"
+    for other in (table[::-1], table[:-1], table + 0.1 * (np.arange(VOCAB) == 8)[:, None]):
+        with pytest.raises(ValueError, match=message):
+            check_embedding(tmp_path / "head", jnp.asarray(other))
+
+
+SHUFFLED = np.array(REDUCED)[[0, 1, 2, 4, 3, 5, 6, 7, 8]] - np.arange(9)
+OFFSETS = np.array(REDUCED) - np.arange(9)
+QUERY = "midlayer.self_attn.q_proj.weight"
+TENSORS: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
+    "missing": ({QUERY: None}, f"{QUERY}: missing from .*/head"),
+    "unknown": ({"fc.bias": np.zeros(12, "f")}, "fc.bias: unexpected in .*/head"),
+    "a norm that no flag announces": ({"input_norm.weight": np.ones(36, "f")}, "input_norm.weight: unexpected in .*"),
+    "another dialect's names": ({"layers.0.hidden_norm.weight": np.ones(12, "f")}, "layers.0.*: unexpected in .*"),
+    "shape": ({"fc.weight": np.ones((12, 24), "f")}, r"fc.weight: shape \(12, 24\) in the file, \(12, 36\) by .*"),
+    "dtype": ({"fc.weight": np.ones((12, 36))}, "fc.weight: dtype F64, must be F32 or BF16 or F16"),
+    "shuffled map": ({"d2t": SHUFFLED}, ".*d2t: target_ids: must be strictly increasing"),
+    "map of target ids": ({"d2t": np.array(REDUCED)}, r".*target_ids: 0 .. 24, must be within the policy's 0 .. 16"),
+    "map beyond": ({"d2t": OFFSETS + 1}, ".*target_ids: 1 .. 17, must be within the policy's 0 .. 16"),
+    "map's length": ({"d2t": OFFSETS[:8]}, r".*d2t: int64 \(8,\), must be int64 \(9,\)"),
+    "map of floats": ({"d2t": OFFSETS.astype("f")}, r".*d2t: float32 \(9,\), must be int64 \(9,\)"),
+    "flags of other ids": ({"t2d": np.arange(VOCAB) < 9}, ".*t2d: not the 17 flags of the ids that d2t gives"),
+    "flags alone": ({"d2t": None}, ".*t2d: there without d2t"),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_refused_tensors(tmp_path: Path, name: str):
+    changes, message = TENSORS[name]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        loaded(tmp_path, SPECFORGE, **changes)
+
+
+def inner(**changes: Any) -> dict[str, Any]:
+    return {"transformer_layer_config": SPECULATORS.fields()["transformer_layer_config"] | changes}
+
+
+FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
+    "unknown": (SPECFORGE, {"logit_scale": 2.0}, "logit_scale = 2.0: unknown field, refused because .*"),
+    "unknown to eagle_config": (SPECFORGE, {"eagle_config": {"depth": 3}}, "eagle_config.depth: unknown field, .*"),
+    "unknown outside": (SPECULATORS, {"parallel": True}, "parallel: unknown field, refused because .*"),
+    "unknown inside": (SPECULATORS, inner(logit_scale=2.0), "logit_scale = 2.0: unknown field, refused because .*"),
+    "two norms": (SPECULATORS, {"fc_norm": True, "norm_before_fc": True}, "norm_before_fc = True: must be False .*"),
+    "no flag": (SPECULATORS, {"fc_norm": "yes"}, "fc_norm = yes: must be true or false"),
+    "width": (SPECFORGE, {"target_hidden_size": 16}, "target_hidden_size = 16: must be hidden_size = 12"),
+    "layers": (SPECFORGE, {"num_hidden_layers": 2}, "num_hidden_layers = 2: must be 1"),
+    "family": (SPECFORGE, {"model_type": "qwen3"}, "model_type = qwen3: must be llama"),
+    "biases": (SPECULATORS, inner(model_type="qwen2"), 'model_type = "qwen2": must be "llama" or "qwen3"'),
+    "mixed": (
+        SPECULATORS,
+        inner(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]),
+        "layer_types = .*: must be all full_attention or all sliding_attention",
+    ),
+    "no window": (
+        SPECULATORS,
+        inner(layer_types=["sliding_attention"]),
+        "sliding_window = None: must be a positive .*",
+    ),
+    "no layer": (
+        SPECULATORS,
+        {"transformer_layer_config": None},
+        "transformer_layer_config: missing, must be an object",
+    ),
+    "other speculator": (
+        SPECULATORS,
+        {"speculators_model_type": "eagle"},
+        "speculators_model_type = eagle: must be eagle3",
+    ),
+    "layer ids": (
+        SPECULATORS,
+        {"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]},
+        r"eagle_aux_hidden_state_layer_ids = \[-1, 2, 3\]: must be a list of layers",
+    ),
+    "vocabulary": (SPECFORGE, {"draft_vocab_size": 18}, "draft_vocab_size = 18: must be within 1 .. 17"),
+    "scaling": (SPECFORGE, {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type = .*: must be .*"),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_refused_fields(tmp_path: Path, name: str):
+    public, changes, message = FIELDS[name]
+    public.write(tmp_path)
+    write_json(tmp_path / "config.json", public.fields() | changes)
+    with pytest.raises(ValueError, match=f"^.*/config.json: {message}$"):
+        load_eagle3(tmp_path, ONE)
+
+
+@pytest.mark.parametrize(
+    ("public", "dialect", "message"),
+    [
+        (
+            replace(SPECULATORS, num_layers=2),
+            "specforge",
+            "num_layers = 2: specforge has no such head, speculators has",
+        ),
+        (replace(SPECULATORS, qk_norm=True), "specforge", "qk_norm = True: specforge has no such head, .*"),
+        (replace(SPECULATORS, window=3), "specforge", "sliding_window = 3: specforge has no such head, .*"),
+        (
+            replace(SPECULATORS, flags=("norm_before_residual",)),
+            "specforge",
+            "norm_before_residual = True: specforge has no such head, .*",
+        ),
+        (
+            replace(SPECULATORS, layers=(0, 1, 2)),
+            "specforge",
+            r"feature_layers = \(0, 1, 2\): specforge cannot name the entry of layer 0, speculators can",
+        ),
+        (
+            PUBLISHED["specforge, last hidden"],
+            "speculators",
+            "use_aux_hidden_state = False: speculators has no such .*",
+        ),
+    ],
+)
+def test_what_a_dialect_cannot_say(tmp_path: Path, public: Public, dialect: Any, message: str):
+    draft = loaded(tmp_path, public)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        save_eagle3(tmp_path / "out", draft, dialect)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_policy_that_a_head_was_made_for():
+    llama = DecoderConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
+    )
+    fields = SPECULATORS.fields()
+    check_stated_policy(fields, llama)
+    check_stated_policy(SPECFORGE.fields(), replace(llama, qk_norm=True))
+    message = r"^made for LlamaForCausalLM \(someone/tiny\), the policy is Qwen3ForCausalLM$"
+    with pytest.raises(ValueError, match=message):
+        check_stated_policy(fields, replace(llama, qk_norm=True))
+
+
+def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(ImportError, match=r"^.*/pytorch_model.bin: torch is not installed, which alone reads it; .*$"):
+        load_eagle3(tmp_path, ONE)
+
+
+def test_pytorch_files(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    SPECFORGE.write(tmp_path / "safe")
+    tensors = {name: torch.from_numpy(x.copy()) for name, x in SPECFORGE.tensors().items()}
+    tensors["fc.weight"] = tensors["fc.weight"].bfloat16()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/config.json").write_text(json.dumps(SPECFORGE.fields()))
+    torch.save(tensors, tmp_path / "torch/pytorch_model.bin")
+    found, expected = (load_eagle3(tmp_path / name, ONE) for name in ("torch", "safe"))
+    np.testing.assert_array_equal(found.target_ids, expected.target_ids)
+    for path, x in by_path(found.params).items():
+        wanted = by_path(expected.params)[path].astype(x.dtype)
+        assert (x.dtype == jnp.bfloat16) == (path == ("fc", "kernel"))
+        np.testing.assert_array_equal(x, wanted)
