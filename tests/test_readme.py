@@ -8,10 +8,23 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def run(section: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the one Python example of a section prints."""
+    text = re.search(rf"^## {section}\n(.*?)^## ", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert text
+    (example,) = re.findall(r"```python\n(.*?)```", text[1], re.DOTALL)
     exec(compile(example, str(README), "exec"), {})
-    assert 1 <= float(capsys.readouterr().out) <= 4
+    return capsys.readouterr().out
+
+
+def test_the_training_example_runs(capsys: pytest.CaptureFixture[str]):
+    assert 1 <= float(run("Try it", capsys)) <= 4
+
+
+def test_the_proof_of_a_drafter_verifier_and_rollout_of_ones_own_runs(capsys: pytest.CaptureFixture[str]):
+    enumerated, sampled = run("Prove your own", capsys).splitlines()
+    assert re.fullmatch(r"off by \d\.\de-1\d in 2268 rounds enumerated .*", enumerated)
+    assert re.search(r"0 impossible of 100000 draws: p = .* at level 1e-06, .* fails with chance (0\.99|1)", sampled)
 
 
 def test_every_program_named_exists():

@@ -75,7 +75,7 @@ class CacheCheck:
         cache, draft, features = self._prefill(tokens)
         own = state.draft
         for row in map(int, np.flatnonzero(~state.done)):
-            visible = int(state.visible[row])
+            visible = int(state.prompt[row] + state.emitted[row]) - 1
             self._same(state.cache, cache, row, 0, visible, "policy")
             if hasattr(own, "cache"):
                 first = int(own.first[row]) if hasattr(own, "first") else 0

@@ -13,6 +13,10 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
 
     Its features are its residual stream, F = D = width.
     """
+    dtype = jnp.dtype("float32")
+
+    def init_cache(rows: int, length: int) -> Cache:
+        return (empty(rows, length, 1, width, dtype),)
 
     def unembed(params: PyTree, hidden: Array) -> Array:
         return jnp.einsum("btd,dv->btv", hidden, params["head"])
@@ -28,7 +32,7 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         rows, count = tokens.shape
         position = uncached_view(start, count).positions.astype(jnp.float32)
         at = jnp.zeros_like(start) if cache is None else start
-        before = empty(rows, count, 1, width, jnp.float32) if cache is None else cache[0]
+        (before,) = init_cache(rows, count) if cache is None else cache
         x = params["embed"][tokens] + jnp.sin(position[..., None] / jnp.arange(1.0, width + 1)[None, None])
         q, k, v = (jnp.einsum("btd,de->bte", x, params[name])[:, :, None] for name in ("q", "k", "v"))
         layer, view = write(before, k, v, at), decode_view(at, count, before.k.shape[2], first)
@@ -47,10 +51,10 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
     }
     policy = Policy(
         apply=apply,
-        init_cache=lambda rows, length: (empty(rows, length, 1, width, jnp.float32),),
+        init_cache=init_cache,
         embedding=lambda params: params["embed"],
         unembed=unembed,
         vocab_size=vocab_size,
-        dtype=jnp.dtype(jnp.float32),
+        dtype=dtype,
     )
     return policy, params

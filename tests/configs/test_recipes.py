@@ -20,7 +20,9 @@ from models.layers import init_cache
 from models.params import Init, abstract_params
 from specjax.mesh import AXES, spec
 from specjax.optimizer import make_optimizers
+from specjax.plan import RolloutConfig
 from specjax.types import PyTree
+from specjax.verify import VERIFIERS, Verifier
 
 GIB = 2**30
 GPU_BYTES = 141e9
@@ -139,3 +141,9 @@ def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, c
 
 def count(tree: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def test_a_recipe_names_its_verifier():
+    own = Verifier(VERIFIERS["block"].noise, VERIFIERS["block"].verify)
+    with pytest.raises(ValueError, match=r"^rollout\.verifier: must be one of rejection, block, coupled in a recipe"):
+        RunConfig(name="mine", steps=1, rollout=RolloutConfig(verifier=own))

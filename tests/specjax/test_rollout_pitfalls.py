@@ -231,7 +231,6 @@ class BlockFault(IntEnum):
     NONE = 0
     NOISE_BY_POSITION = auto()
     STOPS_AT_THE_FIRST_FAILURE = auto()
-    RECOVERS_AS_REJECTION = auto()
 
 
 def faulty_block(fault: Array) -> Verifier:
@@ -257,9 +256,8 @@ def faulty_block(fault: Array) -> Verifier:
         last = jnp.max(jnp.where(below, jnp.arange(1, draft.shape[1] + 1)[None], 0), axis=1, initial=0)
         unbroken = jnp.sum(jnp.cumprod(below, axis=1), axis=1)
         accepted = jnp.where(fault == BlockFault.STOPS_AT_THE_FIRST_FAILURE, unbroken, last).astype(jnp.int32)
-        weight = jnp.where(fault == BlockFault.RECOVERS_AS_REJECTION, 0.0, law.log_weight)
         emit = jnp.take_along_axis(noise.emit[..., :-1], accepted[:, None, None], axis=1)[:, 0]
-        return Verdict(accepted, sample(law._replace(log_weight=weight).residual(accepted), emit))
+        return Verdict(accepted, sample(law.residual(accepted), emit))
 
     return Verifier(noise, verify)
 

@@ -1,10 +1,9 @@
 """A rollout one round at a time: its caches, its log-probs, its budget and its counts."""
 
 import itertools
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from specjax.queue import compact, let_in
 from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
-from specjax.testing.exact import reference_law
-from specjax.types import Cache, Params, Prompts, PyTree, Rollout
+from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
+from specjax.types import Params, Prompts, Rollout
 from tests.tiny import ENUMERABLE, WANDERING, light_jit
 
 GROUP, BUDGET, K = 4, 12, 3
@@ -32,55 +31,17 @@ RUN = seed_step(6, 1)
 
 
 @pytest.fixture(scope="module")
-def history() -> list[RoundState]:
-    """The state after the prefill and after each round."""
-    world, drafter, params = WANDERING, WANDERING.drafters["eagle3"], WANDERING.params("random")
-
-    @light_jit
-    def first(params: Params, prompts: Prompts) -> RoundState:
-        rows = len(prompts.lengths) * GROUP
-        return begin(Decoding(world.policy, drafter, params, CONFIG), prompts, RUN, rows).state
-
-    @light_jit
-    def advance(params: Params, state: RoundState) -> RoundState:
-        return round_once(Decoding(world.policy, drafter, params, CONFIG), state, K)
-
-    states = [first(params, world.batch)]
-    while not states[-1].done.all():
-        states.append(advance(params, states[-1]))
-    return [jax.tree.map(np.asarray, state) for state in states]
-
-
-def sequences(state: RoundState) -> np.ndarray:
-    """Prompt and committed tokens of each row, zeros after."""
-    rows = np.zeros((len(state.prompt), WANDERING.batch.tokens.shape[1] + BUDGET), np.int32)
-    for i, row in enumerate(rows):
-        committed = [*WANDERING.prompts[state.sequence[i] // GROUP], *state.tokens[i, : state.emitted[i]]]
-        row[: len(committed)] = committed
-    return rows
+def check() -> CacheCheck:
+    world = WANDERING
+    return CacheCheck(world.policy, world.drafters["eagle3"], world.params("random"), world.batch, CONFIG)
 
 
 @pytest.fixture(scope="module")
-def prefill() -> Callable[[np.ndarray], tuple[Cache, Cache, jax.Array]]:
-    """tokens [R, T] -> (the policy's cache, the head's cache, the features) of a fresh pass over them."""
-    world, drafter = WANDERING, WANDERING.drafters["eagle3"]
-
-    @light_jit
-    def fresh(params: Params, tokens: jax.Array) -> tuple[Cache, Cache, jax.Array]:
-        rows, length = tokens.shape
-        zeros = jnp.zeros(rows, jnp.int32)
-        output = world.policy.apply(params.policy, tokens, zeros, world.policy.init_cache(rows, length))
-        prompts = Prompts(tokens, jnp.full(rows, length), zeros)
-        head = drafter.start(params, prompts, output.features, 1).cache
-        return output.cache, head, output.features
-
-    return lambda tokens: jax.tree.map(np.asarray, fresh(WANDERING.params("random"), tokens))
-
-
-def assert_visible_equal(got: PyTree, expected: PyTree, visible: np.ndarray) -> None:
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        for row, length in enumerate(visible):
-            np.testing.assert_allclose(x[row, :, :length], y[row, :, :length], atol=1e-4)
+def history() -> list[RoundState]:
+    """The state after the prefill and after each round, with the caches of a prefill in all of them."""
+    world = WANDERING
+    drafter, params = world.drafters["eagle3"], world.params("random")
+    return assert_cache_consistent(world.policy, drafter, params, world.batch, CONFIG, run=RUN)
 
 
 def test_the_rounds_are_ragged(history: list[RoundState]):
@@ -90,25 +51,18 @@ def test_the_rounds_are_ragged(history: list[RoundState]):
     assert len(history) > 5
 
 
-def test_after_every_round_the_policy_cache_is_that_of_a_prefill(history: list[RoundState], prefill: Callable):
-    for state in history:
-        assert_visible_equal(state.cache, prefill(sequences(state))[0], state.prompt + state.emitted - 1)
+def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], check: CacheCheck):
+    """Of either network, in either direction, at every state in which it shows."""
+    for state in history[1:-1]:
+        check(state)
+        for by in (1, -1):
+            draft = state.draft._replace(length=state.draft.length + by, waiting=state.draft.waiting - by)
+            for faulty in (replace(state, prompt=state.prompt + by), replace(state, draft=draft)):
+                with pytest.raises(AssertionError):
+                    check(faulty)
 
 
-def test_after_every_round_the_draft_cache_is_made_of_true_features(history: list[RoundState], prefill: Callable):
-    """What the cache still lacks waits beside it: the features of the positions that follow, and their next tokens."""
-    for state in history:
-        tokens = sequences(state)
-        _, head, features = prefill(tokens)
-        length, waiting = state.draft.length, state.draft.waiting
-        assert_visible_equal(state.draft.cache, head, length)
-        np.testing.assert_array_equal((length + waiting)[~state.done], (state.prompt + state.emitted - 1)[~state.done])
-        for row, (at, count) in enumerate(zip(length, waiting, strict=True)):
-            np.testing.assert_allclose(state.draft.features[row, :count], features[row, at : at + count], atol=1e-4)
-            np.testing.assert_array_equal(state.draft.tokens[row, :count], tokens[row, at + 1 : at + count + 1])
-
-
-def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(prefill: Callable):
+def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(check: CacheCheck):
     """Of both networks, after each such step and after a round behind it."""
     world, slots, few = WANDERING, 8, 4
     decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
@@ -120,16 +74,6 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(pref
         assert carry.queue is not None
         options = dict(prompts=prompts, seed_step=RUN, rows=3, drafting=jnp.bool_(True))
         return Carry(*let_in(decoding(params), carry.state, carry.queue, carry.record, **options))
-
-    def check(state: RoundState) -> RoundState:
-        state = jax.tree.map(np.asarray, state)
-        rows = np.zeros((GROUP * len(world.prompts), world.batch.tokens.shape[1] + BUDGET), np.int32)
-        rows[: len(state.done)] = sequences(state)
-        cache, head, _ = prefill(rows)
-        live = ~state.done
-        assert_visible_equal(state.cache, cache, np.where(live, state.prompt + state.emitted - 1, 0))
-        assert_visible_equal(state.draft.cache, head, np.where(live, state.draft.length, 0))
-        return state
 
     carry = light_jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)

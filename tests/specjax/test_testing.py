@@ -1,0 +1,155 @@
+"""The public assertions: each passes what is sound (see the README too) and fails what is not."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+from specjax.drafters import Drafter, NoDrafter, Proposal
+from specjax.keys import SeedStep, seed_step
+from specjax.plan import RolloutConfig
+from specjax.rollout import speculative_rollout
+from specjax.sampling import SamplingLaw, pick
+from specjax.testing import (
+    PolicyDrafter,
+    TableDrafter,
+    assert_cache_consistent,
+    assert_lossless,
+    assert_same_rollout,
+    tiny_policy,
+)
+from specjax.testing.drafters import PolicyDraftState
+from specjax.testing.exact import fit
+from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
+from specjax.verify import VERIFIERS, Noise, Verdict, Verifier
+
+POLICY, WEIGHTS = tiny_policy(vocab_size=4)
+FLAT = Params(WEIGHTS, {"scale": jnp.float32(0.4)})
+CONFIG = RolloutConfig(group_size=2**14, max_new_tokens=4, draft_length=2, stop_tokens=(3,))
+PROMPTS = Prompts(
+    tokens=jnp.array([[1, 0, 2], [2, 1, 0], [0, 2, 2]], jnp.int32),
+    lengths=jnp.array([3, 1, 2], jnp.int32),
+    id=jnp.array([7, 3, 5], jnp.int32),
+)
+FEW = replace(CONFIG, group_size=4, max_new_tokens=10)
+
+
+def greedy_bonus(
+    policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
+) -> Rollout:
+    """A rollout function whose token after a full accept is the policy's likeliest."""
+    assert isinstance(config.verifier, str)
+    sound = VERIFIERS[config.verifier]
+
+    def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
+        accepted, token = sound.verify(log_p, log_q, draft, length, noise)
+        best = jnp.argmax(log_p[:, -1], axis=-1).astype(jnp.int32)
+        return Verdict(accepted, jnp.where((accepted == length) & (length > 0), best, token))
+
+    faulty = replace(config, verifier=Verifier(sound.noise, verify))
+    return speculative_rollout(policy, drafter, params, prompts, seed_step, faulty)
+
+
+class Liar(PolicyDrafter):
+    """Claims to have sampled from a sharper law than it did."""
+
+    def propose(
+        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
+    ) -> tuple[Proposal, PolicyDraftState]:
+        proposal, state = super().propose(params, state, gumbel, law)
+        sharper = 2 * proposal.log_q
+        total = jnp.log(jnp.sum(jnp.exp(sharper), axis=-1, keepdims=True))
+        return proposal._replace(log_q=sharper - total), state
+
+
+class Stopper(PolicyDrafter):
+    """Tells the truth, but stops before a token that it sampled and is not sure of."""
+
+    def propose(
+        self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
+    ) -> tuple[Proposal, PolicyDraftState]:
+        proposal, state = super().propose(params, state, gumbel, law)
+        sure = pick(proposal.log_q, proposal.tokens) > jnp.log(0.3)
+        return proposal._replace(length=jnp.sum(jnp.cumprod(sure, axis=1), axis=1, dtype=jnp.int32)), state
+
+
+class Behind(PolicyDrafter):
+    """Rolls its cache back by one position too few once it drafts."""
+
+    def observe(self, state: PolicyDraftState, features: Array, tokens: Array, emitted: Array) -> PolicyDraftState:
+        late = jnp.where(emitted > 1, 1, 0) if tokens.shape[1] > 1 else 0
+        return super().observe(state._replace(length=state.length + late), features, tokens, emitted)
+
+
+@pytest.mark.parametrize(
+    "drafter, rollout_fn",
+    [
+        (PolicyDrafter(POLICY), greedy_bonus),
+        (Liar(POLICY), speculative_rollout),
+        (Stopper(POLICY), speculative_rollout),
+    ],
+)
+def test_what_loses_the_law_fails_with_the_evidence(drafter: Drafter, rollout_fn: object):
+    evidence = r"^not lossless: chi-square .* of 32768 draws: p = .* at level 1e-06, .* fails with chance (0\.9|1)"
+    with pytest.raises(AssertionError, match=evidence):
+        assert_lossless(POLICY, drafter, FLAT, CONFIG, rollout_fn=rollout_fn, draws=2**15, total_variation=0.05)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_cannot_be_proven_is_refused():
+    proof = POLICY, NoDrafter(), Params(WEIGHTS, {})
+    with pytest.raises(ValueError, match=r"^draws = 16384: too few, a law 0.01 away .* chance 0\.0"):
+        assert_lossless(*proof, CONFIG, draws=1000, total_variation=0.01)
+    with pytest.raises(ValueError, match="^max_new_tokens = 12: 3 tokens that are no stop have more than 100000"):
+        assert_lossless(*proof, replace(CONFIG, max_new_tokens=12))
+    with pytest.raises(ValueError, match="^verifier = block: must be coupled, or the temperature 0"):
+        assert_same_rollout(*proof, PROMPTS, replace(FEW, verifier="block"))
+
+
+@pytest.mark.parametrize(
+    "drafter, config",
+    [
+        (PolicyDrafter(POLICY), replace(FEW, verifier="coupled")),
+        (TableDrafter((1, 2, 3, 0)), replace(FEW, verifier="block", law=SamplingLaw(temperature=0.0))),
+    ],
+)
+def test_the_same_tokens_are_found_to_be_the_same(drafter: Drafter, config: RolloutConfig):
+    rollout = assert_same_rollout(POLICY, drafter, FLAT, PROMPTS, config, run=seed_step(1, 2))
+    assert np.sum(rollout.accepted) > 0
+
+
+def test_other_tokens_are_found_and_where_they_part():
+    config = replace(FEW, verifier="coupled")
+    with pytest.raises(AssertionError, match=r"^not the same tokens: row \d+ has \d at \d+, \d in plain decoding"):
+        assert_same_rollout(POLICY, PolicyDrafter(POLICY), FLAT, PROMPTS, config, rollout_fn=greedy_bonus)
+
+
+def late(
+    params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, only: Array | None = None
+) -> PolicyOutput:
+    """The policy, writing what it verifies one position late."""
+    return POLICY.apply(params, tokens, start + (1 if tokens.shape[1] == CONFIG.draft_length + 1 else 0), cache, only)
+
+
+def test_caches_in_place_pass():
+    states = assert_cache_consistent(POLICY, PolicyDrafter(POLICY), FLAT, PROMPTS, FEW)
+    assert len(states) > 4 and states[-1].done.all()
+
+
+@pytest.mark.parametrize(
+    "policy, drafter, whose",
+    [(replace(POLICY, apply=late), PolicyDrafter(POLICY), "policy"), (POLICY, Behind(POLICY), "draft")],
+    ids=["policy", "draft"],
+)
+def test_a_cache_rolled_back_off_by_one_fails(policy: Policy, drafter: Drafter, whose: str):
+    wide = replace(PROMPTS, tokens=jnp.pad(PROMPTS.tokens, ((0, 0), (0, 1))))
+    with pytest.raises(AssertionError, match=rf"row \d+, {whose} cache 0: k of 0 \.\. \d+"):
+        assert_cache_consistent(policy, drafter, FLAT, wide, FEW)
+
+
+def test_a_law_of_one_completion_allows_no_other():
+    only = {(1, 2): 1.0}
+    sound, faulty = fit({(1, 2): 1000}, only), fit({(1, 2): 999, (1, 3): 1}, only)
+    assert sound.passes and not faulty.passes
+    assert sound.power == pytest.approx(1 - 0.98**1000)
