@@ -1,0 +1,73 @@
+"""What a person is told of drafting."""
+
+import jax.numpy as jnp
+import pytest
+
+from launch.console import StepPrinter
+from launch.drafting import CAUSES, Switches, losing
+from launch.loggers import metric_names
+from specjax.cost import Acceptance, Drafting, Progress
+from specjax.plan import Phase
+
+
+def drafting(accepted: float) -> Drafting:
+    """A round at draft length 2 costs 1.5 and 4 plain ones."""
+    acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([accepted, accepted / 2]) * 1e6, jnp.float32(0.72))
+    none = jnp.zeros((2, 2))
+    return Drafting(acceptance, Progress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))
+
+
+def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
+    said: list[str] = []
+    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), said.append)
+    switches(1, [2, 2], drafting(0.64), {})
+    switches(2, [2, 2], drafting(0.64), {"perf/speedup_vs_autoregressive": jnp.float32(0.873)})
+    assert said == []
+    switches(3, [2, 0], drafting(0.64), {})
+    switches(4, [2, 0], drafting(0.64), {})
+    switches(5, [0, 0], drafting(0.2), {})
+    switches(6, [2, 0], drafting(0.8), {})
+    assert [line[: line.index(". Draft length")] for line in said] == [
+        "step 3: drafting turns off at 2 slots of 96 positions",
+        "step 5: drafting turns off at 8 slots of 64 positions",
+        "step 6: drafting turns on at 8 slots of 64 positions",
+    ]
+    assert said[0].endswith(
+        "Draft length 2: alpha 1.96, 1.96 for the batch, at 4.00 times the cost of a round at 0; position 1 accepted "
+        "0.64, predicted 0.72; promised speed 0.49, over all phases measured at step 2: 0.87"
+    )
+    assert "alpha 2.20" in said[2] and "at 1.50 times the cost" in said[2] and "promised speed 1.47" in said[2]
+
+
+def test_a_switch_before_anything_was_measured() -> None:
+    said: list[str] = []
+    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), said.append)
+    fresh = Drafting(
+        Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)),
+        Progress(jnp.zeros((2, 2)), jnp.zeros((2, 2))),
+        jnp.array([[2.0, 2.1], [1.0, 4.0]]),
+    )
+    for step, lengths in ((1, [0, 0]), (2, [2, 0])):
+        switches(step, lengths, fresh, {})
+    (line,) = said
+    assert "position 1 accepted -, predicted 0.50" in line and line.endswith("not measured yet")
+
+
+def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off() -> None:
+    assert losing(1.0, 3) is None
+    assert losing(0.846, 3) == (
+        "  drafting loses: 0.85 times the speed of draft length 0; "
+        "--rollout.draft-lengths 0 3 turns it off where it does not pay"
+    )
+
+
+def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    step = dict.fromkeys(metric_names(2)) | {"rollout/acceptance_rate_pos_1": 0.123, "draft/promised_acceptance": 0.789}
+    printed = StepPrinter(every=2)
+    for number, alarm in enumerate((0, 1, 1, 1, None, 1), start=1):
+        printed(number, step | {"draft/alarm": alarm})
+    lines = capsys.readouterr().out.splitlines()
+    loud = [line for line in lines if line.startswith("ALARM")]
+    assert [line.split(":")[0] for line in loud] == ["ALARM at step 2", "ALARM at step 6"]
+    assert "accepts 0.12 of its drafts" in loud[0] and "promises at least 0.79" in loud[0] and loud[0].endswith(CAUSES)
+    assert [line.split()[0] for line in lines if line.endswith("draft alarm")] == ["2", "4", "6"]
