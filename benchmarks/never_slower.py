@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.bigram import BigramDrafter
 from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
 from launch.build import Networks
 from launch.cli import use_compile_cache
@@ -23,6 +22,7 @@ from launch.costs import RoundClock
 from launch.measure import geometric_mean, in_turns, interval, provenance, seconds
 from specjax import (
     MeshConfig,
+    NGramDrafter,
     NoDrafter,
     Params,
     Prompts,
@@ -155,14 +155,14 @@ def main() -> None:
     print(provenance("benchmarks.never_slower"))
     random = small(options.layers, MESH)
     trained = distilled(random, MESH, options.distil)
-    bigram = replace(random, drafter=BigramDrafter(VOCAB), params=replace(random.params, draft={}))
+    lookup = replace(random, drafter=NGramDrafter(VOCAB, 1, 1), params=replace(random.params, draft={}))
     print("ratios are of speeds, geometric means over the steps of a cell with their 95% intervals")
     print("draft    slots  temp  auto / plain          auto / best fixed         chosen        alpha  cost of a round")
     cells: list[Cell] = []
     for slots in options.slots:
         shape = slots, options.budget, tuple(options.draft_lengths)
-        eagle, ngram = Job(random, *shape), Job(bigram, *shape)
-        for name, job, networks in (("trained", eagle, trained), ("random", eagle, random), ("bigram", ngram, bigram)):
+        eagle, ngram = Job(random, *shape), Job(lookup, *shape)
+        for name, job, networks in (("trained", eagle, trained), ("random", eagle, random), ("n-gram", ngram, lookup)):
             cost = " ".join(f"{x:.2f}" for x in job.seconds[0] / job.seconds[0, 0])
             scaled = ("policy", "draft") if networks.params.draft else ("policy",)
             for temperature in options.temperatures:

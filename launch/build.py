@@ -167,7 +167,7 @@ def _draft_model(
     if decoder.vocab_size != policy.vocab_size:
         raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
     decoder = replace(decoder, feature_layers=())
-    return ModelDrafter(make_policy(decoder)), decoder, weights
+    return ModelDrafter(make_policy(decoder), draft.loss), decoder, weights
 
 
 def frequent_tokens(

@@ -36,7 +36,8 @@ def speculative_rollout(
     """G completions of each of this shard's prompts, sampled from the policy's processed law.
 
     The tokens depend on (seed, step, prompt id, sample, prompt, law, policy) alone, and with `rejection` on the
-    proposals; on the batch around them and the phases only where these decide the length of `rejection`'s drafts.
+    proposals; on the batch around them and the phases only where these decide the length of `rejection`'s drafts, or
+    the drafter reads what was said to the same prompt.
     """
     decoding = Decoding(policy, drafter, params, config)
     phases = lay_out(config, len(prompts.lengths) * config.group_size, prompts.tokens.shape[1])

@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from specjax.cache import resize
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
 
@@ -32,10 +33,12 @@ class ModelState(NamedTuple):
 class ModelDrafter(Drafter):
     """The `Drafter` of an independent model: `params.draft` are its parameters, and of the policy it reads nothing.
 
-    model: of the policy's vocabulary; its `apply` takes `first`.
+    model:     of the policy's vocabulary; its `apply` takes `first`.
+    objective: what distillation makes smaller (specjax.drafters.distillation).
     """
 
     model: Policy
+    objective: Objective = "cross_entropy"
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> ModelState:
         rows = len(prompts.lengths)
@@ -87,10 +90,10 @@ class ModelDrafter(Drafter):
         return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        """Soft cross-entropy against the policy's law at the rollout temperature, over a forward of its own."""
+        """The objective against the policy's law at the rollout temperature, over a forward of its own."""
         own = self.model.apply(params.draft, tokens, jnp.zeros(len(tokens), jnp.int32))
-        log_q, p = (full_log_probs(x.logits[:, :-1], law) for x in (own, output))
-        p, kept = jnp.exp(p), mask[:, 1:].astype(jnp.float32)
-        loss = -jnp.sum(jnp.sum(p * log_q, axis=-1) * kept)
-        overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1) * kept
-        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (1, 0)))))
+        log_p, log_q = (full_log_probs(x.logits[:, :-1], law) for x in (output, own))
+        kept = mask[:, 1:].astype(jnp.float32)
+        loss = jnp.sum(divergence(self.objective, log_p, log_q) * kept)
+        overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * kept)
+        return DraftLoss(loss, jnp.pad(overlap, ((0, 0), (1, 0))))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from specjax import cache as kv
-from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, Proposal
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, ModelDrafter, NGramDrafter, Proposal
+from specjax.drafters.base import DraftLoss
 from specjax.drafters.lookup import Text, append, ending, look_up, prompt_text
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
+from tests.chain import chain
 from tests.tiny import light_jit
 
 Words = list[int | None]
@@ -198,6 +200,30 @@ def test_a_row_takes_the_lookup_where_it_finds_something():
     proposal = proposal_of(drafter, NOTHING, begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
     assert proposal.tokens.tolist() == [[0, 0], [1, 1]] and proposal.length.tolist() == [2, 2]
     np.testing.assert_allclose(np.exp(proposal.log_q), [[[1, 0, 0]] * 2, [[1 / 3] * 3] * 2], rtol=1e-6)
+
+
+def test_a_model_learns_the_policys_law():
+    """Its loss is soft cross-entropy at the rollout's temperature, over the tokens that count."""
+    model, rng = chain(VOCAB), np.random.default_rng(2)
+    tokens = rng.integers(0, VOCAB, (2, 7)).astype(np.int32)
+    logits, own = rng.normal(size=(2, 7, VOCAB)), rng.normal(size=(VOCAB, VOCAB))
+    mask = np.arange(7)[None] >= np.array([[3], [5]])
+
+    def law(x: np.ndarray) -> np.ndarray:
+        p = np.exp(x / 0.7)
+        return p / p.sum(axis=-1, keepdims=True)
+
+    p, q = law(logits[:, :-1]), law(own[tokens[:, :-1]])
+    output = PolicyOutput(jnp.asarray(logits, jnp.float32), *[jnp.zeros((2, 7, 1))] * 2, None)
+
+    def loss(draft: jax.Array) -> DraftLoss:
+        params = Params({}, draft)
+        return ModelDrafter(model).loss(params, jnp.asarray(tokens), output, jnp.asarray(mask), SamplingLaw(0.7))
+
+    found = light_jit(loss)(jnp.asarray(own, jnp.float32))
+    np.testing.assert_allclose(found.loss, -(p * np.log(q)).sum(axis=-1)[mask[:, 1:]].sum(), rtol=1e-5)
+    expected = np.where(mask[:, 1:], np.minimum(p, q).sum(axis=-1), 0.0)
+    np.testing.assert_allclose(found.overlap, np.pad(expected, ((0, 0), (1, 0))), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from specjax import cache as kv
 from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, Rollout
+from specjax.types import Params, Prompts, Rollout
+from tests.chain import COUNTING, chain
 from tests.specjax.test_lookup import searched
 from tests.tiny import WANDERING as WORLD
 from tests.tiny import light_jit
@@ -25,31 +25,7 @@ GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
 STOP = 4
 
 
-def chain(vocab: int) -> Policy:
-    """A Markov chain as a policy: `params.policy` [V, V] holds the logits of what follows each token."""
-
-    def apply(
-        params: Array,
-        tokens: Array,
-        start: Array,
-        cache: Cache | None = None,
-        only: Array | None = None,
-        first: Array | None = None,
-    ) -> PolicyOutput:
-        none = jnp.zeros((*tokens.shape, 0))
-        return PolicyOutput(
-            params[tokens if only is None else tokens[jnp.arange(len(only)), only, None]], none, none, cache
-        )
-
-    def init_cache(rows: int, length: int) -> Cache:
-        return (kv.empty(rows, length, 1, 1, jnp.dtype(jnp.float32)),)
-
-    return Policy(apply, init_cache, lambda params: params, vocab, jnp.dtype(jnp.float32))
-
-
-# Counts up and begins again, most of the time; from 3 it may stop.
 POLICY = chain(5)
-LOGITS = jnp.array([[0, 3, 0, 0, -9], [0, 0, 3, 0, -9], [0, 0, 0, 3, -9], [3, 0, 1, 0, 1], [0] * 5], jnp.float32)
 CONFIG = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=0, verifier="coupled", stop_tokens=(STOP,))
 GREEDY = replace(CONFIG, verifier="rejection", law=SamplingLaw(temperature=0.0), draft_length=3)
 PROMPTS = Prompts(
@@ -62,7 +38,7 @@ HISTORY = HistoryDrafter(5, min_n=1, max_n=3, kept=2, siblings=GROUP)
 
 
 def run(drafter: Drafter, config: RolloutConfig, memory: Array | tuple[()] = ()) -> Rollout:
-    params = Params(LOGITS, {}, memory)
+    params = Params(COUNTING, {}, memory)
     return light_jit(lambda: speculative_rollout(POLICY, drafter, params, PROMPTS, RUN, config))()
 
 
@@ -83,7 +59,7 @@ def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout
     @light_jit
     def program(chosen: Array, memory: Array | tuple[()]) -> Rollout:
         every = ChosenConfig(**vars(options), chosen=chosen)
-        return speculative_rollout(POLICY, drafter, Params(LOGITS, {}, memory), PROMPTS, RUN, every)
+        return speculative_rollout(POLICY, drafter, Params(COUNTING, {}, memory), PROMPTS, RUN, every)
 
     return lambda chosen, memory: program(jnp.array(chosen), memory)
 

@@ -1,0 +1,36 @@
+"""A Markov chain as a policy: compiles at once, and repeats itself as much as is wanted."""
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax import cache as kv
+from specjax.types import Cache, Policy, PolicyOutput
+
+
+def chain(vocab: int) -> Policy:
+    """`params.policy`, float32 [V, V], holds the logits of what follows each token. It has no features."""
+
+    def apply(
+        params: Array,
+        tokens: Array,
+        start: Array,
+        cache: Cache | None = None,
+        only: Array | None = None,
+        first: Array | None = None,
+    ) -> PolicyOutput:
+        none = jnp.zeros((*tokens.shape, 0))
+        read = tokens if only is None else jnp.take_along_axis(tokens, only[:, None], axis=1)
+        return PolicyOutput(params[read], none, none, cache)
+
+    return Policy(
+        apply=apply,
+        init_cache=lambda rows, length: (kv.empty(rows, length, 1, 1, jnp.dtype(jnp.float32)),),
+        embedding=lambda params: params,
+        unembed=lambda params, hidden: hidden,
+        vocab_size=vocab,
+        dtype=jnp.dtype(jnp.float32),
+    )
+
+
+COUNTING = jnp.array([[0, 3, 0, 0, -9], [0, 0, 3, 0, -9], [0, 0, 0, 3, -9], [3, 0, 1, 0, 1], [0] * 5], jnp.float32)
+"""Of a chain that counts from 0 to 3 and begins again, most of the time; behind 3 it may say 4."""

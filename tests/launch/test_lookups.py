@@ -1,0 +1,140 @@
+"""Lookups and small models as a run's configuration asks for them, and what of a run's memory other prompts see."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import launch.evaluation
+import launch.speedup
+from configs.schema import (
+    ArithmeticConfig,
+    DataConfig,
+    DraftConfig,
+    LookupConfig,
+    ModelConfig,
+    RunConfig,
+    SpeedupConfig,
+)
+from launch.build import Networks
+from launch.errors import ConfigError
+from launch.setup import set_up
+from models.config import DecoderConfig
+from models.policy_checkpoint import save_policy_checkpoint
+from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
+from specjax.plan import RolloutConfig
+from specjax.types import Params
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
+SMALL = DecoderConfig(vocab_size=15, num_layers=1, **SHAPE)
+CONFIG = RunConfig(
+    name="lookups",
+    steps=1,
+    model=ModelConfig(architecture=replace(SMALL, num_layers=3, feature_layers=(0, 1, 2)), dtype="float32"),
+    data=DataConfig(
+        tokenizer="characters",
+        prompts=2,
+        max_prompt_tokens=10,
+        held_out_count=4,
+        arithmetic=ArithmeticConfig(problems=24, max_terms=4),
+    ),
+    rollout=RolloutConfig(group_size=2, max_new_tokens=7, draft_length=2),
+)
+
+
+def networks(draft: DraftConfig, training: bool = True) -> Networks:
+    return set_up(replace(CONFIG, draft=draft), training).networks
+
+
+def test_a_lookup_is_the_drafter_or_stands_beside_it():
+    alone = networks(DraftConfig(kind="none", lookup=LookupConfig(kind="ngram", min_n=2, max_n=5)))
+    assert alone.drafter == NGramDrafter(15, min_n=2, max_n=5)
+    assert alone.params.draft == {} and alone.params.memory == ()
+    lookup = LookupConfig(kind="history", kept=2, factor=2.0, offset=1)
+    setup = set_up(replace(CONFIG, draft=DraftConfig(vocab_size=9, lookup=lookup)))
+    both, vocabulary = setup.networks, setup.draft_vocabulary
+    assert isinstance(both.drafter, EitherDrafter) and isinstance(both.drafter.trained, HeadDrafter)
+    assert both.drafter.lookup == HistoryDrafter(15, kept=2, siblings=2, factor=2.0, offset=1)
+    assert both.params.draft and vocabulary is not None and len(vocabulary) == 9
+
+
+def test_history_remembers_every_training_problem_and_nothing_where_none_are_read():
+    draft = DraftConfig(kind="none", lookup=LookupConfig(kind="history", kept=2))
+    setup = set_up(replace(CONFIG, draft=draft))
+    memory = setup.networks.params.memory
+    assert memory.shape == (len(setup.problems.train), 2, 7) and not np.asarray(memory).any()
+    assert memory.sharding.is_fully_replicated
+    assert max(setup.train_prompts.ids) < len(memory)
+    assert networks(draft, training=False).params.memory == ()
+
+
+def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
+    drawn = networks(DraftConfig(kind="model", architecture=SMALL))
+    assert isinstance(drawn.drafter, ModelDrafter) and drawn.drafter.model.vocab_size == 15
+    save_policy_checkpoint(tmp_path / "small", drawn.params.draft, SMALL)
+    loaded = networks(DraftConfig(kind="model", path=str(tmp_path / "small"), loss="kl"))
+    assert loaded.drafter.objective == "kl"
+    jax.tree.map(np.testing.assert_array_equal, loaded.params.draft, drawn.params.draft)
+
+
+@pytest.mark.parametrize(
+    "draft, message",
+    [
+        (dict(kind="model", path="nowhere"), "draft.path = nowhere: no config.json there"),
+        (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "its vocab_size is 16, must be 15"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        networks(DraftConfig(**draft))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: DraftConfig(kind="model"), "path = None: kind model takes either a path or an architecture"),
+        (lambda: DraftConfig(kind="model", architecture=SMALL, path="x"), "path = x: kind model takes either a path"),
+        (lambda: DraftConfig(kind="model", architecture=SMALL, num_heads=2), "num_heads = 2: must be none with kind"),
+        (lambda: DraftConfig(architecture=SMALL), "architecture: must be none with kind eagle3"),
+        (lambda: LookupConfig(min_n=9), "min_n = 9, max_n = 8: must be 1 <= min_n <= max_n"),
+        (lambda: LookupConfig(kept=0), "kept = 0: must be at least 1"),
+        (lambda: LookupConfig(factor=-1.0), "factor = -1.0: must be at least 0"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(make, message: str):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch):
+    """Their ids are those of other prompts in training."""
+    seen = []
+
+    class Enough(Exception):
+        pass
+
+    def watched(*args, **kwargs):
+        def generate(params: Params, *rest):
+            seen.append(params)
+            raise Enough
+
+        return generate
+
+    setup = set_up(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
+    policy, drafter, params = setup.networks.policy, setup.networks.drafter, setup.networks.params
+    monkeypatch.setattr(launch.evaluation, "make_generate", watched)
+    monkeypatch.setattr(launch.speedup, "make_generate", watched)
+    table, mesh = setup.held_out_prompts, setup.mesh
+    evaluate = launch.evaluation.make_evaluate(
+        policy, drafter, lambda *_: None, CONFIG.rollout, 1, [table.batch(np.arange(2))], 0, mesh
+    )
+    with pytest.raises(Enough):
+        evaluate(params)
+    options = SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2)
+    with pytest.raises(Enough):
+        launch.speedup.compare_plans(policy, drafter, params, CONFIG.rollout, table, options, mesh)
+    assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(setup.problems.train)
