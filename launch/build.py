@@ -122,7 +122,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         if config.draft.kind == "model":
             drafter, head, draft = _draft_model(config.draft, decoder, mesh, draft_key)
         drafter = with_lookup(drafter, config.draft.lookup, policy, config.rollout)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     if not config.draft.proposes and max(config.rollout.lengths):
         lengths = config.rollout.draft_lengths
