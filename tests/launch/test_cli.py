@@ -122,7 +122,7 @@ def test_options_change_the_recipe():
         ("--draft.head-dim 0", "draft.head_dim = 0: must be at least 1"),
         ("--draft.hidden-size 0", "draft.hidden_size = 0: must be at least 1"),
         ("--draft.intermediate-size -4", "draft.intermediate_size = -4: must be at least 1"),
-        ("--draft.unroll 0", "draft.unroll = 0: must be at least 1"),
+        ("--draft.unroll 0", "draft.unroll = 0: must be within 1 .. 7"),
         ("--microbatches 0", "microbatches = 0: must be at least 1"),
         ("--ladder 64 32", "ladder = (64, 32): must be total lengths of at least 3, in ascending order"),
         ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw(temperature=1.0, top_k=None, top_p=0.5, min_p=0.0): "),
