@@ -215,7 +215,7 @@ def test_completions_follow_the_policy_through_queue_and_phases():
 
 def test_samples_that_draft_from_each_other_are_independent():
     """Pairs of samples follow the product of their laws, though each proposes what the other has said."""
-    budget, pairs = 3, DRAWS // 2
+    budget, pairs = 3, 45_000
     config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=WORLD.stops)
     drafter = HistoryDrafter(WORLD.vocab, min_n=1, max_n=3, siblings=2)
     prompts = jax.tree.map(lambda x: jnp.repeat(x, pairs, axis=0), WORLD.batch)
