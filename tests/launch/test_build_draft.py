@@ -4,16 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from launch.cli import parse_run
 from launch.errors import ConfigError
 from launch.setup import Setup, set_up
-from models.draft_checkpoint import save_draft_checkpoint
+from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
 from models.eagle3 import Eagle3Config, init_eagle3
+from models.eagle3_files import save_eagle3
+from models.files import read_json, write_json
 from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.mesh import MeshConfig, make_mesh
@@ -105,3 +109,63 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
     with pytest.raises(ConfigError) as raised:
         run(shrunk | {"--draft.path": path} | own | options)
     assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
+
+
+def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:
+    """A head of speculators' dialect, its config.json changed, with a copy of some embedding if wanted."""
+    params = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
+    save_eagle3(directory, SavedDraft(HEAD, params, IDS, (0, 1)), "speculators")
+    write_json(directory / "config.json", read_json(directory / "config.json") | changes)
+    if embedding is not None:
+        path = directory / "model.safetensors"
+        save_file({**load_file(path), "embed_tokens.weight": embedding}, path)
+    return {"--draft.path": str(directory)}
+
+
+def made_for(architecture: str) -> dict[str, Any]:
+    verifier = {"name_or_path": "someone/else", "architectures": [architecture]}
+    return {"speculators_config": {"verifier": verifier}}
+
+
+def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_path: Path):
+    embedding = load_file(files / "policy" / "model.safetensors")["model.embed_tokens.weight"]
+    published = publish(tmp_path / "draft", made_for("Qwen3ForCausalLM"), embedding)
+    networks = run(shrunk | published).networks
+    assert networks.head is not None and networks.decoder.feature_layers == (0, 1)
+    assert (networks.head.rope_theta, networks.head.norm_output) == (77.0, True)
+    np.testing.assert_array_equal(getattr(networks.drafter, "target_ids", None), IDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "embedding", "message"),
+    [
+        (
+            made_for("LlamaForCausalLM"),
+            None,
+            "config.json: made for LlamaForCausalLM (someone/else), the policy is Qwen3ForCausalLM",
+        ),
+        (
+            {},
+            np.zeros((9, 16), np.float32),
+            "embed_tokens.weight: not the policy's, which the head borrows: made for another policy",
+        ),
+        ({"draft_vocab_size": 5}, None, "d2t: int64 (4,), must be int64 (5,)"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
+            None,
+            "fc.weight: shape (16, 32) in the file, (16, 48) by config.json",
+        ),
+        ({"speculators_model_type": "mtp"}, None, "config.json: speculators_model_type = mtp: must be eagle3"),
+    ],
+)
+def test_published_drafts_that_do_not_fit(
+    shrunk: Options, tmp_path: Path, changes: dict[str, Any], embedding: np.ndarray | None, message: str
+):
+    with pytest.raises(ConfigError) as raised:
+        run(shrunk | publish(tmp_path / "draft", changes, embedding))
+    assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
+
+
+def test_a_policy_is_no_draft(shrunk: Options, files: Path):
+    with pytest.raises(ConfigError, match="policy: its config.json is not that of a draft$"):
+        run(shrunk | {"--draft.path": str(files / "policy")})

@@ -7,10 +7,13 @@ from safetensors.numpy import load_file
 
 from launch.convert import main
 from launch.errors import ConfigError
+from models.draft_checkpoint import load_draft_checkpoint
+from models.files import read_json
 from models.hf_config import read_hf_config
 from models.policy_checkpoint import load_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 from tests.models.mtp_reference import write_checkpoint
+from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
 
 FEATURES = ["--feature-layers", "1", "2", "3"]
@@ -94,3 +97,50 @@ def test_bad_input(tmp_path: Path, source: Path):
     with pytest.raises(ConfigError, match="source: holds neither model.safetensors nor model.safetensors.index.json$"):
         main([str(source), out, *FEATURES])
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("public", [Public(), Public(dialect="speculators", flags=("norm_output",), num_layers=2)])
+def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], public: Public):
+    embedding = np.ones((VOCAB, WIDTH), np.float32)
+    public.write(tmp_path / "draft", **{"embed_tokens.weight": embedding})
+    draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
+    assert main([draft, ours]) == 0
+    assert main([ours, back, "--dialect", public.dialect]) == 0
+    assert read_json(tmp_path / "back/config.json") == public.fields()
+    found, expected = load_file(tmp_path / "back/model.safetensors"), public.tensors()
+    assert {name: x.tobytes() for name, x in found.items()} == {name: x.tobytes() for name, x in expected.items()}
+    assert capsys.readouterr().out.splitlines() == [
+        "embed_tokens.weight: dropped, the head borrows the policy's",
+        f"{draft} -> {ours} (our draft layout)",
+        f"{ours} -> {back} (public draft layout)",
+    ]
+
+
+def test_a_draft_to_the_other_dialect(tmp_path: Path):
+    Public().write(tmp_path / "draft")
+    draft, ours, other, again = (str(tmp_path / name) for name in ("draft", "ours", "other", "again"))
+    main([draft, ours, "--param-dtype", "bfloat16"])
+    main([ours, other, "--dialect", "speculators", "--verifier", "someone/policy"])
+    fields = read_json(tmp_path / "other/config.json")
+    assert fields["speculators_config"]["verifier"]["name_or_path"] == "someone/policy"
+    assert (fields["torch_dtype"], fields["eagle_aux_hidden_state_layer_ids"]) == ("bfloat16", list(LAYERS))
+    main([other, again])
+    config, _, ids, layers = load_draft_checkpoint(tmp_path / "again", make_mesh(MeshConfig()))
+    assert (config.param_dtype, layers) == ("bfloat16", LAYERS)
+    np.testing.assert_array_equal(ids, REDUCED)
+
+
+def test_bad_drafts(tmp_path: Path, source: Path):
+    Public(dialect="speculators", num_layers=2).write(tmp_path / "draft")
+    draft, ours, out = (str(tmp_path / name) for name in ("draft", "ours", "out"))
+    main([draft, ours])
+    for arguments, message in [
+        ([ours, out], "dialect = unsaid: must be specforge or speculators for a draft"),
+        ([ours, out, "--dialect", "specforge"], "num_layers = 2: specforge has no such head, speculators has"),
+        ([draft, out, "--dialect", "specforge"], "dialect = specforge: for a draft of ours alone"),
+        ([str(source), out, *FEATURES, "--verifier", "me"], "verifier = me: for a draft of ours alone"),
+        ([draft, out, *FEATURES], r"feature_layers = \(1, 2, 3\): must be none for a draft, which says what it reads"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{message}$"):
+            main(arguments)
+        assert not (tmp_path / "out").exists()
