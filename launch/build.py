@@ -94,7 +94,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             model = replace(model, feature_layers=layers_to_read(saved, config))
         made = config.draft.head if saved is None else saved.config
         features = config.draft.kind == "eagle3" and made.use_aux_hidden_state
-        decoder, weights = _policy(model, mesh, policy_key, "model", features)
+        decoder, weights = _policy(model, mesh, policy_key, "model", features=features)
         if tokenizer.vocab_size > decoder.vocab_size:
             raise ConfigError(
                 f"vocab_size = {decoder.vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}"
