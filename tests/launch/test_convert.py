@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -12,8 +13,8 @@ from models.files import read_json
 from models.hf_config import read_hf_config
 from models.policy_checkpoint import load_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
-from tests.models.mtp_reference import write_checkpoint
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
+from tests.models.mtp_reference import write_checkpoint
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
 
 FEATURES = ["--feature-layers", "1", "2", "3"]

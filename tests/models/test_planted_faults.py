@@ -60,7 +60,8 @@ def published(tmp_path_factory: pytest.TempPathFactory, weights: PyTree, tokens:
 
             def loss(draft: PyTree) -> jax.Array:
                 everywhere = jnp.ones(tokens.shape, bool)
-                return drafter.loss(Params(weights, draft), tokens, output, everywhere, SamplingLaw()).loss / tokens.size
+                result = drafter.loss(Params(weights, draft), tokens, output, everywhere, SamplingLaw())
+                return result.loss / tokens.size
 
             with jax.numpy_dtype_promotion("standard"):
                 updates, state = optimiser.update(jax.grad(loss)(draft), state)
