@@ -108,6 +108,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_acceptance_falls(
     tmp_path: Path, published: Path, acceptance: Callable[[Path], float], sound: float, fault: str
