@@ -4,13 +4,12 @@ Deep, narrow and four sequences a core: a round then costs more to start than to
 costs less than four rounds. With many rows a core is bound by arithmetic, and drafting stops paying.
 """
 
+from configs.networks import DraftConfig, ModelConfig
 from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
-    DraftConfig,
     EvalConfig,
-    ModelConfig,
     RewardConfig,
     RunConfig,
     SpeedupConfig,

@@ -1,72 +1,70 @@
-"""The draft that a run names: from a checkpoint, and held against the policy, or from random weights."""
+"""The draft that a run names: of any kind, from a checkpoint or from random weights."""
 
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import DraftConfig, RunConfig
+from configs.networks import DraftConfig, ModelConfig
+from configs.schema import RunConfig
+from launch.build_policy import build_policy
 from launch.errors import ConfigError
 from models.config import DecoderConfig
-from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
-from models.eagle3 import Eagle3Config, init_eagle3
-from models.eagle3_dialects import check_stated_policy, dialect_of
-from models.eagle3_files import check_embedding, load_eagle3
-from models.files import CARRIED, errors_name, read_json
+from models.decoder import make_policy
+from models.draft_checkpoint import SavedDraft
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.mtp import init_mtp, make_mtp, mtp_config
+from models.mtp_files import load_mtp
 from models.params import init_params
+from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NoDrafter
+from specjax.types import Policy, PyTree
 
 
-def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
-    """The draft in a directory of ours or of a public dialect. Raises ValueError with one line where there is none."""
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"draft.path = {path}: no config.json there")
-    fields = read_json(path / "config.json")
-    if "kind" in fields:
-        return load_draft_checkpoint(path, mesh)
-    if dialect_of(fields) is None:
-        raise ConfigError(f"draft.path = {path}: its config.json is not that of a draft")
-    return load_eagle3(path, mesh)
+class Draft(NamedTuple):
+    """A draft as a function, its parameters on the mesh, and the shape of what has a format of its own to be saved in.
 
-
-def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
-    """The policy's layers that a saved draft reads; empty where neither it nor the run says which."""
-    asked, own = config.model.feature_layers, saved.feature_layers
-    if asked and own and asked != own:
-        raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
-    return asked or own
-
-
-def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
-    """The draft in the dtypes of the run, once it is known to fit the policy and the run's sequences.
-
-    embedding: the policy's. Raises ValueError where shapes, layers, vocabulary or length do not fit, or the checkpoint
-    tells that it was made for another policy.
+    head: of an EAGLE-3 head, or of a small model; None for other drafters.
     """
-    saved.config.check(policy)
-    path = Path(str(config.draft.path))
-    source = path / (CARRIED if (path / "params").is_dir() else "config.json")
-    if source.exists():
-        with errors_name(source):
-            check_stated_policy(read_json(source), policy)
-    if not (path / "params").is_dir():
-        with errors_name(path):
-            check_embedding(path, embedding)
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if saved.config.max_positions < longest:
-        raise ConfigError(
-            f"draft.path = {path}: its max_position_embeddings = {saved.config.max_positions}, must be at "
-            f"least data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
-        )
-    head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
-    params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
-    identity = head.draft_vocab_size == policy.vocab_size
-    return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
+
+    drafter: Drafter
+    params: PyTree
+    head: Eagle3Config | DecoderConfig | None = None
 
 
-def fresh_draft(
+def build_draft(
+    config: RunConfig,
+    saved: SavedDraft | None,
+    target_ids: np.ndarray | None,
+    decoder: DecoderConfig,
+    policy: Policy,
+    mesh: Mesh,
+    key: jax.Array,
+) -> Draft:
+    """The draft of `policy`, which has the shape `decoder`.
+
+    saved:      an EAGLE-3 head from a checkpoint. target_ids: int32 [draft.vocab_size], of one that is not.
+    Raises ValueError where a checkpoint cannot be read or does not fit the policy.
+    """
+    draft = config.draft
+    if draft.kind == "model":
+        return _model(draft, decoder, mesh, key)
+    if draft.kind == "mtp":
+        made = _mtp(config, decoder, policy, mesh, key)
+    elif draft.kind == "eagle3":
+        head = saved or fresh_head(draft, decoder, mesh, key, target_ids)
+        made = Draft(make_eagle3(head.config, policy, head.target_ids), head.params, head.config)
+    else:
+        return Draft(NoDrafter(), {})
+    assert isinstance(made.drafter, HeadDrafter)
+    trained = replace(made.drafter, unroll=draft.unroll, decay=draft.decay, objective=draft.loss)
+    return made._replace(drafter=trained)
+
+
+def fresh_head(
     draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array, target_ids: np.ndarray | None
 ) -> SavedDraft:
     """A head from random weights, as wide as the policy where the run does not say otherwise."""
@@ -90,3 +88,24 @@ def fresh_draft(
     head.check(policy)
     params = init_params(partial(init_eagle3, head), key, mesh)
     return SavedDraft(head, params, target_ids, policy.feature_layers)
+
+
+def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, key: jax.Array) -> Draft:
+    """The head that the policy's checkpoint holds, or where it has none, one from random weights."""
+    path, found = config.model.path, None
+    if path is not None:
+        found = load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
+    if found is None:
+        head = mtp_config(decoder, config.draft.mtp_convention)
+        found = head, init_params(partial(init_mtp, head), key, mesh)
+    head, params = found
+    return Draft(make_mtp(head, policy, config.draft.unroll), params)
+
+
+def _model(draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
+    model = ModelConfig(draft.path, draft.architecture, (), policy.dtype, policy.param_dtype)
+    decoder, params = build_policy(model, mesh, key, "draft", features=False)
+    if decoder.vocab_size != policy.vocab_size:
+        raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
+    decoder = replace(decoder, feature_layers=())
+    return Draft(ModelDrafter(make_policy(decoder), draft.loss), params, decoder)

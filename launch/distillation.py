@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from launch.answers import Answers, join, of_rollout
-from launch.build import most_frequent
 from launch.compile_clock import CompileClock
+from launch.draft_vocabulary import most_frequent
 from launch.errors import ConfigError
 from launch.pipeline import PromptPipeline
 from launch.setup import Setup

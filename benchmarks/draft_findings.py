@@ -1,0 +1,109 @@
+"""What a draft starts from, how long it drafts and whether it goes on learning: the paper's findings on a small task.
+
+Run from the repository's root: python -m benchmarks.draft_findings --plots DIR --json FILE
+
+A policy warms up on its task. Drafts of it are distilled from its answers to the task's prompts (in-domain), from its
+answers to strings of random tokens (generic), or not at all (random); one more as in-domain, but in a single pass.
+Each drafts held-out prompts at several lengths, in turns. Then each starts the same run of RL, frozen and online.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.draft_plots import save_plots
+from benchmarks.draft_runs import (
+    Drafted,
+    Position,
+    Run,
+    by_draft_length,
+    by_position,
+    parted,
+    reinforce,
+    starts,
+    warmed_up,
+)
+from configs import tiny
+from configs.schema import RunConfig
+from launch.bench.plots import load_pyplot
+from launch.cli import run_program, use_compile_cache
+from launch.distillation import distill
+from launch.measure import provenance
+from launch.setup import set_up
+
+# Steps that a mean is taken over at both ends of a run.
+ENDS = 50
+
+
+def recipe(options: argparse.Namespace) -> RunConfig:
+    """The tiny recipe, its rollouts coupled: whatever drafts them, they and with them the policy are the same."""
+    config = tiny.config
+    return replace(
+        config,
+        steps=options.steps,
+        rollout=replace(config.rollout, verifier="coupled"),
+        distill=replace(config.distill, answers=options.answers, steps=options.distil),
+    )
+
+
+def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequence[Position]]) -> None:
+    print("\ndraft      k  alpha   cost  speed-up over k = 0")
+    for row in found:
+        speedup = "{:5.2f} [{:.2f}, {:.2f}]".format(*row.speedup)
+        print(f"{row.start:9} {row.draft_length:2}  {row.alpha:5.2f}  {row.cost:5.2f}  {speedup}")
+    print(f"\nRL, alpha: mean of the first {ENDS} steps, of the last {ENDS}, of all")
+    for run in runs:
+        first, last, whole = (np.mean(part) for part in (run.alpha[:ENDS], run.alpha[-ENDS:], run.alpha))
+        print(f"{run.start:9} {run.mode:6}  {first:5.2f}  {last:5.2f}  {whole:5.2f}")
+    accuracy = [float(np.mean(part)) for part in (runs[0].accuracy[:ENDS], runs[0].accuracy[-ENDS:])]
+    print("accuracy  {:.1%} in the first steps, {:.1%} in the last".format(*accuracy))
+    step = parted(runs)
+    print("tokens    " + ("the same in all runs, every step" if step is None else f"parted first in step {step}"))
+    print("\naccepted at each position, of what was drafted there (2 standard errors)")
+    for name, each in rates.items():
+        print(f"{name:9} " + "  ".join(f"{at.rate:.3f} +- {2 * at.error:.3f}" for at in each))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=tiny.config.steps, help="of RL in each run")
+    parser.add_argument("--answers", type=int, default=1024, help="that a draft is distilled from")
+    parser.add_argument("--distil", type=int, default=300, help="steps of distillation")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[1, 3, 5, 7])
+    parser.add_argument("--repeats", type=int, default=40, help="turns in which every draft length is measured")
+    parser.add_argument("--json", type=Path, help="file to write everything to")
+    parser.add_argument("--plots", type=Path, help="directory to draw into")
+    options = parser.parse_args(argv)
+    if options.plots is not None:
+        load_pyplot()
+    use_compile_cache()
+    setup = set_up(recipe(options))
+    print(provenance("benchmarks.draft_findings"), flush=True)
+    params = warmed_up(setup)
+    drafts = starts(setup, params)
+    found = by_draft_length(setup, drafts, options.draft_lengths, options.repeats)
+    print("distilling the draft in a single pass", flush=True)
+    config = setup.config
+    once = set_up(replace(config, draft=replace(config.draft, unroll=1)))
+    single = replace(params, draft=distill(once, params, print).draft)
+    rates = by_position(setup, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
+    runs = [reinforce(setup, start, name, mode) for name, start in drafts.items() for mode in ("frozen", "online")]
+    show(found, runs, rates)
+    if options.json is not None:
+        written = {
+            "drafted": [asdict(row) for row in found],
+            "runs": [asdict(run) for run in runs],
+            "positions": {name: [asdict(at) for at in each] for name, each in rates.items()},
+        }
+        options.json.write_text(json.dumps(written) + "\n")
+    if options.plots is not None:
+        save_plots(options.plots, found, runs, rates)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,63 @@
+"""The plots of benchmarks.draft_findings."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.draft_runs import Drafted, Position, Run
+from launch.bench.plots import load_pyplot
+
+# Steps of RL that a point of a curve is the mean of.
+SMOOTHING = 25
+COLOURS = {"in-domain": "C0", "generic": "C1", "random": "C2"}
+
+
+def save_plots(
+    directory: Path,
+    found: Sequence[Drafted],
+    runs: Sequence[Run],
+    rates: Mapping[str, Sequence[Position]],
+) -> None:
+    """draft_length.png, adaptation.png and passes.png."""
+    directory.mkdir(parents=True, exist_ok=True)
+    plt = load_pyplot()
+    figure, (above, below) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    for start, colour in COLOURS.items():
+        rows = [row for row in found if row.start == start]
+        lengths, speedups = [row.draft_length for row in rows], np.array([row.speedup for row in rows])
+        above.plot(lengths, [row.alpha for row in rows], marker="o", color=colour, label=start)
+        below.plot(lengths, speedups[:, 0], marker="o", color=colour, label=start)
+        below.fill_between(lengths, speedups[:, 1], speedups[:, 2], color=colour, alpha=0.2)
+    below.axhline(1.0, color="grey", linewidth=1)
+    _label(above, "draft length", "tokens a round")
+    _label(below, "draft length", "speed-up over draft length 0")
+    _save(plt, figure, directory / "draft_length.png")
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for run in runs:
+        curve = np.convolve(run.alpha, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+        style, label = "-" if run.mode == "online" else "--", f"{run.start}, {run.mode}"
+        axes.plot(np.arange(len(curve)) + SMOOTHING, curve, style, color=COLOURS[run.start], label=label)
+    _label(axes, f"step of RL (means of {SMOOTHING})", "tokens a round")
+    _save(plt, figure, directory / "adaptation.png")
+
+    figure, axes = plt.subplots(figsize=(5, 3.8), layout="constrained")
+    for name, positions in rates.items():
+        at, errors = np.arange(len(positions)) + 1, [2 * position.error for position in positions]
+        axes.errorbar(at, [position.rate for position in positions], errors, marker="o", capsize=3, label=name)
+        axes.set_xticks(at)
+    _label(axes, "position in the draft", "accepted, of what was drafted there")
+    _save(plt, figure, directory / "passes.png")
+
+
+def _label(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(fontsize="small")
+
+
+def _save(plt: Any, figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

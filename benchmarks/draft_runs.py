@@ -1,0 +1,153 @@
+"""Drafts of one policy by what they start from: measured at several lengths, and through a run of RL."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.acceptance import measure_acceptance
+from launch.answers import Answers, of_rollout
+from launch.distillation import distill
+from launch.measure import in_turns, interval
+from launch.pipeline import PromptPipeline
+from launch.scoring import make_reward
+from launch.setup import Setup
+from launch.speedup import Measurement, Program
+from launch.warmup import warm_up
+from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
+from specjax.adaptation import DraftTrainingConfig
+
+Mode = Literal["frozen", "online"]
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Held-out prompts generated at one draft length; speed-up and cost are over draft length 0 in the same turn.
+
+    speedup: (median, low, high), with its 95% interval.
+    cost:    of a round. alpha: tokens a round.
+    """
+
+    start: str
+    draft_length: int
+    alpha: float
+    cost: float
+    speedup: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of RL. alpha, accuracy: of each step's rollout. tokens: a hash of what each generated."""
+
+    start: str
+    mode: Mode
+    alpha: list[float]
+    accuracy: list[float]
+    tokens: list[str]
+
+
+@dataclass(frozen=True)
+class Position:
+    """A position of a draft: how often it could be emitted, and was."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.drafted
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate, as if draws were independent."""
+        return (self.rate * (1 - self.rate) / self.drafted) ** 0.5
+
+
+def warmed_up(setup: Setup) -> Params:
+    config, params = setup.config, setup.networks.params
+    length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    data = params.policy, setup.problems.train, setup.tokenizer, length
+    policy = warm_up(setup.networks.policy, *data, config.warmup, config.seed, setup.mesh, report=lambda *_: None)
+    return replace(params, policy=policy)
+
+
+def generic_answers(setup: Setup, params: Params, number: int) -> Answers:
+    """The policy's to `number` strings of random tokens, as long as prompts of the task are."""
+    rng, width = np.random.default_rng(0), setup.config.data.max_prompt_tokens
+    ordinary = np.setdiff1d(np.arange(setup.networks.decoder.vocab_size), setup.tokenizer.stop_tokens)
+    lengths = rng.choice([len(row) for row in setup.train_prompts.rows], number)
+    tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
+    prompts = Prompts(*(jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number))))
+    options = replace(setup.train.rollout, group_size=1, draft_length=0)
+    rollout = make_generate(setup.networks.policy, NoDrafter(), options, setup.mesh)(params, prompts, seed_step(1, 0))
+    return of_rollout(prompts, rollout)
+
+
+def starts(setup: Setup, params: Params) -> dict[str, Params]:
+    """The drafts to compare, by what they start from; as many answers and steps for each that is trained."""
+    drafts = {"in-domain": None, "generic": generic_answers(setup, params, setup.config.distill.answers)}
+    made = {}
+    for name, given in drafts.items():
+        print(f"distilling the draft {name}", flush=True)
+        made[name] = replace(params, draft=distill(setup, params, print, given=given).draft)
+    return made | {"random": params}
+
+
+def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int) -> list[Drafted]:
+    """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
+    prompts = setup.held_out_prompts.batch(np.arange(setup.config.speedup.prompts))
+    config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, *lengths))
+    networks, turns = (setup.networks.policy, setup.networks.drafter), count()
+    programs = {name: Program(*networks, params, config, prompts, setup.mesh) for name, params in drafts.items()}
+
+    def measure(program: Program, length: int) -> tuple[Measurement, Measurement]:
+        turn = next(turns)
+        return program.measure((0,), turn), program.measure((length,), turn)
+
+    cells = {(name, k): partial(measure, program, k) for name, program in programs.items() for k in lengths}
+    in_turns(cells, 1)
+    found = []
+    for (name, k), pairs in in_turns(cells, repeats).items():
+        cost = np.median([drafted.seconds_a_round / plain.seconds_a_round for plain, drafted in pairs])
+        alpha = np.mean([drafted.alpha for _, drafted in pairs])
+        speedup = interval([plain.seconds / drafted.seconds for plain, drafted in pairs])
+        found.append(Drafted(name, k, float(alpha), float(cost), speedup))
+    return found
+
+
+def reinforce(setup: Setup, params: Params, start: str, mode: Mode) -> Run:
+    """Steps of RL from these parameters, the draft learning from its rollouts or not."""
+    config = replace(setup.train, draft_training=DraftTrainingConfig(mode=mode))
+    reward = make_reward(None, setup.problems.train, setup.tokenizer, setup.mesh)
+    step = make_train_step(setup.networks.policy, setup.networks.drafter, reward, config, setup.mesh)
+    pipeline = PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed)
+    # Steps donate their state, and these parameters start other runs too.
+    state = init_train_state(jax.tree.map(jnp.copy, params), config, setup.mesh)
+    run = Run(start, mode, [], [], [])
+    for _ in range(setup.config.steps):
+        state, rollout, metrics = step(state, next(pipeline))
+        run.alpha.append(float(metrics["rollout/acceptance_length"]))
+        run.accuracy.append(float(metrics["reward/accuracy"]))
+        run.tokens.append(hashlib.sha1(np.asarray(rollout.tokens).tobytes()).hexdigest()[:8])
+    return run
+
+
+def parted(runs: Sequence[Run]) -> int | None:
+    """The first step in which the runs did not all generate the same tokens; None for never."""
+    different = (i for i, tokens in enumerate(zip(*(run.tokens for run in runs), strict=True)) if len(set(tokens)) > 1)
+    return next((i + 1 for i in different), None)
+
+
+def by_position(setup: Setup, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
+    """What becomes of each position of a draft on held-out prompts, where those before it were accepted."""
+    positions = {}
+    for name, params in drafts.items():
+        counts = measure_acceptance(setup, setup.networks.drafter, params, setup.train.rollout.law.temperature).counts
+        positions[name] = [Position(*pair) for pair in zip(counts.drafted, counts.accepted, strict=True)]
+    return positions

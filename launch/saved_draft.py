@@ -1,0 +1,62 @@
+"""A draft from a checkpoint, held against the policy and the run that it is to draft for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from configs.schema import RunConfig
+from launch.errors import ConfigError
+from models.config import DecoderConfig
+from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
+from models.eagle3_dialects import check_stated_policy, dialect_of
+from models.eagle3_files import check_embedding, load_eagle3
+from models.files import CARRIED, errors_name, read_json
+
+
+def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
+    """The draft in a directory of ours or of a public dialect. Raises ValueError with one line where there is none."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"draft.path = {path}: no config.json there")
+    fields = read_json(path / "config.json")
+    if "kind" in fields:
+        return load_draft_checkpoint(path, mesh)
+    if dialect_of(fields) is None:
+        raise ConfigError(f"draft.path = {path}: its config.json is not that of a draft")
+    return load_eagle3(path, mesh)
+
+
+def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
+    """The policy's layers that a saved draft reads; empty where neither it nor the run says which."""
+    asked, own = config.model.feature_layers, saved.feature_layers
+    if asked and own and asked != own:
+        raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
+    return asked or own
+
+
+def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
+    """The draft in the dtypes of the run, once it is known to fit the policy and the run's sequences.
+
+    embedding: the policy's. Raises ValueError where shapes, layers, vocabulary or length do not fit, or the checkpoint
+    tells that it was made for another policy.
+    """
+    saved.config.check(policy)
+    path = Path(str(config.draft.path))
+    source = path / (CARRIED if (path / "params").is_dir() else "config.json")
+    if source.exists():
+        with errors_name(source):
+            check_stated_policy(read_json(source), policy)
+    if not (path / "params").is_dir():
+        with errors_name(path):
+            check_embedding(path, embedding)
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    if saved.config.max_positions < longest:
+        raise ConfigError(
+            f"draft.path = {path}: its max_position_embeddings = {saved.config.max_positions}, must be at "
+            f"least data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+        )
+    head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
+    params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
+    identity = head.draft_vocab_size == policy.vocab_size
+    return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
