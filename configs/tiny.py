@@ -4,7 +4,6 @@ Deep, narrow and four sequences a core: a round then costs more to start than to
 costs less than four rounds. With many rows a core is bound by arithmetic, and drafting stops paying.
 """
 
-from configs.networks import DraftConfig, ModelConfig
 from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
@@ -15,6 +14,7 @@ from configs.schema import (
     SpeedupConfig,
     WarmupConfig,
 )
+from configs.schema.networks import DraftConfig, ModelConfig
 from models.config import DecoderConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig

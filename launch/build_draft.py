@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.networks import DraftConfig, ModelConfig
 from configs.schema import RunConfig
+from configs.schema.networks import DraftConfig, ModelConfig
 from launch.build_policy import build_policy
 from launch.errors import ConfigError
 from models.config import DecoderConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from configs.networks import ModelConfig
+from configs.schema.networks import ModelConfig
 from launch.errors import ConfigError
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder

@@ -70,7 +70,7 @@ def use_compile_cache() -> None:
 
 def recipes() -> list[str]:
     """The names that CONFIG may be."""
-    return sorted(path.stem for path in RECIPES.glob("[a-z]*.py") if path.stem != "schema")
+    return sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
 
 
 def load_recipe(name: str) -> RunConfig:

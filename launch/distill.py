@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.networks import LookupConfig
 from configs.schema import RunConfig
+from configs.schema.networks import LookupConfig
 from launch.acceptance import measure_acceptance
 from launch.answers import Answers, load_answers, save_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache

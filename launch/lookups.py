@@ -4,7 +4,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.networks import LookupConfig
+from configs.schema.networks import LookupConfig
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.plan import RolloutConfig
 from specjax.types import Policy, PyTree

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Table
 
-from configs.networks import DraftConfig
 from configs.schema import SpeedupConfig
+from configs.schema.networks import DraftConfig
 from launch.errors import ConfigError
 from launch.measure import in_turns
 from launch.pipeline import PromptTable

@@ -30,16 +30,13 @@ from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
-light_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-"""For what is run once and on little: takes half the time to compile."""
-
 
 @dataclass(frozen=True)
 class World:
     """A policy with its parameters, its prompts, and its drafters by name.
 
     The parameters are random, enlarged by `scale` so that the policy has opinions that depend on its context.
-    `eagle3 reduced` lacks every third token. Programs compile faster where they are not to `optimise`.
+    `eagle3 reduced` lacks every third token.
     """
 
     vocab: int
@@ -49,7 +46,6 @@ class World:
     scale: float
     prompts: tuple[tuple[int, ...], ...]
     stops: tuple[int, ...]
-    optimise: bool
 
     @functools.cached_property
     def config(self) -> DecoderConfig:
@@ -158,7 +154,7 @@ class World:
 
     @functools.cached_property
     def _forward(self) -> Callable[[PyTree, np.ndarray], jax.Array]:
-        return light_jit(
+        return jax.jit(
             lambda params, tokens: self.policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
         )
 
@@ -171,7 +167,7 @@ class World:
         def run(params: Params, prompts: Prompts, seed_step: SeedStep) -> Rollout:
             return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, config)
 
-        return jax.jit(run) if self.optimise else light_jit(run)
+        return jax.jit(run)
 
     def _distil(self, drafter: HeadDrafter, draft: PyTree) -> PyTree:
         """300 steps of Adam on random continuations of the first prompt."""
@@ -200,7 +196,7 @@ class World:
         return train(self.policy_params, draft)
 
 
-ENUMERABLE = World(vocab=5, layers=1, hidden=6, seed=305, scale=1.2, prompts=((3, 1),), stops=(2, 3, 4), optimise=True)
+ENUMERABLE = World(vocab=5, layers=1, hidden=6, seed=305, scale=1.2, prompts=((3, 1),), stops=(2, 3, 4))
 WANDERING = World(
     vocab=23,
     layers=2,
@@ -209,5 +205,4 @@ WANDERING = World(
     scale=1.3,
     prompts=((4,), (7, 1, 19), (2, 2), (22, 0, 5, 9), (11, 3), (8, 16, 13)),
     stops=(3, 10, 17),
-    optimise=False,
 )

@@ -11,7 +11,6 @@ from specjax.keys import seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from tests.tiny import WANDERING as WORLD
-from tests.tiny import light_jit
 
 RUN, BUDGET = seed_step(3, 5), 12
 LONGEST = WORLD.batch.tokens.shape[1] + BUDGET
@@ -32,9 +31,9 @@ def config(draft_length: int, **options: tuple[tuple[int, int], ...]) -> Rollout
 @pytest.mark.parametrize("way", [conditional, reading])
 @pytest.mark.parametrize("k", [0, 2])
 def test_tokens_do_not_depend_on_the_way_in(way, k: int):
-    expected = light_jit(partial(speculative_rollout, WORLD.policy, NoDrafter(), config=config(0)))
+    expected = jax.jit(partial(speculative_rollout, WORLD.policy, NoDrafter(), config=config(0)))
     expected = expected(WORLD.params("none"), WORLD.batch, RUN)
-    program = light_jit(partial(way, WORLD.policy, WORLD.drafters["eagle3"], config=config(k, phases=((5, LONGEST),))))
+    program = jax.jit(partial(way, WORLD.policy, WORLD.drafters["eagle3"], config=config(k, phases=((5, LONGEST),))))
     rollout = program(WORLD.params("random"), WORLD.batch, RUN)
     assert len(set(np.asarray(expected.lengths).tolist())) > 3
     for name in ("tokens", "lengths", "stopped"):

@@ -1,24 +1,14 @@
 """What the tests of the programs run them on."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import pytest
 
 from launch.cli import run_program
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, Refusal
-
-
-@pytest.fixture(scope="module")
-def light_compilation() -> Iterator[None]:
-    """Every program is run once and on little: what compiles fastest is best."""
-    kept = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", kept)
 
 
 @pytest.fixture(scope="module")

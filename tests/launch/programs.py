@@ -38,9 +38,7 @@ def start(config: str, options: Options, *flags: str) -> subprocess.Popen[str]:
     cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return subprocess.Popen(
         [sys.executable, "-m", "launch.train", *argv(config, options), *flags],
-        env=os.environ
-        | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
-        | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

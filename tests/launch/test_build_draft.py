@@ -23,8 +23,6 @@ from specjax.drafters import HeadDrafter
 from specjax.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 # Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.
 HEAD = Eagle3Config(
     hidden_size=16,

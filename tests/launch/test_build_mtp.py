@@ -21,8 +21,6 @@ from specjax.types import PyTree
 from tests.launch.checkpoints import WORDS, write_tokenizer
 from tests.launch.programs import Options, argv
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 
 

@@ -15,8 +15,8 @@ import launch.distill
 from launch.acceptance import bucket_of, count
 from launch.answers import join, load_answers, of_rollout, save_answers
 from launch.arithmetic import ALPHABET
-from launch.build import most_frequent
 from launch.data import Problem
+from launch.draft_vocabulary import most_frequent
 from launch.payback import Payback
 from launch.pipeline import PromptTable
 from launch.tokenizers import CharacterTokenizer
@@ -24,8 +24,6 @@ from models.draft_checkpoint import load_draft_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
-
-pytestmark = pytest.mark.usefixtures("light_compilation")
 
 VOCABULARY = 6
 # Two chunks of two rollouts of 16; the same answers whatever the draft.

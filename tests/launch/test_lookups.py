@@ -9,15 +9,8 @@ import pytest
 
 import launch.evaluation
 import launch.speedup
-from configs.schema import (
-    ArithmeticConfig,
-    DataConfig,
-    DraftConfig,
-    LookupConfig,
-    ModelConfig,
-    RunConfig,
-    SpeedupConfig,
-)
+from configs.schema import ArithmeticConfig, DataConfig, RunConfig, SpeedupConfig
+from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build import Networks
 from launch.errors import ConfigError
 from launch.setup import set_up
@@ -26,8 +19,6 @@ from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
 from specjax.plan import RolloutConfig
 from specjax.types import Params
-
-pytestmark = pytest.mark.usefixtures("light_compilation")
 
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
 SMALL = DecoderConfig(vocab_size=15, num_layers=1, **SHAPE)

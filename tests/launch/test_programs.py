@@ -24,8 +24,6 @@ from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
 from tests.launch.programs import DRAFT_LENGTH, SHRUNK, Options, argv, finish, measured, metrics, saves, start
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 HERE = Path(__file__).parent
 # What a step's time and a probe decide; all else is the same however often a run is made.
 TIMED = ("time/", "perf/")
@@ -168,6 +166,7 @@ def test_generate_answers_from_a_finished_run(
     assert "tokens/s" in summary and "tokens a round" in summary
 
 
+@pytest.mark.slow
 def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -183,6 +182,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     assert min(model.values()) >= 0
 
 
+@pytest.mark.slow
 def test_draft_lengths_chosen_by_a_table_are_chosen_again_on_resume(shrunk: Options, tmp_path: Path):
     """By a table in which drafting costs next to nothing it begins once the first step has told of the draft; cells of
     the probe at step 4, between which and the save the run is resumed, make it dear.
@@ -215,8 +215,12 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert logged[1] >= 0.2 and logged[2] >= 0.1
 
 
-def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    options = {
+DISTILLING = {"--distill.steps": "2", "--distill.answers": "16", "--distill.batch-size": "8"}
+
+
+@pytest.mark.parametrize("more", [{}, pytest.param(DISTILLING, marks=pytest.mark.slow)], ids=["plain", "distilling"])
+def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    options = more | {
         "--model.architecture.hidden-size": "16",
         "--model.architecture.intermediate-size": "16",
         "--model.architecture.num-layers": "2",
@@ -234,9 +238,6 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
         "--rollout.draft-length": "1",
         "--warmup.steps": "2",
         "--warmup.batch-size": "4",
-        "--distill.steps": "2",
-        "--distill.answers": "16",
-        "--distill.batch-size": "8",
         "--steps": "4",
         "--eval.every": "3",
         "--eval.prompts": "8",
@@ -252,13 +253,13 @@ def test_tiny_from_warm_up_to_the_closing_comparison(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out
     for part in (
         "warm-up step 2: loss ",
-        "distillation step 2: loss ",
         "held out ",
         "held-out accuracy: ",
         "autoregressive",
         "speed-up ",
     ):
         assert part in said
+    assert ("distillation step 2: loss " in said) == bool(more)
     lines = metrics(tmp_path / "run")
     names = ("step", *metric_names(1))
     stages = {f"time/{stage}" for stage in ("prepare", "generation", "logprob", "train")}

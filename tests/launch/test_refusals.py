@@ -12,8 +12,6 @@ from specjax.checkpoint import Checkpointer
 from specjax.train_step import init_train_state
 from tests.launch.programs import Options, Refusal, argv, start
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 
 @pytest.mark.parametrize(
     ("options", "message"),

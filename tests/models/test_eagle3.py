@@ -30,7 +30,6 @@ from tests.models.eagle3_reference import (
     full_pass,
     to_full_vocabulary,
 )
-from tests.tiny import light_jit
 
 K = 3
 LAW = SamplingLaw(temperature=0.8)
@@ -124,7 +123,7 @@ def test_full_pass(tmp_path: Path, name: str):
     tokens = generator.integers(VOCAB, size=(rows, length), dtype=np.int32)
     network = head.drafter.head
 
-    @light_jit
+    @jax.jit
     def run(params: Params, features: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length, window=network.window)
         cache = network.init_cache(rows, length)
@@ -151,11 +150,11 @@ def test_decode_rounds_repair_the_cache(head: Head):
     lengths = np.array([len(prompt) for prompt in prompts])
     drafter = head.drafter
 
-    @light_jit
+    @jax.jit
     def start(params: Params, prompts: Prompts, features: jax.Array) -> HeadState:
         return resize(drafter.start(params, prompts, features, K + 1), budget)
 
-    @light_jit
+    @jax.jit
     def propose(params: Params, state: HeadState, gumbel: jax.Array) -> tuple[Proposal, HeadState]:
         return drafter.propose(params, state, gumbel, LAW)
 
@@ -205,7 +204,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
     tokens = generator.integers(VOCAB, size=(rows, longest + budget))
     visible = longest + missed
 
-    @light_jit
+    @jax.jit
     def proposal_behind_the_gap(params: Params, gumbel: jax.Array) -> tuple[Proposal, Proposal]:
         def observed(state: HeadState, at: np.ndarray, width: int, count: np.ndarray) -> HeadState:
             index = at[:, None] + np.arange(width)
@@ -273,7 +272,7 @@ def test_loss_and_gradient(head: Head):
     mask = np.arange(length) >= np.array([[2], [4]])
     mask[0, -2:] = False
 
-    @light_jit
+    @jax.jit
     def run(params: Params, tokens: jax.Array, output: PolicyOutput, mask: jax.Array) -> tuple[tuple, Params]:
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
             return head.drafter.loss(params, tokens, output, mask, LAW)

@@ -20,7 +20,6 @@ from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, PolicyOutput, Prompts
 from tests.models.eagle3_reference import KeysValues, Weights
 from tests.models.mtp_reference import STEPS, VOCAB, WIDTH, Step, draft_logits, full_pass, write_checkpoint
-from tests.tiny import light_jit
 
 K = 3
 LAW = SamplingLaw(temperature=0.8)
@@ -59,7 +58,7 @@ def test_full_pass(head: Head):
     tokens = generator.integers(VOCAB, size=(rows, length), dtype=np.int32)
     network = head.drafter.head
 
-    @light_jit
+    @jax.jit
     def run(params: Params, hidden: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length)
         cache = network.init_cache(rows, length)
@@ -75,7 +74,7 @@ def test_full_pass(head: Head):
 def test_reads_what_the_policys_head_reads(head: Head):
     """The hidden state after the final norm, whose logits `unembed` gives, with tied embeddings or without."""
 
-    @light_jit
+    @jax.jit
     def run(params: Params, tokens: jax.Array) -> tuple[PolicyOutput, jax.Array]:
         output = head.policy.apply(params.policy, tokens, jnp.zeros(2, jnp.int32))
         return output, head.policy.unembed(params.policy, head.drafter.reads(output))
@@ -102,11 +101,11 @@ def test_decode_rounds_repair_the_cache(head: Head):
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     drafter = head.drafter
 
-    @light_jit
+    @jax.jit
     def start(params: Params, prompts: Prompts, hidden: jax.Array) -> HeadState:
         return resize(drafter.start(params, prompts, hidden, K + 1), budget)
 
-    @light_jit
+    @jax.jit
     def propose(params: Params, state: HeadState, gumbel: jax.Array) -> tuple[Proposal, HeadState]:
         return drafter.propose(params, state, gumbel, LAW)
 
@@ -152,7 +151,7 @@ def test_the_loss_is_of_what_drafting_would_propose(head: Head):
     tokens = generator.integers(VOCAB, size=(1, length), dtype=np.int32)
     mask = np.arange(length)[None] >= start
     output = PolicyOutput(jnp.asarray(logits), jnp.zeros((1, length, 0)), jnp.asarray(hidden), None)
-    loss, overlap = light_jit(head.drafter.loss, static_argnums=4)(head.params, tokens, output, mask, LAW)
+    loss, overlap = jax.jit(head.drafter.loss, static_argnums=4)(head.params, tokens, output, mask, LAW)
 
     p = np.exp(head.log_q(logits[0].astype(np.float64)))
     expected, expected_overlap = 0.0, 0.0

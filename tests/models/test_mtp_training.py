@@ -20,9 +20,9 @@ from specjax.optimizer import OptimizerConfig
 from specjax.train_step import init_train_state, make_train_step
 from specjax.types import Params
 from tests.specjax.training import (
+    AS_SHIPPED,
     CONFIG,
     DECODER,
-    QUICKLY,
     VOCAB,
     assert_same_bits,
     count_fives,
@@ -65,11 +65,12 @@ def test_the_draft_loss_has_a_slope_in_all_of_the_head_and_none_of_the_policy(co
         output = jax.lax.stop_gradient(POLICY.apply(params.policy, batch.tokens, jnp.zeros(ROWS, jnp.int32)))
         return drafter.loss(params, batch.tokens, output, batch.completion, CONFIG.rollout.law).loss
 
-    slope = jax.jit(jax.grad(loss), compiler_options=QUICKLY)(params)
+    slope = jax.jit(jax.grad(loss))(params)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
     assert all(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
 
 
+@pytest.mark.slow
 def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch):
     drafter, params = head("qwen3_next")
 
@@ -78,7 +79,7 @@ def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch
             law = CONFIG.rollout.law
             return accumulate(POLICY, drafter, params, batch, None, law, LossConfig(), train_draft=train_draft)
 
-        return jax.jit(run, compiler_options=QUICKLY)(params, batch)
+        return jax.jit(run, compiler_options=AS_SHIPPED)(params, batch)
 
     (on, _), (off, sums) = gradients(True), gradients(False)
     assert_same_bits(off.policy, on.policy)
@@ -94,7 +95,7 @@ def test_training_steps_lower_the_draft_loss_and_raise_what_is_accepted():
     options = dict(policy_optimizer=OptimizerConfig(1e-5), draft_optimizer=OptimizerConfig(0.03))
     config = replace(CONFIG, **options, rollout=replace(CONFIG.rollout, max_new_tokens=8))
     state, prompts = init_train_state(params, config, MESH), place(make_prompts(), MESH)
-    step = make_train_step(POLICY, drafter, count_fives, config, MESH).lower(state, prompts).compile(QUICKLY)
+    step = make_train_step(POLICY, drafter, count_fives, config, MESH).lower(state, prompts).compile()
     seen = []
     for _ in range(12):
         state, _, metrics = step(state, prompts)

@@ -24,7 +24,6 @@ from tests.specjax.training import (
     BUDGET,
     CONFIG,
     GROUP,
-    QUICKLY,
     assert_same_bits,
     count_fives,
     last_gradients,
@@ -60,7 +59,7 @@ def step() -> Callable[[TrainState], StepResult]:
     """Every kind of step is the one program."""
     rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
     made = make_train_step(POLICY, DRAFTER, count_fives, ADAPTIVE, MESH, rollout_fn)
-    program = made.lower(fresh(), make_prompts()).compile(QUICKLY)
+    program = made.lower(fresh(), make_prompts()).compile()
     return lambda state: program(state, place(make_prompts(), MESH))
 
 
@@ -104,7 +103,7 @@ def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
             assert replay.tokens[place, row, :end].tolist() == expected
 
 
-@partial(jax.jit, compiler_options=QUICKLY)
+@jax.jit
 def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -> PyTree:
     """Of all these rows at once, by the drafter's own loss."""
     output = POLICY.apply(params.policy, tokens, jnp.zeros(len(tokens), jnp.int32))
@@ -179,7 +178,7 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
     none = jnp.zeros(rows)
     batch = Batch(jnp.asarray(tokens[0]), jnp.asarray(completion[0]), None, none, jnp.ones(rows, bool))
 
-    @partial(jax.jit, compiler_options=QUICKLY, static_argnames="ladder")
+    @partial(jax.jit, static_argnames="ladder")
     def both(params: Params, batch: Batch, replay: Batch, train: jax.Array, ladder: tuple[int, ...]) -> tuple:
         given = POLICY, DRAFTER, params, batch, None, LAW, LossConfig()
         return accumulate(*given, microbatches=2, train_draft=train, replay=replay, ladder=ladder)

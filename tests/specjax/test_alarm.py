@@ -23,7 +23,7 @@ from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PyTree, Rollout, TrainState
-from tests.tiny import World, light_jit
+from tests.tiny import World
 
 # Of few tokens, and opinions that its head can learn from the context.
 WORLD = World(
@@ -34,7 +34,6 @@ WORLD = World(
     scale=2.0,
     prompts=((4, 1), (2, 1, 5), (1, 2), (0, 3), (6, 3), (5, 0, 1)),
     stops=(),
-    optimise=False,
 )
 GROUP = 32
 HEALTHY = replace(WORLD.drafters["eagle3"], unroll=1)
@@ -69,7 +68,7 @@ def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
     config = RolloutConfig(
         group_size=GROUP, max_new_tokens=12, draft_length=1, stop_tokens=WORLD.stops, verifier=verifier, law=LAW
     )
-    return light_jit(
+    return jax.jit(
         lambda params, prompts, run: speculative_rollout(WORLD.policy, FAULTS[fault], params, prompts, run, config)
     )
 
@@ -80,7 +79,7 @@ def promise(verifier: str) -> Callable[[Params, Batch], jax.Array]:
         parts = WORLD.policy, HEALTHY, params, batch, None, LAW, LossConfig()
         return accumulate(*parts, train_draft=False, verifier=verifier)[1].promised
 
-    return light_jit(promised)
+    return jax.jit(promised)
 
 
 def batch_of(rollout: Rollout) -> Batch:

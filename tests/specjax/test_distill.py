@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import replace
 
 import chex
@@ -22,15 +21,6 @@ POLICY, DRAFTER = networks(unroll=2)
 MESH = mesh_of(1, 1, 1)
 # The update of plain gradient descent at rate 1 is the gradient itself.
 DESCENT = optax.sgd(1.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_compilation() -> Iterator[None]:
-    """Every program is run a few times and on little."""
-    kept = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", kept)
 
 
 @pytest.fixture(scope="module")

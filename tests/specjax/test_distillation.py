@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specjax.drafters.distillation import Objective, acceptance, divergence
-from tests.tiny import light_jit
 
 VOCAB = 11
 REDUCED = np.array([0, 2, 3, 7, 10])
@@ -43,7 +42,7 @@ def test_value_and_gradient(objective: Objective, ids: np.ndarray):
     weight = np.exp(-3 * np.minimum(np.exp(log_p)[..., ids], np.exp(log_softmax(logits))).sum(axis=-1))
     assert weight.min() < 0.5 < weight.max()
 
-    @light_jit
+    @jax.jit
     def run(log_p: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         def loss(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
             each = divergence(objective, log_p, jax.nn.log_softmax(logits))

@@ -41,7 +41,7 @@ def test_the_completions_are_well_formed(expected) -> None:
         assert stop == (row[length - 1] == STOP) and (stop or length == BUDGET)
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), (1, 4, 2)])
 def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
     mesh = mesh_of(*shape)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
@@ -68,6 +68,7 @@ def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, sha
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_one_and_eight_devices_find_the_same_greedy_tokens_at_any_draft_length() -> None:
     wanted = tokens_of(0, GREEDY, 1, 1, 1)
     assert len(np.unique(wanted[0], axis=0)) > 3

@@ -25,7 +25,6 @@ from tests.specjax.training import (
     BUDGET,
     CONFIG,
     GROUP,
-    QUICKLY,
     VOCAB,
     count_fives,
     last_gradients,
@@ -86,7 +85,7 @@ def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
     params = params_on(mesh)
     batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))
     with jax.set_mesh(mesh):
-        compiled = jax.jit(run).lower(params, batch).compile(QUICKLY)
+        compiled = jax.jit(run).lower(params, batch).compile()
         return compiled(params, batch), compiled.as_text()
 
 
@@ -95,9 +94,8 @@ def padded() -> Gradients:
     return program(ONE, 1, ())[0]
 
 
-@pytest.mark.parametrize(
-    "shape, microbatches", [pytest.param((1, 1, 1), 1, marks=pytest.mark.slow), ((8, 1, 1), 2), ((2, 2, 2), 4)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape, microbatches", [((1, 1, 1), 1), ((8, 1, 1), 2), ((2, 2, 2), 4)])
 def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded) -> None:
     (gradients, sums), text = program(mesh_of(*shape), microbatches, LADDER)
     assert relative_gap(gradients.policy, padded[0].policy) < 1e-5
@@ -197,7 +195,7 @@ def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() 
     assert chosen[0] != chosen[1] and set(chosen[0] + chosen[1]) == {12, 22, 26}
 
     padded, state = make_train_step(POLICY, DRAFTER, count_fives, plain, ONE), fresh_state(plain)
-    state, _, metrics = padded.lower(state, make_prompts()).compile(QUICKLY)(state, place(make_prompts(), ONE))
+    state, _, metrics = padded.lower(state, make_prompts()).compile()(state, place(make_prompts(), ONE))
     assert relative_gap(gradients.policy, last_gradients(state).policy) < 1e-5
     assert relative_gap(gradients.draft, last_gradients(state).draft) < 1e-5
     assert first.keys() == metrics.keys()

@@ -14,7 +14,6 @@ from specjax.drafters.lookup import Text, append, ending, look_up, prompt_text
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.chain import chain
-from tests.tiny import light_jit
 
 Words = list[int | None]
 VOCAB, LAW = 3, SamplingLaw()
@@ -48,7 +47,7 @@ def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int)
     texts, ends = [[words() for _ in range(2)] for _ in range(rows)], [words() for _ in range(rows)]
     end = jnp.array([([0] * max_n + encoded(end, len(end)))[-max_n:] for end in ends])
     known = jnp.array([[encoded(text, width) for text in pair] for pair in texts])
-    found = light_jit(look_up, static_argnums=(2, 3))(known, end, min_n, count)
+    found = jax.jit(look_up, static_argnums=(2, 3))(known, end, min_n, count)
     expected = [searched(pair, own, min_n, max_n, count) for pair, own in zip(texts, ends, strict=True)]
     np.testing.assert_array_equal(found.matched, [n for n, _ in expected])
     np.testing.assert_array_equal(found.known, [len(after) for _, after in expected])
@@ -84,18 +83,18 @@ def test_a_text_grows_by_what_is_emitted_and_keeps_a_hole_where_it_was_not_told(
     assert ending(text, 3).tolist() == [[0, 0, 1], [0, 0, 2]]
 
 
-@partial(light_jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def begun(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
     """With room for six tokens behind the prompts."""
     return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
 
 
-@partial(light_jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def told(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
     return drafter.observe(state, jnp.zeros((*tokens.shape, 0)), tokens, emitted)
 
 
-@partial(light_jit, static_argnums=(0, 3))
+@partial(jax.jit, static_argnums=(0, 3))
 def proposal_of(drafter: Drafter, params: Params, state: PyTree, k: int) -> Proposal:
     rows = len(jax.tree.leaves(state)[0])
     return drafter.propose(params, state, jnp.zeros((rows, k, VOCAB)), LAW)[0]
@@ -220,7 +219,7 @@ def test_a_model_learns_the_policys_law():
         params = Params({}, draft)
         return ModelDrafter(model).loss(params, jnp.asarray(tokens), output, jnp.asarray(mask), SamplingLaw(0.7))
 
-    found = light_jit(loss)(jnp.asarray(own, jnp.float32))
+    found = jax.jit(loss)(jnp.asarray(own, jnp.float32))
     np.testing.assert_allclose(found.loss, -(p * np.log(q)).sum(axis=-1)[mask[:, 1:]].sum(), rtol=1e-5)
     expected = np.where(mask[:, 1:], np.minimum(p, q).sum(axis=-1), 0.0)
     np.testing.assert_allclose(found.overlap, np.pad(expected, ((0, 0), (1, 0))), rtol=1e-5)

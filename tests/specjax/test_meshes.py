@@ -25,7 +25,6 @@ from tests.specjax.training import (
     CONFIG,
     DECODER,
     GROUP,
-    QUICKLY,
     count_fives,
     last_gradients,
     make_prompts,
@@ -38,7 +37,8 @@ from tests.specjax.training import (
 
 POLICY, DRAFTER = networks(unroll=2)
 MICROBATCHES = {(1, 1, 1): 1, (8, 1, 1): 2, (2, 2, 2): 4, (1, 4, 2): 2}
-SHARDED = [shape for shape in MICROBATCHES if shape != (1, 1, 1)]
+FOUR_BY_TWO = pytest.param((1, 4, 2), marks=pytest.mark.slow)
+SHARDED = [(8, 1, 1), (2, 2, 2), FOUR_BY_TWO]
 CALLS: list[int] = []
 
 
@@ -81,7 +81,7 @@ def stepped():
             reward: RewardFn = host_reward(count_fives_on_the_host, mesh) if shape == (2, 2, 2) else count_fives
             step = make_train_step(POLICY, DRAFTER, reward, config_on(shape), mesh)
             state, prompts = fresh_state(mesh), place(make_prompts(), mesh)
-            compiled = step.lower(state, prompts).compile(QUICKLY)
+            compiled = step.lower(state, prompts).compile()
             CALLS.clear()
             state, rollout, metrics = jax.block_until_ready(compiled(state, prompts))
             asked, gradients = tuple(CALLS), last_gradients(state)
@@ -140,7 +140,7 @@ def test_data_shards_decode_without_a_collective(stepped) -> None:
     assert not collectives(loop)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), FOUR_BY_TWO])
 def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, stepped) -> None:
     _, loop, _ = decode_loop(stepped(shape))
     used = collectives(loop)
@@ -151,12 +151,13 @@ def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, ste
     assert len(used) <= policy + draft
 
 
-@pytest.mark.parametrize("shape", MICROBATCHES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), *SHARDED])
 def test_no_cache_is_copied_while_decoding(shape, stepped) -> None:
     program, loop, keys = decode_loop(stepped(shape))
     assert not [line.line for line in program.copies(loop, keys)]
 
 
+@pytest.mark.slow
 def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> None:
     """Of sequences that wait and windows that grow, at draft lengths that are chosen: two loops for each phase."""
     mesh = mesh_of(2, 2, 2)
@@ -167,7 +168,7 @@ def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> 
     with jax.set_mesh(mesh):
         generate = jax.jit(per_shard(speculative_rollout, POLICY, DRAFTER, options, mesh))
         lowered = generate.lower(params, prompts, seed_step(7, 0), jnp.zeros(len(phases), jnp.int32))
-        program = Program(lowered.compile(QUICKLY).as_text())
+        program = Program(lowered.compile().as_text())
     heads = DECODER.num_kv_heads // mesh.shape["tensor"]
     for slots, window in phases:
         keys = slots, heads, window + options.slack, DECODER.head_dim

@@ -10,9 +10,9 @@ from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
-from tests.tiny import light_jit
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
+LENGTHS = [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3)), 4]
 DRAFTS = [
     ("eagle3", "random", 0),
     ("eagle3", "random", 1),
@@ -62,7 +62,7 @@ def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout)
 def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
     """The largest of the policy's law plus the noise of the token's own position, whatever came before."""
 
-    @light_jit
+    @jax.jit
     def noise_of(batch: Prompts, run: SeedStep) -> jax.Array:
         ids, starts = (jnp.repeat(x, GROUP) for x in (batch.id, batch.lengths))
         keys = sequence_keys(run, ids, jnp.tile(jnp.arange(GROUP), len(batch.id)))
@@ -76,7 +76,7 @@ def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=str)
-@pytest.mark.parametrize("k", range(1, 5))
+@pytest.mark.parametrize("k", LENGTHS)
 def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
@@ -126,7 +126,7 @@ def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=str)
-@pytest.mark.parametrize("k", range(1, 5))
+@pytest.mark.parametrize("k", LENGTHS)
 def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k, "rejection", 0.0), RUN, seed), greedy)

@@ -19,7 +19,6 @@ from specjax.types import Params, Prompts, Rollout
 from tests.chain import COUNTING, chain
 from tests.specjax.test_lookup import searched
 from tests.tiny import WANDERING as WORLD
-from tests.tiny import light_jit
 
 GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
 STOP = 4
@@ -39,7 +38,7 @@ HISTORY = HistoryDrafter(5, min_n=1, max_n=3, kept=2, siblings=GROUP)
 
 def run(drafter: Drafter, config: RolloutConfig, memory: Array | tuple[()] = ()) -> Rollout:
     params = Params(COUNTING, {}, memory)
-    return light_jit(lambda: speculative_rollout(POLICY, drafter, params, PROMPTS, RUN, config))()
+    return jax.jit(lambda: speculative_rollout(POLICY, drafter, params, PROMPTS, RUN, config))()
 
 
 def remembered(rollout: Rollout) -> Array:
@@ -56,7 +55,7 @@ def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout
     """Rollouts through a queue, in windows that grow and slots that shrink; each phase drafts nothing or two tokens."""
     options = replace(CONFIG, draft_lengths=(0, 2), phases=((8, 14), (8, 99), (3, 99)))
 
-    @light_jit
+    @jax.jit
     def program(chosen: Array, memory: Array | tuple[()]) -> Rollout:
         every = ChosenConfig(**vars(options), chosen=chosen)
         return speculative_rollout(POLICY, drafter, Params(COUNTING, {}, memory), PROMPTS, RUN, every)
@@ -70,7 +69,9 @@ def assert_same_tokens(rollout: Rollout, expected: Rollout) -> None:
     np.testing.assert_allclose(rollout.law, expected.law, atol=1e-4)
 
 
-@pytest.mark.parametrize("drafter", [NGRAM, HISTORY], ids=["ngram", "history"])
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(NGRAM, marks=pytest.mark.slow, id="ngram"), pytest.param(HISTORY, id="history")]
+)
 def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
     """Nor where drafting begins late, ends and begins again, behind tokens that the drafter was not told of."""
     memory = () if drafter is NGRAM else remembered(plain)
@@ -143,7 +144,7 @@ def test_no_token_depends_on_a_small_model():
     plain = WORLD.rollout("none", "none", TINY, RUN)
     options = replace(TINY, draft_lengths=(0, 2), phases=((12, 8), (12, 99)))
 
-    @light_jit
+    @jax.jit
     def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
         every = ChosenConfig(**vars(options), chosen=chosen)
         return speculative_rollout(WORLD.policy, WORLD.drafters["model"], params, prompts, RUN, every)

@@ -16,7 +16,6 @@ from specjax.rounds import Decoding, rounds
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
-from tests.tiny import light_jit
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
 SEQUENCES = GROUP * len(WORLD.prompts)
@@ -62,26 +61,31 @@ def drafted() -> dict[str, Rollout]:
     return {name: WORLD.rollout("eagle3", "random", config(name, draft_length=3), RUN) for name in ("rejection",)}
 
 
-@pytest.mark.parametrize("plan", PLANS)
+def these(*plans: str) -> list[Any]:
+    """All plans; `make test` makes do with these."""
+    return [pytest.param(plan, marks=() if plan in plans else pytest.mark.slow) for plan in PLANS]
+
+
+@pytest.mark.parametrize("plan", these("queue", "shrinking", "growing"))
 def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
     assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds")
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", these("queue of part groups", "shrinking", "growing"))
 def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     assert_same(rollout, drafted["rejection"], "rounds", "drafted", "accepted")
 
 
-@pytest.mark.parametrize("plan", ["shrinking", "all"])
+@pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
 def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str):
     """One program for every choice; among them drafting that begins, ends and begins again."""
     options = config(draft_lengths=(0, 2), **PLANS[plan])
     phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
     traces = []
 
-    @light_jit
+    @jax.jit
     def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
         traces.append(1)
         every = ChosenConfig(**vars(options), chosen=chosen)
@@ -96,11 +100,12 @@ def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str
     assert len(traces) == 1 and len(trips) > 1
 
 
+@pytest.mark.slow
 def test_drafting_that_begins_late_is_as_good_as_any():
     """Though it has not seen what came before, and drafts for easier positions when it has."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
 
-    @light_jit
+    @jax.jit
     def program(params: Params, prompts: Prompts) -> Rollout:
         late = ChosenConfig(**vars(options), chosen=jnp.array([0, 1]))
         return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, RUN, late)
@@ -143,6 +148,7 @@ def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
     assert (gained[trips > 0] > 0).all() and (trips > 0).sum() > 1
 
 
+@pytest.mark.slow
 def test_phases_behind_a_queue_tell_what_they_gain():
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS["all"]), RUN)
     slots = np.array([phase.slots for phase in lay_out(config(**PLANS["all"]), SEQUENCES, WORLD.batch.tokens.shape[1])])

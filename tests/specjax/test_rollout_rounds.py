@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
 from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
 from specjax.types import Params, Prompts, Rollout
-from tests.tiny import ENUMERABLE, WANDERING, light_jit
+from tests.tiny import ENUMERABLE, WANDERING
 
 GROUP, BUDGET, K = 4, 12, 3
 CONFIG = RolloutConfig(
@@ -67,15 +68,15 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     world, slots, few = WANDERING, 8, 4
     decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
     params, prompts = world.params("random"), world.batch
-    advance = light_jit(lambda params, state: round_once(decoding(params), state, K))
+    advance = jax.jit(lambda params, state: round_once(decoding(params), state, K))
 
-    @light_jit
+    @jax.jit
     def fill(params: Params, prompts: Prompts, carry: Carry) -> Carry:
         assert carry.queue is not None
         options = dict(prompts=prompts, seed_step=RUN, rows=3, drafting=jnp.bool_(True))
         return Carry(*let_in(decoding(params), carry.state, carry.queue, carry.record, **options))
 
-    carry = light_jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
+    carry = jax.jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)
     # As long as the longest row, which a round may outgrow only by its slack.
     by = world.batch.tokens.shape[1] + BUDGET - int(carry.state.visible.max())

@@ -7,7 +7,6 @@ import pytest
 
 from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
-from tests.tiny import light_jit
 
 LAWS = [
     SamplingLaw(),
@@ -51,7 +50,7 @@ def test_law_matches_float64(law: SamplingLaw):
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9), SamplingLaw(0.7, min_p=0.1)])
 def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
     """The token on the border is either in the law or out of it: what is kept sums to 1, however little XLA shares."""
-    compiled = light_jit(lambda x: process_logits(x, law))
+    compiled = jax.jit(lambda x: process_logits(x, law))
     for seed in range(20):
         logits = np.random.default_rng(seed).normal(size=(24, 1, 23)).astype(np.float32) * 3
         log_p = np.asarray(compiled(logits), np.float64)

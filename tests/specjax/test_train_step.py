@@ -18,10 +18,10 @@ from specjax.sampling import SamplingLaw
 from specjax.train_step import StepResult, TrainConfig, TrainStep, init_train_state, make_train_step
 from specjax.types import Prompts, Rollout, TrainState
 from tests.specjax.training import (
+    AS_SHIPPED,
     BUDGET,
     CONFIG,
     GROUP,
-    QUICKLY,
     assert_same_bits,
     count_fives,
     last_gradients,
@@ -39,7 +39,7 @@ FROZEN = replace(CONFIG, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
 def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompts], StepResult]:
-    program = step.lower(state, make_prompts()).compile(QUICKLY)
+    program = step.lower(state, make_prompts()).compile()
     return lambda state, prompts: program(state, place(prompts, MESH))
 
 
@@ -116,18 +116,28 @@ def test_measured_acceptance_is_what_the_training_batch_predicts(first) -> None:
     assert metrics["draft/alarm"] == 0
 
 
-def test_draft_training_changes_no_bit_of_the_policys_gradient_and_off_freezes_it(first) -> None:
+def test_a_frozen_draft_stays_as_it_is_and_the_policy_learns_the_same(first) -> None:
     frozen = make_train_step(POLICY, DRAFTER, count_fives, FROZEN, MESH)
-    start = state_on(MESH, FROZEN)
-    state, rollout, metrics = frozen(start, make_prompts())
+    state, rollout, metrics = frozen(state_on(MESH, FROZEN), make_prompts())
     np.testing.assert_array_equal(rollout.tokens, first[1].tokens)
-    assert_same_bits(last_gradients(state).policy, last_gradients(first[0]).policy)
-    assert_same_bits(state.params.policy, first[0].params.policy)
+    assert relative_gap(last_gradients(state).policy, last_gradients(first[0]).policy) < 1e-6
     assert_same_bits(state.params.draft, copy(params_on(MESH).draft))
     assert first[2].keys() - metrics.keys() == {"grad_norm/draft"}
     # A frozen draft is still held against what it promises.
     for name in ("loss/draft", "draft/predicted_acceptance"):
         np.testing.assert_allclose(metrics[name], first[2][name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_draft_training_changes_no_bit_of_the_policys_gradient() -> None:
+    def stepped(config: TrainConfig) -> TrainState:
+        state = state_on(MESH, config)
+        step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH).lower(state, make_prompts())
+        return step.compile(AS_SHIPPED)(state, place(make_prompts(), MESH))[0]
+
+    online, frozen = stepped(CONFIG), stepped(FROZEN)
+    assert_same_bits(last_gradients(frozen).policy, last_gradients(online).policy)
+    assert_same_bits(frozen.params.policy, online.params.policy)
 
 
 def test_without_a_drafter_and_with_a_reference_policy() -> None:
@@ -202,7 +212,6 @@ def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
     doubled = replace(CONFIG.rollout, group_size=2 * GROUP)
     everything = jax.jit(
         lambda params: speculative_rollout(POLICY, DRAFTER, params, make_prompts(), seed_step(7, 0), doubled),
-        compiler_options=QUICKLY,
     )(params_on(MESH))
     fives = np.sum(np.asarray(everything.tokens) == 5, axis=1).reshape(-1, 2 * GROUP)
     kept = np.sum(np.asarray(rollout.tokens) == 5, axis=1).reshape(-1, GROUP)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jaxlib.version import __version__ as jaxlib
 
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder, make_policy
@@ -45,8 +46,10 @@ HEAD = Eagle3Config(
     vocab_size=VOCAB,
     draft_vocab_size=VOCAB,
 )
-# For `Lowered.compile`: optimising machine code is most of the compile time, and changes no tensor of the program.
-QUICKLY = {"xla_backend_optimization_level": 0}
+# As XLA compiles by itself, for what is promised to the bit: the flags of tests/conftest.py, undone.
+AS_SHIPPED = {"xla_backend_optimization_level": 3}
+if jaxlib.startswith("0.10."):
+    AS_SHIPPED |= {"xla_cpu_use_fusion_emitters": True}
 # Without momentum and clipping the first moment that Adam keeps is the last gradient itself: see `last_gradients`.
 TRANSPARENT = OptimizerConfig(learning_rate=1e-2, b1=0.0, clip_norm=1e9)
 CONFIG = TrainConfig(

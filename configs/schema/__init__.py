@@ -1,13 +1,13 @@
 """What a run is: typed, frozen dataclasses that recipes compose and the command line overrides.
 
-The options of an algorithm stand beside it in `specjax`, those of both networks in `configs.networks`; here are the
-whole, and those of data, evaluation and logging.
+The options of an algorithm stand beside it in `specjax`, those of both networks in `configs.schema.networks`; here are
+the whole, and those of data, evaluation and logging.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from configs.networks import DraftConfig, ModelConfig
+from configs.schema.networks import DraftConfig, ModelConfig
 from models.config import at_least_one
 from specjax.adaptation import DraftTrainingConfig
 from specjax.loss import LossConfig
