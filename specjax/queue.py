@@ -41,7 +41,7 @@ class Queue:
 
 
 def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
-    """One forward over the prompts. The drafter's state is left blank where it is not going to draft."""
+    """One forward over the prompts. The drafter rests where it is not going to draft: most are left blank."""
     policy, drafter, config = decoding.policy, decoding.drafter, decoding.config
     count, width = prompts.tokens.shape
     cache, start, final = policy.init_cache(count, width), jnp.zeros(count, jnp.int32), prompts.lengths - 1
@@ -54,7 +54,7 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
         if max(config.lengths) == 0:
             draft = ()
         else:
-            draft = jax.lax.cond(drafting, begin, lambda: blank(begin))
+            draft = jax.lax.cond(drafting, begin, lambda: drafter.rest(decoding.params, prompts, blank(begin)))
     features = kv.token_at(drafter.reads(output), final)
     assert output.cache is not None
     return Prefill(prompts, output.cache, draft, output.logits, features)
