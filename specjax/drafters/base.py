@@ -86,6 +86,13 @@ class Drafter(Protocol):
         """
         return state
 
+    def begun(self, state: DraftState) -> Int[Array, "B"] | None:
+        """The first position that each row's state knows of; 0 for all of it, as None is for all rows.
+
+        Rows that `align` started anew draft from less than the training forward sees, and are not held against it.
+        """
+        return None
+
     def propose(
         self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, DraftState]:

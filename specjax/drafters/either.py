@@ -53,6 +53,9 @@ class EitherDrafter(Drafter):
     def align(self, state: tuple[DraftState, DraftState], visible: Array) -> tuple[DraftState, DraftState]:
         return self.lookup.align(state[0], visible), self.trained.align(state[1], visible)
 
+    def begun(self, state: tuple[DraftState, DraftState]) -> Array | None:
+        return self.trained.begun(state[1])
+
     def propose(
         self, params: Params, state: tuple[DraftState, DraftState], gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, tuple[DraftState, DraftState]]:
