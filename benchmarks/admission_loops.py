@@ -39,7 +39,7 @@ def conditional(
         return (carry.queue.next < sequences) | ~carry.state.done.all()
 
     carry = jax.lax.while_loop(more, trip, begin(decoding, prompts, seed_step, slots))
-    return write_back(carry.record, carry.state, config)
+    return write_back(carry.record, carry.state, decoding)
 
 
 class Rows(NamedTuple):
@@ -79,14 +79,14 @@ def reading(
     empty = seat(decoding, nothing, none, none + sequences, seed_step, length)
     rows = Rows(replace(empty, done=none == 0), none, jnp.int32(0), empty_record(config, sequences))
     rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), trip, rows)
-    return write_back(rows.record, rows.state, config)
+    return write_back(rows.record, rows.state, decoding)
 
 
 def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
     """The next sequences in all free slots, with none of their prompt read. Caches stay: nothing is visible yet."""
     state, config = rows.state, decoding.config
     sequences, group = len(prompts.lengths) * config.group_size, config.group_size
-    record = write_back(rows.record, state, config)
+    record = write_back(rows.record, state, decoding)
     number = rows.next + jnp.cumsum(state.done, dtype=jnp.int32) - 1
     fresh = state.done & (number < sequences)
     sequence = jnp.where(fresh, number, state.sequence)

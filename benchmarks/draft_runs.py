@@ -145,7 +145,7 @@ def parted(runs: Sequence[Run]) -> int | None:
 
 
 def by_position(setup: Setup, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
-    """What becomes of each position of a draft on held-out prompts, where those before it were accepted."""
+    """What becomes of each position of a draft on held-out prompts, whatever became of those before it."""
     positions = {}
     for name, params in drafts.items():
         counts = measure_acceptance(setup, setup.networks.drafter, params, setup.train.rollout.law.temperature).counts

@@ -24,7 +24,7 @@ from specjax.types import TrainState, pytree
 DECAY = 0.8
 
 # The alarm is raised when position 1 is accepted less often than promised by more than MARGIN and so many standard
-# deviations of the sampling noise, PATIENCE times in a row.
+# deviations of the sampling noise, PATIENCE times in a row. A fall has to be as clear of the noise.
 MARGIN, DEVIATIONS, PATIENCE = 0.1, 2.0, 3
 
 T = TypeVar("T")
@@ -38,8 +38,9 @@ class DraftTrainingConfig:
         mode:   online trains it on the run's own rollouts, from whatever weights it starts with: random ones too;
                 frozen leaves it as it is.
         every:  train in the first step and every n-th behind it.
-        fall:   train as well in a step that accepted, at position 1 of its drafts, less by more than this share than
-                the best running mean since the draft was last trained; 0 never.
+        fall:   train as well in a step that accepted, at position 1 of its drafts, less by more than this share and two
+                standard deviations of its sampling noise than the best running mean since the draft was last trained; 0
+                never.
         replay: rollouts before this one that are trained on too, each token weighing the same. They are kept as tokens,
                 and run through the policy as it is by then. 0 keeps none.
     """
@@ -129,7 +130,8 @@ def due(config: DraftTrainingConfig, state: TrainState, batch: Batch) -> bool | 
     train, counts = state.step % config.every == 0, _position_1(batch)
     if config.fall and state.adaptation is not None and counts is not None:
         drafted, accepted = counts
-        train |= accepted < (1 - config.fall) * state.adaptation.best * drafted
+        best = state.adaptation.best
+        train |= best - accepted / drafted > config.fall * best + DEVIATIONS * _noise(best, drafted)
     return train
 
 
@@ -175,9 +177,13 @@ def adapt(
 def _held_against(before: Array, drafted: Array, accepted: Array, promised: Array) -> tuple[Array, Array]:
     """(steps in a row that fell short, the mean promised). What was found stands where nothing was drafted."""
     mean = promised / drafted
-    noise = jnp.sqrt(jnp.maximum(mean * (1 - mean), 0.0) / drafted)
-    short = mean - accepted / drafted > MARGIN + DEVIATIONS * noise
+    short = mean - accepted / drafted > MARGIN + DEVIATIONS * _noise(mean, drafted)
     return jnp.where(drafted > 0, jnp.where(short, before + 1, 0), before), mean
+
+
+def _noise(mean: Array, drafted: Array) -> Array:
+    """The standard deviation of the share that is accepted of so many drafts, where `mean` is to be expected."""
+    return jnp.sqrt(jnp.maximum(mean * (1 - mean), 0.0) / drafted)
 
 
 def _position_1(batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]] | None:

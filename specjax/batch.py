@@ -59,7 +59,8 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
     tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
     proposed = accepted = None
     if rollout.proposed is not None and rollout.accepted is not None and rollout.accepted.shape[1]:
-        proposed, accepted = place(jnp.zeros(tokens.shape, bool), rollout.proposed), rollout.accepted[:, 0]
+        proposed = place(jnp.zeros(tokens.shape, bool), rollout.proposed)
+        accepted = jnp.where(rollout.proposed.any(axis=1), rollout.accepted[:, 0], 0)
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return Batch(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),

@@ -41,7 +41,7 @@ class Queue:
 
 
 def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
-    """One forward over the prompts. The drafter's state is left blank where it is not going to draft."""
+    """One forward over the prompts. The drafter rests where it is not going to draft: most are left blank."""
     policy, drafter, config = decoding.policy, decoding.drafter, decoding.config
     count, width = prompts.tokens.shape
     cache, start, final = policy.init_cache(count, width), jnp.zeros(count, jnp.int32), prompts.lengths - 1
@@ -54,7 +54,7 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
         if max(config.lengths) == 0:
             draft = ()
         else:
-            draft = jax.lax.cond(drafting, begin, lambda: blank(begin))
+            draft = jax.lax.cond(drafting, begin, lambda: drafter.rest(decoding.params, prompts, blank(begin)))
     features = kv.token_at(drafter.reads(output), final)
     assert output.cache is not None
     return Prefill(prompts, output.cache, draft, output.logits, features)
@@ -136,7 +136,7 @@ def let_in(
         return Queue(queue.next, first, until, kept)
 
     queue = jax.lax.cond(queue.next == queue.until, refill, lambda queue: queue, queue)
-    record = write_back(record, state, decoding.config)
+    record = write_back(record, state, decoding)
     sequence = queue.next + jnp.arange(rows)
     prompt = jnp.clip(sequence // group - queue.first, 0, count - 1)
     seated = seat(decoding, queue.kept, prompt, sequence, seed_step, length)
@@ -147,9 +147,9 @@ def let_in(
     return state, replace(queue, next=queue.next + jnp.sum(admitted, dtype=jnp.int32)), record
 
 
-def write_back(record: Rollout, state: RoundState, config: RolloutConfig) -> Rollout:
+def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollout:
     """The record of all sequences with what the finished rows came to."""
-    budget = config.max_new_tokens
+    budget = decoding.config.max_new_tokens
     real = jnp.arange(budget)[None] < state.emitted[:, None]
 
     def cut(x: Array) -> Array:
@@ -163,11 +163,19 @@ def write_back(record: Rollout, state: RoundState, config: RolloutConfig) -> Rol
         full=cut(state.full),
         drafted=state.drafted,
         accepted=state.accepted,
-        proposed=cut(state.proposed),
+        proposed=cut(state.proposed) & _known_whole(state, decoding)[:, None],
         rounds=state.rounds,
     )
     into = jnp.where(state.done, state.sequence, len(record.lengths))
     return jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), record, own)
+
+
+def _known_whole(state: RoundState, decoding: Decoding) -> Bool[Array, "B"]:
+    """Rows whose draft knew all that came before wherever it drafted."""
+    config, begun = decoding.config, None
+    if 0 in config.lengths and max(config.lengths):
+        begun = decoding.drafter.begun(state.draft)
+    return jnp.ones_like(state.done) if begun is None else begun == 0
 
 
 def compact(state: RoundState, slots: int) -> RoundState:

@@ -46,7 +46,7 @@ def speculative_rollout(
     carry, trips, gained = begin(decoding, prompts, seed_step, phases[0].slots), [], []
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):
-            record = write_back(carry.record, carry.state, config)
+            record = write_back(carry.record, carry.state, decoding)
             carry = Carry(compact(carry.state, phase.slots), None, record)
         before = carry.state
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
@@ -54,7 +54,7 @@ def speculative_rollout(
         gained.append(_gained(before, carry.state) if carry.queue is None else jnp.int32(0))
     k = [_draft_length(config, number) for number in range(len(phases))]
     trips, k, gained = (jnp.stack(by_phase)[None] for by_phase in (trips, k, gained))
-    return replace(write_back(carry.record, carry.state, config), trips=trips, k=k, gained=gained)
+    return replace(write_back(carry.record, carry.state, decoding), trips=trips, k=k, gained=gained)
 
 
 def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:

@@ -120,7 +120,7 @@ def commit(
 
     The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
     emitted is cut after the first stop token and at the length budget, once it is drawn, so that the law stays. The
-    drafter is told of it unless `features` are None.
+    drafter observes it; without `features`, at draft length 0, it may follow.
     """
     config = decoding.config
     with jax.named_scope("commit"):
@@ -153,7 +153,7 @@ def commit(
             pending=jnp.where(count > 0, pending, state.pending),
             done=state.done | stopped | (emitted == config.max_new_tokens),
             stopped=state.stopped | stopped,
-            draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
+            draft=_tell(decoding, state.draft, features, tokens, count),
             tokens=put(state.tokens, tokens, state.emitted),
             law=put(state.law, law, state.emitted),
             full=put(state.full, full, state.emitted),
@@ -161,6 +161,21 @@ def commit(
             accepted=_count(state.accepted, kept),
             proposed=put(state.proposed, jnp.pad(offered, ((0, 0), (0, 1))) & (column == 0), state.emitted),
         )
+
+
+def _tell(
+    decoding: Decoding,
+    draft: DraftState,
+    features: Float[Array, "B T F"] | None,
+    tokens: Int[Array, "B T"],
+    emitted: Int[Array, "B"],
+) -> DraftState:
+    """The drafter's state after a verification. One that never drafts has none."""
+    if features is not None:
+        return decoding.drafter.observe(draft, features, tokens, emitted)
+    if max(decoding.config.lengths) == 0:
+        return draft
+    return decoding.drafter.follow(draft, tokens, emitted)
 
 
 def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:

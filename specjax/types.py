@@ -142,7 +142,8 @@ class Rollout:
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
     gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; 0 until the
               batch shrinks behind a queue.
-    proposed: bool [R, C], the tokens at whose place position 1 of a draft stood, those that drafted[:, 0] counts.
+    proposed: bool [R, C], the tokens at whose place position 1 of a draft stood, those that drafted[:, 0] counts; none
+              in a row whose draft did not know all that came before (specjax.drafters.Drafter.begun).
     """
 
     tokens: Int[Array, "R C"]

@@ -81,6 +81,9 @@ class World:
             "ngram": NGramDrafter(self.vocab, min_n=1, max_n=4),
             "history": HistoryDrafter(self.vocab, min_n=1, max_n=4, kept=2, siblings=3),
             "either": EitherDrafter(NGramDrafter(self.vocab, min_n=2, max_n=4), self._eagle3_drafter),
+            "either history": EitherDrafter(
+                HistoryDrafter(self.vocab, min_n=2, max_n=4, kept=2, siblings=3), self._eagle3_drafter
+            ),
         }
 
     @functools.cached_property
@@ -132,7 +135,9 @@ class World:
         return params if "random" in name else self._distil(drafter, params)
 
     def params(self, draft: str, seed: int = 0) -> Params:
-        return Params(self.policy_params, self.draft(draft, seed), self.memory if draft == "remembered" else ())
+        """Those of what stands first, beside a lookup; with a memory where something is `remembered`."""
+        own = self.draft(draft.partition(" beside ")[0], seed)
+        return Params(self.policy_params, own, self.memory if "remembered" in draft else ())
 
     @functools.cached_property
     def memory(self) -> jax.Array:

@@ -65,12 +65,33 @@ class Drafter(Protocol):
         """
         ...
 
+    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> DraftState:
+        """The state after a prefill of `prompts` that begin at draft length 0; `blank` is that of `start`, in zeros.
+
+        By default that is it: the rows know nothing until `align`. One that has a `follow` of its own begins here.
+        """
+        return blank
+
+    def follow(self, state: DraftState, tokens: Int[Array, "B 1"], emitted: Int[Array, "B"]) -> DraftState:
+        """Take in a round at draft length 0, where later ones may draft: `observe` without features.
+
+        By default nothing, for such rounds are to hold no drafter's work. It is for those that write tokens alone.
+        """
+        return state
+
     def align(self, state: DraftState, visible: Int[Array, "B"]) -> DraftState:
         """Rows that the drafter was not told of for a while start anew at their `visible` cached positions.
 
         Called where draft lengths may be 0, before rounds that draft. By default it is told of all it needs.
         """
         return state
+
+    def begun(self, state: DraftState) -> Int[Array, "B"] | None:
+        """The first position that each row's state knows of; 0 for all of it, as None is for all rows.
+
+        Rows that `align` started anew draft from less than the training forward sees, and are not held against it.
+        """
+        return None
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw

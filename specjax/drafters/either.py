@@ -39,8 +39,22 @@ class EitherDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> tuple[DraftState, DraftState]:
         return tuple(drafter.start(params, prompts, features, width) for drafter in (self.lookup, self.trained))
 
+    def rest(
+        self, params: Params, prompts: Prompts, blank: tuple[DraftState, DraftState]
+    ) -> tuple[DraftState, DraftState]:
+        lookup, trained = blank
+        return self.lookup.rest(params, prompts, lookup), self.trained.rest(params, prompts, trained)
+
+    def follow(
+        self, state: tuple[DraftState, DraftState], tokens: Array, emitted: Array
+    ) -> tuple[DraftState, DraftState]:
+        return self.lookup.follow(state[0], tokens, emitted), self.trained.follow(state[1], tokens, emitted)
+
     def align(self, state: tuple[DraftState, DraftState], visible: Array) -> tuple[DraftState, DraftState]:
         return self.lookup.align(state[0], visible), self.trained.align(state[1], visible)
+
+    def begun(self, state: tuple[DraftState, DraftState]) -> Array | None:
+        return self.trained.begun(state[1])
 
     def propose(
         self, params: Params, state: tuple[DraftState, DraftState], gumbel: Array, law: SamplingLaw

@@ -108,6 +108,9 @@ class HeadDrafter(Drafter):
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
+    def begun(self, state: HeadState) -> Int[Array, "B"]:
+        return state.first
+
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, HeadState]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.drafters.base import Drafter, Proposal
+from specjax.drafters.base import Drafter, DraftState, Proposal
 from specjax.drafters.lookup import (
     Found,
     Text,
@@ -75,6 +75,12 @@ class HistoryDrafter(Drafter):
         return jnp.zeros((prompts, self.kept, max_new_tokens), jnp.int32)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HistoryState:
+        return self._begin(params, prompts)
+
+    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> HistoryState:
+        return self._begin(params, prompts)
+
+    def _begin(self, params: Params, prompts: Prompts) -> HistoryState:
         own, rows = prompt_text(prompts), len(prompts.lengths)
         if not jax.tree.leaves(params.memory):
             return HistoryState(own, prompts.id + 1, jnp.zeros((rows, 0, 1), jnp.int32))
@@ -88,9 +94,9 @@ class HistoryDrafter(Drafter):
         behind_all = jax.vmap(jax.vmap(behind, in_axes=(None, 0, None)))
         return HistoryState(own, prompts.id + 1, behind_all(prompt, completions, prompts.lengths))
 
-    def align(self, state: HistoryState, visible: Array) -> HistoryState:
-        """What the row was not told of stays a hole in its text."""
-        return state._replace(own=state.own._replace(length=visible + 1))
+    def follow(self, state: HistoryState, tokens: Array, emitted: Array) -> HistoryState:
+        """Writes the token, for the row and its siblings: what a round at draft length 0 holds of this drafter."""
+        return state._replace(own=append(state.own, tokens, emitted))
 
     def propose(
         self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw

@@ -1,7 +1,7 @@
 """Looking up how a text ends in texts that are known, for drafters that propose what followed there.
 
-A text holds a token as its id + 1, and 0 where none is known: behind its end, and where nobody told of one. So zeros
-are an empty text, caches may be resized with them, and a search never takes a hole for words.
+A text holds a token as its id + 1, and 0 where none is known, as behind its end. So zeros are an empty text, caches may
+be resized with them, and a search never takes a hole for words.
 """
 
 from typing import NamedTuple

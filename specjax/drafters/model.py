@@ -63,6 +63,9 @@ class ModelDrafter(Drafter):
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
+    def begun(self, state: ModelState) -> Int[Array, "B"]:
+        return state.first
+
     def propose(
         self, params: Params, state: ModelState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, ModelState]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, DraftState, Proposal
 from specjax.drafters.lookup import Text, append, certain, check_lengths, ending, look_up, prompt_text, written
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import Params, PolicyOutput, Prompts, TextCache
@@ -34,9 +34,12 @@ class NGramDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Text:
         return prompt_text(prompts)
 
-    def align(self, state: Text, visible: Array) -> Text:
-        """What the row was not told of stays a hole in its text."""
-        return state._replace(length=visible + 1)
+    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> Text:
+        return prompt_text(prompts)
+
+    def follow(self, state: Text, tokens: Array, emitted: Array) -> Text:
+        """Writes the token: what a round at draft length 0 holds of this drafter."""
+        return append(state, tokens, emitted)
 
     def propose(self, params: Params, state: Text, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Text]:
         found = look_up(state.cache.tokens[:, None], ending(state, self.max_n), self.min_n, gumbel.shape[1])

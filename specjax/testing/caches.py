@@ -13,6 +13,8 @@ from jaxtyping import Array
 from specjax.drafters import Drafter
 from specjax.drafters.base import DraftState
 from specjax.drafters.head import HeadState
+from specjax.drafters.history import HistoryState
+from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import begin
@@ -33,7 +35,8 @@ def assert_cache_consistent(
     """After the prefill and after each round, every row's caches hold what a prefill of its tokens so far would.
 
     All sequences are decoded at once, at `config.draft_length`; `CacheCheck` says what is compared. Nothing is tested
-    by chance. Returns the states, in numpy. Raises AssertionError at the first that is off.
+    by chance. Returns the states, in numpy. Raises AssertionError at the first that is off; ValueError for a drafter of
+    whose state nothing can be compared.
     """
     check = CacheCheck(policy, drafter, params, prompts, config, tolerance)
     rows, run = len(prompts.lengths) * config.group_size, seed_step(0, 0) if run is None else run
@@ -56,9 +59,15 @@ def assert_cache_consistent(
 class CacheCheck:
     """Compares the caches of a state with those of one fresh pass over each row's committed tokens, of live rows.
 
-    The policy's, up to the visible length. The drafter's, where its state has fields `cache` and `length` [B] (and
-    maybe `first` [B]): what `Drafter.start` makes of the same tokens, between the two. Of a HeadDrafter also what waits
-    to be cached: the true features and next tokens of the positions from `length` up to the visible length.
+    The policy's, up to the visible length. Of the drafter's state, each part of a tuple that is one:
+
+    - with fields `cache` and `length` [B] (and maybe `first` [B]): what `Drafter.start` makes of the same tokens,
+      between the two. Of a HeadDrafter also what waits to be cached: the true features and next tokens of the positions
+      from `length` up to the visible length;
+    - of a drafter that looks things up: its text, which is all committed tokens and nothing else;
+    - without any arrays, as that of NoDrafter or at draft length 0: nothing, for nothing can be off.
+
+    Any other is refused, since there is nothing to compare it with.
     """
 
     policy: Policy
@@ -69,24 +78,36 @@ class CacheCheck:
     tolerance: float = 1e-4
 
     def __call__(self, state: RoundState) -> RoundState:
-        """The state in numpy. Raises AssertionError."""
+        """The state in numpy. Raises AssertionError where it is off, ValueError where the drafter's cannot be."""
         state = jax.tree.map(np.asarray, state)
         tokens = self._committed(state)
         cache, draft, features = self._prefill(tokens)
-        own = state.draft
+        parts = _parts(state.draft, draft)
         for row in map(int, np.flatnonzero(~state.done)):
             visible = int(state.prompt[row] + state.emitted[row]) - 1
             self._same(state.cache, cache, row, 0, visible, "policy")
-            if hasattr(own, "cache"):
+            for own, fresh in parts:
+                if isinstance(own, Text):
+                    self._same_text(own, tokens[row, : visible + 1], row)
+                    continue
                 first = int(own.first[row]) if hasattr(own, "first") else 0
-                self._same(own.cache, draft.cache, row, first, int(own.length[row]), "draft")
-            if isinstance(own, HeadState):
-                at, count, where = int(own.length[row]), int(own.waiting[row]), f"row {row}, the draft's"
-                if at + count != visible:
-                    raise AssertionError(f"{where} {at} cached and {count} waiting positions: {visible} are visible")
-                self._close(own.features[row, :count], features[row, at : at + count], f"{where} features")
-                self._close(own.tokens[row, :count], tokens[row, at + 1 : at + count + 1], f"{where} tokens")
+                self._same(own.cache, fresh.cache, row, first, int(own.length[row]), "draft")
+                if isinstance(own, HeadState):
+                    self._same_waiting(own, features[row], tokens[row], row, visible)
         return state
+
+    def _same_text(self, own: Text, tokens: np.ndarray, row: int) -> None:
+        where, text = f"row {row}, the draft's text", own.cache.tokens[row]
+        if int(own.length[row]) != len(tokens):
+            raise AssertionError(f"{where} is {own.length[row]} tokens long: {len(tokens)} are committed")
+        self._close(text, np.pad(tokens + 1, (0, len(text) - len(tokens))), where)
+
+    def _same_waiting(self, own: HeadState, features: np.ndarray, tokens: np.ndarray, row: int, visible: int) -> None:
+        at, count, where = int(own.length[row]), int(own.waiting[row]), f"row {row}, the draft's"
+        if at + count != visible:
+            raise AssertionError(f"{where} {at} cached and {count} waiting positions: {visible} are visible")
+        self._close(own.features[row, :count], features[at : at + count], f"{where} features")
+        self._close(own.tokens[row, :count], tokens[at + 1 : at + count + 1], f"{where} tokens")
 
     def _committed(self, state: RoundState) -> np.ndarray:
         """Prompt and emitted tokens of each row, zeros after; rows for all sequences."""
@@ -100,7 +121,7 @@ class CacheCheck:
         return rows
 
     @cached_property
-    def _prefill(self) -> Callable[[np.ndarray], tuple[Cache, DraftState, Array]]:
+    def _prefill(self) -> Callable[[np.ndarray], tuple[Cache, DraftState, np.ndarray]]:
         @jax.jit
         def fresh(params: Params, tokens: Array) -> tuple[Cache | None, DraftState, Array]:
             rows, length = tokens.shape
@@ -120,3 +141,19 @@ class CacheCheck:
 
     def _close(self, got: ArrayLike, expected: ArrayLike, what: str) -> None:
         np.testing.assert_allclose(got, expected, atol=self.tolerance, rtol=0, err_msg=what)
+
+
+def _parts(own: DraftState, fresh: DraftState) -> list[tuple[DraftState, DraftState]]:
+    """Whatever can be compared in a drafter's state, each beside that of a fresh prefill."""
+    if not jax.tree.leaves(own):
+        return []
+    match own:
+        case Text():
+            return [(own, fresh)]
+        case HistoryState():
+            return [(own.own, fresh.own)]
+        case tuple() if not hasattr(own, "_fields"):
+            return [part for pair in zip(own, fresh, strict=True) for part in _parts(*pair)]
+    if hasattr(own, "cache") and hasattr(own, "length"):
+        return [(own, fresh)]
+    raise ValueError(f"draft state of type {type(own).__name__}: has no cache and no text to compare with a prefill's")

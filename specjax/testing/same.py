@@ -26,10 +26,10 @@ def assert_same_rollout(
 
     Lengths, stops and log-probs too, the last to within `tolerance`, where the rollout reports them. run: the
     (seed, step) of both. Nothing is tested by chance: each of the tokens, R times their lengths, has to be the same.
-    Returns the drafted rollout. Raises AssertionError at the first difference; ValueError where the verifier promises
-    no more than the law.
+    Returns the drafted rollout. Raises AssertionError at the first difference; ValueError for `rejection` and `block`,
+    which promise no more than the law. A Verifier of one's own is put to the test.
     """
-    if config.verifier != "coupled" and config.law.temperature > 0:
+    if config.verifier in ("rejection", "block") and config.law.temperature > 0:
         raise ValueError(f"verifier = {config.verifier}: must be coupled, or the temperature 0, for the same tokens")
     plainly = RolloutConfig(
         group_size=config.group_size,

@@ -16,7 +16,7 @@ def coupled_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> N
 
 
 def verify_coupled(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
-    """Section 3: the policy's own draw is emitted, a draft is kept while it equals it."""
+    """Daliri et al. 2024 (arXiv 2408.07978): the policy's own draw is emitted, a draft is kept while it equals it."""
     tokens = sample(log_p, noise.emit)
     agree = (tokens[:, :-1] == draft) & (jnp.arange(draft.shape[1])[None] < length[:, None])
     accepted = jnp.sum(jnp.cumprod(agree, axis=1), axis=1, dtype=jnp.int32)

@@ -53,10 +53,11 @@ DRAFTS = {
     "identical": Draft("policy", (0.9999, 1.0)),
     "table": Draft("table", (0.3, 0.7)),
     "trained mtp": Draft("mtp", (0.8, 1.0)),
-    "ngram": Draft("ngram", (0.0, 1.0)),
-    "remembered": Draft("history", (0.0, 1.0)),
-    "random beside ngram": Draft("either", (0.0, 1.0)),
-    "stranger": Draft("model", (0.0, 1.0)),
+    "ngram": Draft("ngram", (0.4, 0.8)),
+    "remembered": Draft("history", (0.2, 0.5)),
+    "random beside ngram": Draft("either", (0.3, 0.6)),
+    "stranger": Draft("model", (0.3, 0.6)),
+    "trained beside remembered": Draft("either history", (0.3, 0.6)),
 }
 # Every draft, and every law but greedy, which test_rollout_coupled.py holds. All combinations are for the slow tier.
 COVERING = [
@@ -72,6 +73,7 @@ COVERING = [
     ("remembered", "top-p", 3),
     ("random beside ngram", "temperature 0.7", 3),
     ("stranger", "min-p", 3),
+    ("trained beside remembered", "temperature 1", 3),
 ]
 
 
@@ -172,15 +174,6 @@ def test_completions_follow_the_policy(verifier: VerifierName, draft: str, law: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("verifier", VERIFIERS)
-def test_completions_follow_the_policy_in_every_combination(verifier: VerifierName, draft: str, law: str):
-    """98,304 draws, level 1e-6, power above 0.99 at total variation 0.03."""
-    check(verifier, draft, law, 0 if draft == "none" else 3, batches=6, total_variation=0.03)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", ["temperature 1", "top-p"])
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: str, law: str):

@@ -11,16 +11,20 @@ import pytest
 from jaxtyping import Array
 
 from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
+from specjax.drafters.history import HistoryState
+from specjax.drafters.lookup import Text
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout import begin, speculative_rollout
+from specjax.rounds import Decoding, RoundState, rounds
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Params, Prompts, PyTree, Rollout
 from tests.chain import COUNTING, chain
 from tests.specjax.test_lookup import searched
 from tests.tiny import WANDERING as WORLD
 
 GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
+SEQUENCES = 4 * GROUP
 STOP = 4
 
 
@@ -73,7 +77,7 @@ def assert_same_tokens(rollout: Rollout, expected: Rollout) -> None:
     "drafter", [pytest.param(NGRAM, marks=pytest.mark.slow, id="ngram"), pytest.param(HISTORY, id="history")]
 )
 def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
-    """Nor where drafting begins late, ends and begins again, behind tokens that the drafter was not told of."""
+    """Nor where drafting begins late, ends and begins again."""
     memory = () if drafter is NGRAM else remembered(plain)
     rollouts = [phased(drafter)(chosen, memory) for chosen in ([1] * 3, [0, 1, 1], [1, 0, 1])]
     for rollout in rollouts:
@@ -82,11 +86,18 @@ def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
     assert 0 < min(drafted) and max(drafted[1:]) < drafted[0]
 
 
-def replayed(prompt: list[int], completion: list[int], k: int) -> tuple[list[int], list[int]]:
-    """How often position 1 .. k of an n-gram's proposal could be emitted, and was, in a row of these tokens."""
-    drafted, accepted, row, at = [0] * k, [0] * k, prompt + completion, len(prompt) + 1
+def replayed(
+    prompt: list[int], completion: list[int], k: int, emitted: int = 1, others: tuple[list[int], ...] = ()
+) -> tuple[list[int], list[int]]:
+    """How often position 1 .. k of a lookup's proposal could be emitted, and was, in a row of these tokens.
+
+    emitted: tokens of the completion before the first draft. others: texts searched beside the row's own, by a drafter
+    whose drafts are no longer than their match.
+    """
+    drafted, accepted, row, at = [0] * k, [0] * k, prompt + completion, len(prompt) + emitted
     while at < len(row):
-        proposal = searched([row[:at]], row[:at], 1, 3, k)[1]
+        matched, proposal = searched([row[:at], *others], row[:at], 1, 3, k)
+        proposal = proposal[:matched] if others else proposal
         kept = 0
         for i, token in enumerate(proposal):
             if at + i < len(prompt) + BUDGET and STOP not in proposal[:i]:
@@ -98,11 +109,14 @@ def replayed(prompt: list[int], completion: list[int], k: int) -> tuple[list[int
     return drafted, accepted
 
 
+def words(tokens: Array, lengths: Array) -> list[list[int]]:
+    return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+
+
 def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
     """Through queue and phases. The chain repeats itself: a round emits far more than one token."""
     rollout = phased(NGRAM)([1] * 3, ())
-    completions = [row[:n] for row, n in zip(plain.tokens.tolist(), plain.lengths.tolist(), strict=True)]
-    prompts = [row[:n] for row, n in zip(PROMPTS.tokens.tolist(), PROMPTS.lengths.tolist(), strict=True)]
+    completions, prompts = words(plain.tokens, plain.lengths), words(PROMPTS.tokens, PROMPTS.lengths)
     expected = [replayed(prompts[i // GROUP], row, 2) for i, row in enumerate(completions)]
     np.testing.assert_array_equal(rollout.drafted, [drafted for drafted, _ in expected])
     np.testing.assert_array_equal(rollout.accepted, [accepted for _, accepted in expected])
@@ -161,3 +175,59 @@ def test_a_model_that_is_the_policy_drafts_what_it_says():
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
     assert_same_tokens(rollout, WORLD.rollout("none", "none", TINY, RUN))
     np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(rollout.lengths) - 1) // 4))
+
+
+@pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
+def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, drafter: Drafter):
+    """Prompt, earlier completions and the tokens of draft length 0: its drafts are those of one that always drafted."""
+    options = replace(CONFIG, draft_lengths=(0, 3), phases=((16, 8), (16, 99)))
+    memory = () if drafter is NGRAM else remembered(plain)
+    rollout = run(drafter, ChosenConfig(**vars(options), chosen=jnp.array([0, 1])), memory)
+    assert_same_tokens(rollout, plain)
+    before = 1 + int(np.asarray(rollout.trips)[0, 0])
+    assert before > 4
+    prompts, completions = words(PROMPTS.tokens, PROMPTS.lengths), words(plain.tokens, plain.lengths)
+    expected = []
+    for i, completion in enumerate(completions):
+        group = i // GROUP
+        known = () if drafter is NGRAM else tuple(prompts[group] + completions[group * GROUP + j] for j in range(2))
+        expected.append(replayed(prompts[group], completion, 3, before, known))
+    np.testing.assert_array_equal(rollout.drafted, [drafted for drafted, _ in expected])
+    np.testing.assert_array_equal(rollout.accepted, [accepted for _, accepted in expected])
+    assert np.sum(rollout.accepted) > 2 * SEQUENCES
+
+
+@pytest.mark.parametrize("name", ["ngram", "history", "either"])
+def test_a_row_at_draft_length_0_keeps_its_text_and_nothing_else(name: str):
+    """Beside a lookup that writes each token, a trained draft stays as blank as it was."""
+    options = ChosenConfig(**vars(replace(TINY, draft_lengths=(0, 2))), chosen=jnp.array([0]))
+    drafter, params = WORLD.drafters[name], WORLD.params("random")
+    decoding = Decoding(WORLD.policy, drafter, params, options)
+
+    def six(state: RoundState) -> Array:
+        return (jnp.max(state.emitted) > 5) | state.done.all()
+
+    @jax.jit
+    def decode(prompts: Prompts) -> tuple[RoundState, RoundState]:
+        state = begin(decoding, prompts, RUN, 12).state
+        return state, rounds(decoding, state, 0, six)[0]
+
+    first, state = decode(WORLD.batch)
+    texts, expected = text_of(state.draft), words(WORLD.batch.tokens, WORLD.batch.lengths)
+    assert (state.emitted > 5).any()
+    for i, (row, length) in enumerate(zip(texts.cache.tokens.tolist(), texts.length.tolist(), strict=True)):
+        said = expected[i // 2] + state.tokens[i, : state.emitted[i]].tolist()
+        assert row == [token + 1 for token in said] + [0] * (len(row) - len(said)) and length == len(said)
+    if name == "either":
+        for then, now in zip(jax.tree.leaves(first.draft[1]), jax.tree.leaves(state.draft[1]), strict=True):
+            np.testing.assert_array_equal(now, then)
+        assert not any(layer.k.any() for layer in state.draft[1].cache)
+
+
+def text_of(state: PyTree) -> Text:
+    match state:
+        case Text():
+            return state
+        case HistoryState():
+            return state.own
+    return text_of(state[0])

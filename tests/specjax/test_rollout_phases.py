@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.advantage import Advantages
+from specjax.batch import make_batch
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, lay_out
@@ -114,6 +116,30 @@ def test_drafting_that_begins_late_is_as_good_as_any():
     whole = WORLD.rollout("eagle3", "trained", config(draft_length=3), RUN)
     rates = [np.asarray(x.accepted)[:, 0].sum() / np.asarray(x.drafted)[:, 0].sum() for x in (rollout, whole)]
     assert rates[0] > 0.5 * rates[1] > 0.1
+
+
+@pytest.mark.parametrize(
+    "drafter, draft", [("eagle3", "random"), pytest.param("model", "stranger", marks=pytest.mark.slow)]
+)
+def test_a_draft_that_began_late_is_not_held_against_what_training_promises(drafter: str, draft: str):
+    """It does not know what came before, as training does: neither its tokens nor what was accepted of them count."""
+    options = config("rejection", draft_lengths=(0, 2), phases=((SEQUENCES, 6), (SEQUENCES, 9), (SEQUENCES, LONGEST)))
+
+    @jax.jit
+    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
+        every = ChosenConfig(**vars(options), chosen=chosen)
+        return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, RUN, every)
+
+    scores = Advantages(jnp.zeros(SEQUENCES), jnp.ones(SEQUENCES, bool), jnp.zeros(len(WORLD.prompts), bool))
+    for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
+        rollout = program(WORLD.params(draft), WORLD.batch, jnp.array(chosen))
+        drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
+        counted = np.asarray(rollout.proposed).sum(axis=1)
+        held = counted > 0
+        np.testing.assert_array_equal(counted[held], drafted[held])
+        assert held.any() == whole and (drafted[~held] > 0).any() == late
+        batch = make_batch(WORLD.batch, rollout, scores)
+        np.testing.assert_array_equal(batch.accepted, np.where(held, accepted, 0))
 
 
 def test_every_row_is_decoded_in_the_slots_that_its_phase_has():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from specjax.drafters import Drafter, NoDrafter, Proposal
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter, Proposal
+from specjax.drafters.history import HistoryState
+from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
@@ -111,6 +113,7 @@ def test_what_cannot_be_proven_is_refused():
     "drafter, config",
     [
         (PolicyDrafter(POLICY), replace(FEW, verifier="coupled")),
+        (PolicyDrafter(POLICY), replace(FEW, verifier=VERIFIERS["coupled"])),
         (TableDrafter((1, 2, 3, 0)), replace(FEW, verifier="block", law=SamplingLaw(temperature=0.0))),
     ],
 )
@@ -146,6 +149,60 @@ def test_a_cache_rolled_back_off_by_one_fails(policy: Policy, drafter: Drafter, 
     wide = replace(PROMPTS, tokens=jnp.pad(PROMPTS.tokens, ((0, 0), (0, 1))))
     with pytest.raises(AssertionError, match=rf"row \d+, {whose} cache 0: k of 0 \.\. \d+"):
         assert_cache_consistent(policy, drafter, FLAT, wide, FEW)
+
+
+NGRAM = NGramDrafter(4, min_n=1, max_n=3)
+
+
+class Mute(NGramDrafter):
+    """Takes in one token of each verification."""
+
+    def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
+        return super().observe(state, features, tokens, jnp.minimum(emitted, 1))
+
+
+class Misspelt(HistoryDrafter):
+    """Writes other tokens than those emitted."""
+
+    def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
+        return super().observe(state, features, (tokens + 1) % 4, emitted)
+
+
+@pytest.mark.parametrize(
+    "drafter, k",
+    [
+        (NGRAM, 2),
+        (HistoryDrafter(4, min_n=1, siblings=2), 2),
+        (EitherDrafter(NGRAM, PolicyDrafter(POLICY)), 2),
+        (NoDrafter(), 0),
+        (PolicyDrafter(POLICY), 0),
+    ],
+    ids=["ngram", "history", "either", "none", "at draft length 0"],
+)
+def test_texts_in_place_pass_and_so_does_what_has_no_state(drafter: Drafter, k: int):
+    assert assert_cache_consistent(POLICY, drafter, FLAT, PROMPTS, replace(FEW, draft_length=k))[-1].done.all()
+
+
+@pytest.mark.parametrize(
+    "drafter, evidence",
+    [
+        (Mute(4, min_n=1), r"the draft's text is \d+ tokens long: \d+ are committed"),
+        (Misspelt(4, min_n=1), "the draft's text$"),
+        (EitherDrafter(Mute(4, min_n=1), PolicyDrafter(POLICY)), r"the draft's text is \d+ tokens long"),
+        (EitherDrafter(NGRAM, Behind(POLICY)), r"draft cache 0: k of 0 \.\. \d+"),
+    ],
+    ids=["mute", "misspelt", "mute beside a draft", "beside a lookup"],
+)
+def test_a_text_that_is_not_what_was_said_fails(drafter: Drafter, evidence: str):
+    wide = replace(PROMPTS, tokens=jnp.pad(PROMPTS.tokens, ((0, 0), (0, 1))))
+    with pytest.raises(AssertionError, match=rf"(?m)row \d+, {evidence}"):
+        assert_cache_consistent(POLICY, drafter, FLAT, wide, FEW)
+
+
+@pytest.mark.parametrize("drafter", [TableDrafter((1, 2, 3, 0)), EitherDrafter(NGRAM, TableDrafter((1, 2, 3, 0)))])
+def test_a_state_that_cannot_be_compared_is_refused(drafter: Drafter):
+    with pytest.raises(ValueError, match="^draft state of type ndarray: has no cache and no text to compare"):
+        assert_cache_consistent(POLICY, drafter, FLAT, PROMPTS, FEW)
 
 
 def test_a_law_of_one_completion_allows_no_other():
