@@ -56,12 +56,15 @@ class Counts:
 class Acceptance:
     """Of one temperature: over all sequences, and by the length of their answers, up to so many tokens each.
 
-    predicted: the mean of sum_v min(p, q) over the same answers, which position 1 is held against.
+    draft_length: of the rounds, the longest of the run's: each position of a shorter draft is accepted alike.
+    predicted: the mean of sum_v min(p, q) over the same answers, which position 1 is held against; None where the law
+               cuts tokens out, of which these p and q do not tell.
     untrained: the same of the draft as it was to begin with, where asked for.
     """
 
     temperature: float
-    predicted: float
+    draft_length: int
+    predicted: float | None
     untrained: float | None
     counts: Counts
     by_length: dict[int, Counts]
@@ -69,7 +72,7 @@ class Acceptance:
     def as_json(self) -> dict[str, Any]:
         """The counts of all sequences beside the other fields, those by length in a list."""
         by_length = [{"up_to": length} | counts.as_json() for length, counts in self.by_length.items()]
-        own = {name: getattr(self, name) for name in ("temperature", "predicted", "untrained")}
+        own = {name: getattr(self, name) for name in ("temperature", "draft_length", "predicted", "untrained")}
         return own | self.counts.as_json() | {"by_length": by_length}
 
 
@@ -94,7 +97,10 @@ def measure_acceptance(
     smooth = replace(law, temperature=temperature or NEARLY_GREEDY)
     predict = make_predict(policy, drafter, smooth, mesh, microbatches=microbatches)
 
-    def predicted(params: Params) -> float:
+    def predicted(params: Params) -> float | None:
+        # At temperature 0 the likeliest token is all there is, and nothing cuts it out.
+        if law.truncates and temperature > 0:
+            return None
         sums = np.sum([predict(params, batch) for batch in answers.in_batches(rows)], axis=0)
         return float(sums[0] / sums[1])
 
@@ -102,6 +108,7 @@ def measure_acceptance(
     buckets = bucket_of(np.asarray(done.lengths))
     return Acceptance(
         temperature=temperature,
+        draft_length=options.draft_length,
         predicted=predicted(params),
         untrained=None if untrained is None else predicted(untrained),
         counts=count(done, real),

@@ -10,10 +10,10 @@ A line of a file is an object with
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,18 +89,31 @@ def join(parts: Sequence[Answers]) -> Answers:
     return Answers(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Answers)))
 
 
-def save_answers(path: Path, answers: Answers, problems: Sequence[Problem], tokenizer: Tokenizer) -> None:
-    """A line an answer to one of `problems`. Raises ConfigError where it cannot be written."""
-    lines = []
-    rows = zip(answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True)
-    for problem, row, start, end in rows:
-        ids = row[start:end].tolist()
-        line = {"prompt": problems[problem].prompt, "response": tokenizer.decode(ids), "tokens": ids}
-        lines.append(json.dumps(line) + "\n")
-    try:
-        path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write it: {error.strerror}") from None
+def answers_file(path: Path, problems: Sequence[Problem], tokenizer: Tokenizer) -> Callable[[Answers], None]:
+    """What writes answers to some of `problems` behind those before, a line each; the file is empty to begin with.
+
+    They are in the file when it returns: what was generated outlives whatever comes after. Raises ConfigError where it
+    cannot be written.
+    """
+
+    def write(text: str, mode: Literal["w", "a"]) -> None:
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot write it: {error.strerror}") from None
+
+    def append(answers: Answers) -> None:
+        lines = []
+        rows = zip(answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True)
+        for problem, row, start, end in rows:
+            ids = row[start:end].tolist()
+            line = {"prompt": problems[problem].prompt, "response": tokenizer.decode(ids), "tokens": ids}
+            lines.append(json.dumps(line) + "\n")
+        write("".join(lines), "a")
+
+    write("", "w")
+    return append
 
 
 def load_answers(

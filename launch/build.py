@@ -9,17 +9,16 @@ from jax.sharding import Mesh
 
 from configs.schema import DataConfig, RunConfig
 from launch.arithmetic import ALPHABET, arithmetic
-from launch.build_draft import build_draft
+from launch.build_draft import Head, build_draft
 from launch.build_policy import build_policy
 from launch.data import Problem, load_jsonl, split
 from launch.draft_vocabulary import frequent_tokens
 from launch.errors import ConfigError
 from launch.lookups import blank_memory, with_lookup
-from launch.saved_draft import fit_draft, layers_to_read, load_draft
+from launch.saved_draft import fit_draft, layers_to_read, load_draft, read_by
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.eagle3 import Eagle3Config
 from specjax.drafters import Drafter
 from specjax.types import Params, Policy
 
@@ -36,14 +35,14 @@ class Problems:
 class Networks:
     """Both networks as functions, and their parameters on the mesh.
 
-    head: the shape of an EAGLE-3 head, or of the small model that drafts; None for other drafters.
+    head: the shape of an EAGLE-3 or MTP head, or of the small model that drafts; None for other drafters.
     """
 
     decoder: DecoderConfig
     policy: Policy
     drafter: Drafter
     params: Params
-    head: Eagle3Config | DecoderConfig | None = None
+    head: Head | None = None
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -92,6 +91,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         head = draft.head if saved is None else saved.config
         features = draft.kind == "eagle3" and head.use_aux_hidden_state
         decoder, weights = build_policy(model, mesh, policy_key, "model", features=features)
+        if saved is not None:
+            decoder = read_by(saved, model.feature_layers, decoder)
         stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
         _check_tokens(tokenizer, stop_tokens, decoder.vocab_size)
         policy = make_policy(decoder)

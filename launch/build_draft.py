@@ -17,22 +17,22 @@ from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.draft_checkpoint import SavedDraft
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.mtp import init_mtp, make_mtp, mtp_config
+from models.mtp import MTPConfig, init_mtp, make_mtp, mtp_config
 from models.mtp_files import load_mtp
 from models.params import init_params
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NoDrafter
 from specjax.types import Policy, PyTree
 
+# Of an EAGLE-3 head, an MTP head or a small model.
+Head = Eagle3Config | MTPConfig | DecoderConfig
+
 
 class Draft(NamedTuple):
-    """A draft as a function, its parameters on the mesh, and the shape of what has a format of its own to be saved in.
-
-    head: of an EAGLE-3 head, or of a small model; None for other drafters.
-    """
+    """A draft as a function, its parameters on the mesh, and its shape; None where it has none."""
 
     drafter: Drafter
     params: PyTree
-    head: Eagle3Config | DecoderConfig | None = None
+    head: Head | None = None
 
 
 def build_draft(
@@ -51,7 +51,7 @@ def build_draft(
     """
     draft = config.draft
     if draft.kind == "model":
-        return _model(draft, decoder, mesh, key)
+        return _model(config, decoder, mesh, key)
     if draft.kind == "mtp":
         made = _mtp(config, decoder, policy, mesh, key)
     elif draft.kind == "eagle3":
@@ -99,13 +99,20 @@ def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, 
         head = mtp_config(decoder, config.draft.mtp_convention)
         found = head, init_params(partial(init_mtp, head), key, mesh)
     head, params = found
-    return Draft(make_mtp(head, policy, config.draft.unroll), params)
+    return Draft(make_mtp(head, policy), params, head)
 
 
-def _model(draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
+def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
+    draft = config.draft
     model = ModelConfig(draft.path, draft.architecture, (), policy.dtype, policy.param_dtype)
     decoder, params = build_policy(model, mesh, key, "draft", features=False)
     if decoder.vocab_size != policy.vocab_size:
         raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    if decoder.max_positions < longest:
+        raise ConfigError(
+            f"draft.kind = model: its max_positions is {decoder.max_positions}, must be at least "
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+        )
     decoder = replace(decoder, feature_layers=())
     return Draft(ModelDrafter(make_policy(decoder), draft.loss), params, decoder)

@@ -21,6 +21,7 @@ import tyro
 
 from launch.cli import parse, run_program
 from launch.errors import ConfigError
+from models.config import Dtype
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_dialects import dialect_of
 from models.eagle3_files import has_embedding, load_eagle3, save_eagle3
@@ -31,6 +32,7 @@ from models.hf_import import load_policy
 from models.mtp_files import load_mtp, save_mtp
 from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import PyTree
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -57,7 +59,7 @@ class ConvertArgs:
     feature_layers: tuple[int, ...] | None = None
     """A policy to ours: the layers on whose entry the drafter reads; EAGLE-3's 2, L/2 and L-3 by default."""
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
-    """To ours: the dtype to convert parameters to."""
+    """The dtype to convert parameters to."""
     max_file_bytes: int = 5_000_000_000
     """A policy to Hugging Face: beyond it the safetensors are split over several files."""
     dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
@@ -79,23 +81,23 @@ def import_policy(args: ConvertArgs) -> None:
         if head:
             save_mtp(out, head)
         write_json(out / CARRIED, carried_fields(read_json(args.source / "config.json")))
-        _copy_tokenizer(args.source, out)
+        copy_tokenizer(args.source, out)
 
 
 def export_policy(args: ConvertArgs) -> None:
     """From our layout to Hugging Face's."""
+    dtype = None if args.param_dtype == "kept" else args.param_dtype
     with new_directory(args.out) as out:
         mesh = make_mesh(MeshConfig())
         config, params = load_policy_checkpoint(args.source, mesh)
+        params = cast(params, dtype)
         carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
-        save_policy(out, params, config, carried, args.max_file_bytes, load_mtp(args.source, config, mesh))
-        _copy_tokenizer(args.source, out)
+        save_policy(out, params, config, carried, args.max_file_bytes, load_mtp(args.source, config, mesh, dtype))
+        copy_tokenizer(args.source, out)
 
 
 def import_draft(args: ConvertArgs) -> None:
     """From a public dialect to ours."""
-    if args.feature_layers is not None:
-        raise ValueError(f"feature_layers = {args.feature_layers}: must be none for a draft, which says what it reads")
     dtype = None if args.param_dtype == "kept" else args.param_dtype
     with new_directory(args.out) as out:
         config, params, ids, layers = load_eagle3(args.source, make_mesh(MeshConfig()), dtype)
@@ -111,9 +113,45 @@ def export_draft(args: ConvertArgs) -> None:
     """From ours to a public dialect."""
     if args.dialect == "unsaid":
         raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
+    if args.verifier is not None and args.dialect != "speculators":
+        raise ValueError(f"verifier = {args.verifier}: for dialect speculators alone")
     draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
     carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
+    if args.param_dtype != "kept":
+        draft = draft._replace(params=cast(draft.params, args.param_dtype))
+        carried = None if carried is None else _stating_dtype(carried, args.param_dtype)
+    if args.verifier is not None and carried is not None:
+        stated = carried.get("speculators_config") or {}
+        verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
+        carried = carried | {"speculators_config": stated | {"verifier": verifier}}
     save_eagle3(args.out, draft, args.dialect, carried, args.verifier)
+
+
+def cast(params: PyTree, dtype: Dtype | None) -> PyTree:
+    """The parameters in a dtype; None keeps theirs."""
+    return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+def _stating_dtype(fields: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
+    """The fields of a public config.json, those of its sections included, for tensors of this dtype."""
+    said = {name: _stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
+    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
+
+
+# Options that are for one conversion alone.
+_ALONE: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
+    "feature_layers": (import_policy, "a policy to our layout"),
+    "max_file_bytes": (export_policy, "a policy of ours"),
+    "dialect": (export_draft, "a draft of ours"),
+    "verifier": (export_draft, "a draft of ours"),
+}
+
+
+def _check_options(args: ConvertArgs, convert: Callable[[ConvertArgs], None]) -> None:
+    for field in dataclasses.fields(args):
+        value, (meant, of) = getattr(args, field.name), _ALONE.get(field.name, (convert, ""))
+        if convert is not meant and value != field.default:
+            raise ValueError(f"{field.name} = {value}: for {of} alone")
 
 
 def _conversion(fields: Mapping[str, Any]) -> tuple[Callable[[ConvertArgs], None], str]:
@@ -125,7 +163,7 @@ def _conversion(fields: Mapping[str, Any]) -> tuple[Callable[[ConvertArgs], None
     return (import_policy, "our") if "model_type" in fields else (export_policy, "Hugging Face")
 
 
-def _copy_tokenizer(source: Path, out: Path) -> None:
+def copy_tokenizer(source: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, out / name)
@@ -138,9 +176,7 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_platforms", "cpu")
     try:
         convert, layout = _conversion(read_json(args.source / "config.json"))
-        for name, default in (("dialect", "unsaid"), ("verifier", None)):
-            if convert is not export_draft and getattr(args, name) != default:
-                raise ValueError(f"{name} = {getattr(args, name)}: for a draft of ours alone")
+        _check_options(args, convert)
         convert(args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error

@@ -3,29 +3,32 @@
 The policy answers the training prompts, a draft learns from that, is measured on the held-out prompts, and is saved:
 
     DIR/draft/        the draft, which --draft.path of the other programs reads
+    DIR/DIALECT/      with --dialect, an EAGLE-3 head once more as SpecForge or speculators lay it out
     DIR/distill.json  what it cost, what of it is accepted, and after how many steps it has paid for itself
 """
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.acceptance import measure_acceptance
-from launch.answers import Answers, load_answers, save_answers
+from launch.acceptance import Acceptance, measure_acceptance
+from launch.answers import Answers, answers_file, load_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.distill_report import as_json, print_report
-from launch.distillation import Distillation, check_distillation, distill
+from launch.distillation import check_distillation, distill
+from launch.draft_files import check_draft, write_draft
 from launch.errors import ConfigError
 from launch.payback import measure_payback
-from launch.run_directory import restore_policy, write_atomically
+from launch.run_directory import new_out, restore_params, restore_policy, write_atomically
 from launch.setup import Setup, set_up
-from models.config import DecoderConfig
-from models.draft_checkpoint import save_draft_checkpoint
-from models.policy_checkpoint import save_policy_checkpoint
+from models.draft_checkpoint import MadeFor, state_made_for
+from models.eagle3 import Eagle3Config
+from specjax.types import Params
 
 console = Console(highlight=False, soft_wrap=True, markup=False)
 
@@ -38,6 +41,8 @@ class DistillArgs:
 
     Attributes:
         checkpoint:     the directory of a run, whose newest save has the policy; None takes that of model.path.
+        start:          the draft to begin with: as the recipe starts it, or that of `checkpoint`.
+        dialect:        whose layout to write an EAGLE-3 head in as well; ours writes DIR/draft alone.
         responses:      a JSONL file of answers to learn from, with the fields `prompt` and `response`; None generates.
         save_responses: a file to write the generated answers to, which --responses reads.
         temperatures:   to measure acceptance at, beside the run's own.
@@ -45,6 +50,8 @@ class DistillArgs:
     """
 
     checkpoint: str | None = None
+    start: Literal["recipe", "checkpoint"] = "recipe"
+    dialect: Literal["ours", "specforge", "speculators"] = "ours"
     responses: str | None = None
     save_responses: str | None = None
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
@@ -57,6 +64,8 @@ class DistillArgs:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if self.responses is not None and self.save_responses is not None:
             raise ValueError(f"save_responses = {self.save_responses}: must be none with responses, for none are made")
+        if self.start == "checkpoint" and self.checkpoint is None:
+            raise ValueError("start = checkpoint: must be recipe without checkpoint")
 
 
 def main(argv: list[str]) -> int:
@@ -65,40 +74,63 @@ def main(argv: list[str]) -> int:
     config, own = parse_run_and(
         DistillArgs, argv, "python -m launch.distill", "Initialise a draft from the policy's own answers, offline."
     )
-    out = _checked_out(config)
+    out = new_out(config)
     _check(config, own)
     # What a lookup beside the draft finds is no merit of the draft.
     config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
     setup = set_up(config)
-    if setup.networks.head is None:
-        raise ConfigError(f"draft.kind = {config.draft.kind}: has no format to be saved in by itself")
+    dialect = None if own.dialect == "ours" else own.dialect
+    check_draft(setup.networks, config.draft.kind, dialect)
     given = None if own.responses is None else _given(Path(own.responses), setup)
     check_distillation(setup, given)
     if not setup.held_out_prompts.rows:
         raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
-    params = setup.networks.params
-    if own.checkpoint is not None:
-        params = replace(params, policy=restore_policy(Path(own.checkpoint), setup))
+    params = _start(setup, own)
+    keep = None
+    if own.save_responses is not None:
+        keep = answers_file(Path(own.save_responses), setup.problems.train, setup.tokenizer)
     out.mkdir(parents=True, exist_ok=True)
 
-    own_vocabulary = config.draft.vocab_size is not None
-    result = distill(setup, params, console.print, given=given, own_vocabulary=own_vocabulary)
-    if own.save_responses is not None:
-        save_answers(Path(own.save_responses), result.answers, setup.problems.train, setup.tokenizer)
+    # A draft that has been trained has its vocabulary.
+    own_vocabulary = config.draft.vocab_size is not None and own.start == "recipe"
+    result = distill(setup, params, console.print, given=given, own_vocabulary=own_vocabulary, keep=keep)
     distilled = replace(params, draft=result.draft)
-    _save(out / DRAFT, setup, result)
-    console.print(f"draft saved: {out / DRAFT}")
+    ids = getattr(result.drafter, "target_ids", None)
+    write_draft(out / DRAFT, setup.networks, result.draft, ids)
+    if dialect is not None:
+        write_draft(out / dialect, setup.networks, result.draft, ids, dialect, config.model.path)
+    console.print(f"draft saved: {out / DRAFT}{'' if dialect is None else f' and {out / dialect}'}")
 
     temperature = config.rollout.law.temperature
     acceptance = [measure_acceptance(setup, result.drafter, distilled, temperature, untrained=params)]
     for other in sorted(set(own.temperatures) - {temperature}):
         acceptance.append(measure_acceptance(setup, result.drafter, distilled, other))
-    payback = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
-    said = {"recipe": config.name, "policy": own.checkpoint or config.model.path, "responses": own.responses}
-    report = said | as_json(result, acceptance, payback)
+    policy = own.checkpoint or config.model.path
+    if isinstance(setup.networks.head, Eagle3Config):
+        state_made_for(out / DRAFT, _made_for(setup, policy, acceptance[0]))
+    paybacks = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
+    said = {"recipe": config.name, "policy": policy, "responses": own.responses}
+    report = said | as_json(result, acceptance, paybacks)
     write_atomically(out / REPORT, json.dumps(report, indent=2) + "\n")
-    print_report(result, acceptance, payback, console)
+    print_report(result, acceptance, paybacks, console)
     return 0
+
+
+def _start(setup: Setup, own: DistillArgs) -> Params:
+    """The networks to begin with."""
+    params = setup.networks.params
+    if own.checkpoint is None:
+        return params
+    if own.start == "checkpoint":
+        return restore_params(Path(own.checkpoint), setup)
+    return replace(params, policy=restore_policy(Path(own.checkpoint), setup))
+
+
+def _made_for(setup: Setup, policy: str | None, measured: Acceptance) -> MadeFor:
+    # At temperature 0 a run measures another acceptance than here, one of the laws at temperature 1.
+    predicted = measured.predicted if measured.temperature > 0 else None
+    decoder = setup.networks.decoder
+    return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)
 
 
 def _check(config: RunConfig, own: DistillArgs) -> None:
@@ -113,15 +145,6 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
         raise ConfigError(f"save_responses = {own.save_responses}: its directory does not exist")
 
 
-def _checked_out(config: RunConfig) -> Path:
-    if config.out is None:
-        raise ConfigError("out = None: must be the directory to write")
-    out = Path(config.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out = {out}: exists and is not an empty directory")
-    return out
-
-
 def _given(path: Path, setup: Setup) -> Answers:
     config, vocab_size = setup.config, setup.networks.decoder.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
@@ -129,14 +152,6 @@ def _given(path: Path, setup: Setup) -> Answers:
     if dropped:
         console.print(f"{dropped} responses belong to prompts that are empty or over {limits[0]} tokens: dropped")
     return answers
-
-
-def _save(directory: Path, setup: Setup, result: Distillation) -> None:
-    networks, ids = setup.networks, getattr(result.drafter, "target_ids", None)
-    if isinstance(networks.head, DecoderConfig):
-        save_policy_checkpoint(directory, result.draft, networks.head)
-    elif networks.head is not None:
-        save_draft_checkpoint(directory, result.draft, networks.head, ids, networks.decoder.feature_layers)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,17 @@ from rich.table import Column, Table
 
 from launch.acceptance import Acceptance, Counts
 from launch.distillation import Distillation
-from launch.payback import Payback
+from launch.payback import Payback, best
 
 
-def as_json(result: Distillation, acceptance: Sequence[Acceptance], payback: Payback) -> dict[str, Any]:
+def as_json(result: Distillation, acceptance: Sequence[Acceptance], paybacks: Sequence[Payback]) -> dict[str, Any]:
     """All of it; the first of `acceptance` is at the run's own temperature."""
+    by_length = [payback.as_json() for payback in paybacks]
     return {
         "vocabulary": vocabulary(result),
         "cost": asdict(result.cost),
         "acceptance": [each.as_json() for each in acceptance],
-        "payback": payback.as_json(),
+        "payback": best(paybacks).as_json() | {"by_length": by_length},
     }
 
 
@@ -31,10 +32,13 @@ def vocabulary(result: Distillation) -> dict[str, Any] | None:
     return {"size": len(ids), "coverage": float(np.isin(result.answers.completions, ids).mean())}
 
 
-def print_report(result: Distillation, acceptance: Sequence[Acceptance], payback: Payback, console: Console) -> None:
+def print_report(
+    result: Distillation, acceptance: Sequence[Acceptance], paybacks: Sequence[Payback], console: Console
+) -> None:
     """Tables of acceptance, what it cost, and when that is paid for."""
     own, cost = acceptance[0], result.cost
-    table = _table("temperature", "held-out prompts: tokens a round (alpha), acceptance of each position", own.counts)
+    title = f"held-out prompts at draft length {own.draft_length}: tokens a round (alpha), acceptance of each position"
+    table = _table("temperature", title, own.counts)
     for each in acceptance:
         table.add_row(f"{each.temperature:g}", *_row(each.counts), _show(each.predicted))
     console.print(table)
@@ -50,7 +54,10 @@ def print_report(result: Distillation, acceptance: Sequence[Acceptance], payback
         f"{cost.training_s:.1f} s for {cost.steps} steps over {cost.trained_tokens} tokens; "
         f"{cost.compile_s:.1f} s of both were compiling"
     )
-    console.print(str(payback))
+    console.print(str(best(paybacks)))
+    if len(paybacks) > 1:
+        each = ", ".join(f"{payback.draft_length}: {payback.saved_s[0]:.3g} s" for payback in paybacks)
+        console.print(f"the best draft length of these, by what it saves: {each}")
 
 
 def _table(first: str, title: str, counts: Counts) -> Table:

@@ -79,13 +79,20 @@ def check_distillation(setup: Setup, given: Answers | None = None) -> None:
 
 
 def distill(
-    setup: Setup, params: Params, report: Report, *, given: Answers | None = None, own_vocabulary: bool = False
+    setup: Setup,
+    params: Params,
+    report: Report,
+    *,
+    given: Answers | None = None,
+    own_vocabulary: bool = False,
+    keep: Callable[[Answers], None] | None = None,
 ) -> Distillation:
     """Train the draft of `params` on answers of the policy of `params`, which stays as it is.
 
     given:          answers to learn from instead of generating any.
     own_vocabulary: a reduced draft vocabulary becomes that of the most frequent tokens of the first answers; the draft
                     must be untrained.
+    keep:           called with each chunk of answers that has been generated, before anything is learnt from it.
 
     The first answers are generated without the draft, the others with it as it is by then; their law is the same.
     """
@@ -94,6 +101,8 @@ def distill(
     batches = enumerate(PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed))
     if answers is None:
         answers = _Generator(setup, NoDrafter(), report, cost).answers(params, islice(batches, chunks[0]))
+        if keep is not None:
+            keep(answers)
     if own_vocabulary:
         drafter = with_vocabulary(setup, answers)
     planned = sum(chunks) * _rows(setup) if given is None else len(given)
@@ -104,6 +113,8 @@ def distill(
         for number, rollouts in enumerate(chunks[1:], start=1):
             trainer.train(answers, steps * number // len(chunks))
             new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
+            if keep is not None:
+                keep(new)
             answers = join([answers, new])
     trainer.train(answers, steps)
     cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specjax.adaptation import PATIENCE
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.draft_checkpoint import MadeFor
+from models.eagle3 import Eagle3Config
+from specjax.adaptation import MARGIN, PATIENCE
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.plan import Phase
 
@@ -11,6 +14,48 @@ CAUSES = (
     "features of the wrong layers, another rope base, features and tokens paired one off, a shuffled draft vocabulary "
     "(d2t), stale draft weights in the rollout, a draft cache that is not repaired or begins late"
 )
+
+# Below it a draft that is no longer random is taken for one that was not loaded as it was made.
+FLOOR = 0.2
+MISLOADED = "it reads other layers than it was made for, has another rope base, or was made for another policy"
+
+
+def misloaded(predicted: float, temperature: float, made_for: MadeFor | None) -> str | None:
+    """What is said of a draft from a checkpoint whose first step foresees less than it should, else None.
+
+    A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
+
+    predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's law.
+    """
+    known = made_for is not None and made_for.temperature == temperature
+    stated = made_for.predicted_acceptance if made_for is not None and known else None
+    least = FLOOR if stated is None else max(stated - MARGIN, 0.0)
+    if predicted >= least:
+        return None
+    if stated is None or made_for is None:
+        expected = f"one that is not random comes to {FLOOR} and more"
+    else:
+        expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
+    return (
+        f"ALARM: the draft of draft.path has a predicted acceptance of {predicted:.2f} in the first step, where "
+        f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED}"
+    )
+
+
+def made_with(head: Eagle3Config, policy: DecoderConfig, made_for: MadeFor | None) -> str | None:
+    """In what a head from a checkpoint differs from its policy, all of which may be as it should be; None for nothing.
+
+    policy: with the layers that the head reads.
+    """
+    usual = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
+    same = ("rope_theta", "rope_scaling", "max_positions")
+    compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in same]
+    if head.use_aux_hidden_state:
+        compared.append(("feature_layers", policy.feature_layers, usual, "EAGLE-3's"))
+    if made_for is not None:
+        compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
+    said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
+    return f"the draft of draft.path was made with {', '.join(said)}" if said else None
 
 
 def alarm(step: int, accepted: float | None, promised: float | None) -> str:

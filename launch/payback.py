@@ -23,7 +23,7 @@ from specjax.types import Params
 
 @dataclass(frozen=True)
 class Payback:
-    """The seconds that the rollout of a step takes without the draft and with it, in turns.
+    """The seconds that the rollout of a step takes without the draft and with it at some draft length, in turns.
 
     cost_s: seconds of the distillation, generation and training.
     """
@@ -31,6 +31,7 @@ class Payback:
     autoregressive_s: Sequence[float]
     speculative_s: Sequence[float]
     cost_s: float
+    draft_length: int
 
     @property
     def saved_s(self) -> tuple[float, float, float]:
@@ -51,7 +52,10 @@ class Payback:
     def __str__(self) -> str:
         plain, drafted = float(np.median(self.autoregressive_s)), float(np.median(self.speculative_s))
         saved, low, high = self.saved_s
-        times = f"a step's rollout takes {plain:.4g} s without the draft and {drafted:.4g} s with it"
+        times = (
+            f"a step's rollout takes {plain:.4g} s without the draft and {drafted:.4g} s with it at draft length "
+            f"{self.draft_length}"
+        )
         if self.steps is None:
             return f"{times}: the draft never pays for itself here"
         doubt = " (the interval holds 0: not certain to pay at all)" if low <= 0 else ""
@@ -61,10 +65,15 @@ class Payback:
         )
 
 
-def measure_payback(setup: Setup, drafter: Drafter, params: Params, cost: Cost, repeats: int) -> Payback:
-    """Rollouts of a step's batch of training prompts, at draft length 0 and at the run's longest.
+def best(paybacks: Sequence[Payback]) -> Payback:
+    """The one that saves most."""
+    return max(paybacks, key=lambda payback: payback.saved_s[0])
 
-    A turn has the same noise for both; programs are compiled before the clock starts.
+
+def measure_payback(setup: Setup, drafter: Drafter, params: Params, cost: Cost, repeats: int) -> list[Payback]:
+    """Rollouts of a step's batch of training prompts, at draft length 0 and at each of the run's.
+
+    A turn has the same noise for all; programs are compiled before the clock starts.
     """
     rollout, mesh = setup.train.rollout, setup.mesh
     prompts = place(setup.train_prompts.batch(np.arange(setup.config.data.prompts)), mesh)
@@ -81,9 +90,7 @@ def measure_payback(setup: Setup, drafter: Drafter, params: Params, cost: Cost, 
         measure(itertools.count())
         return partial(measure, itertools.count())
 
-    runs = {
-        "autoregressive": program(NoDrafter(), 0),
-        "speculative": program(drafter, max(rollout.lengths)),
-    }
-    turns = in_turns(runs, repeats)
-    return Payback(turns["autoregressive"], turns["speculative"], cost.generation_s + cost.training_s)
+    drafted = [length for length in rollout.lengths if length > 0]
+    turns = in_turns({0: program(NoDrafter(), 0)} | {length: program(drafter, length) for length in drafted}, repeats)
+    spent = cost.generation_s + cost.training_s
+    return [Payback(turns[0], turns[length], spent, length) for length in drafted]

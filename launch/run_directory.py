@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 from configs.schema import RunConfig
 from launch.errors import ConfigError
 from launch.setup import Setup
+from models.files import write_atomically
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, PyTree
 
@@ -43,6 +43,16 @@ def open_run(config: RunConfig) -> Path:
     return directory
 
 
+def new_out(config: RunConfig) -> Path:
+    """Where a program is to write that makes a directory of its own. Raises ConfigError unless it is new or empty."""
+    if config.out is None:
+        raise ConfigError("out = None: must be the directory to write")
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out = {out}: exists and is not an empty directory")
+    return out
+
+
 def restore_params(directory: Path, setup: Setup) -> Params:
     """The networks of a run's newest save, on the mesh of `setup`, without what the drafter remembers of its prompts.
 
@@ -59,13 +69,6 @@ def restore_policy(directory: Path, setup: Setup) -> PyTree:
     """The policy alone of what `restore_params` reads, whatever the draft beside it."""
     with _saves(directory) as saves:
         return saves.restore_policy(_abstract(setup.networks.params.policy))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it, and whenever this process is killed, there is the old text or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from configs.schema import RunConfig
 from launch.errors import ConfigError
-from models.config import DecoderConfig
-from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.draft_checkpoint import MadeFor, SavedDraft, load_draft_checkpoint, read_made_for
 from models.eagle3_dialects import check_stated_policy, dialect_of
 from models.eagle3_files import check_embedding, load_eagle3
 from models.files import CARRIED, errors_name, read_json
@@ -27,12 +27,27 @@ def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
     return load_eagle3(path, mesh)
 
 
+def made_for(config: RunConfig) -> MadeFor | None:
+    """What the draft of draft.path states that it was made for, where there is such a draft and it does."""
+    return None if config.draft.path is None else read_made_for(Path(config.draft.path))
+
+
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
-    """The policy's layers that a saved draft reads; empty where neither it nor the run says which."""
+    """The policy's layers that a saved draft reads; empty where neither it nor the run says which: `read_by`."""
     asked, own = config.model.feature_layers, saved.feature_layers
     if asked and own and asked != own:
         raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
     return asked or own
+
+
+def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
+    """The policy with the layers that a saved draft reads: EAGLE-3's own choice where `layers_to_read` names none.
+
+    What its directory says is what another draft reads. Raises ValueError where the policy is too shallow to choose.
+    """
+    if asked or not saved.config.use_aux_hidden_state:
+        return policy
+    return replace(policy, feature_layers=eagle3_feature_layers(policy.num_layers))
 
 
 def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:

@@ -1,6 +1,7 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,18 @@ from launch.compile_clock import CompileClock
 from launch.console import reasons
 from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.distillation import check_distillation, distill
-from launch.drafting import Switches, losing
+from launch.drafting import Switches, losing, made_with, misloaded
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.loggers import RunLogger
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.run_directory import CHECKPOINTS, open_run
+from launch.saved_draft import made_for
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.warmup import warm_up
+from models.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell, Drafting
 from specjax.mesh import batch_shards
@@ -36,6 +39,7 @@ from specjax.types import Params, TrainState
 
 console = Console(highlight=False, soft_wrap=True)
 
+Values = Mapping[str, Any]
 Choice = tuple[jax.Array | None, Drafting] | None
 # Number, begin, metrics and choice of a step.
 Pending = tuple[int, float, dict[str, Any], Choice]
@@ -78,6 +82,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
     console.print(f"run directory: {directory}")
     if table.dropped:
         console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+    if (said := _draft_as_loaded(setup)) is not None:
+        console.print(said, markup=False)
     costs = None
     if lengths:
         costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
@@ -89,7 +95,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
             before = evaluate(state.params) if config.eval.every else None
         restored = first if config.resume else None
         with RunLogger(directory, max(config.rollout.lengths), config.print_every, restored) as logger:
-            record, clock = StepRecord(logger, Switches(setup.phases, lengths, console.print)), CompileClock()
+            switches, clock = Switches(setup.phases, lengths, console.print), CompileClock()
+            record = StepRecord(logger, switches, _first_step(setup))
             for number in range(first + 1, config.steps + 1):
                 start = time.perf_counter()
                 prompts = next(pipeline)
@@ -140,8 +147,11 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
 class StepRecord:
     """Times each step, and logs it when the next is under way, so that fetching its metrics stalls nothing."""
 
-    def __init__(self, logger: RunLogger, switches: Switches | None = None) -> None:
-        self._logger, self._switches = logger, switches
+    def __init__(
+        self, logger: RunLogger, switches: Switches | None = None, first: Callable[[Values], None] | None = None
+    ) -> None:
+        """first: called with the metrics of the first step alone."""
+        self._logger, self._switches, self._first = logger, switches, first
         self._pending: Pending | None = None
         self._done = 0.0
 
@@ -182,9 +192,34 @@ class StepRecord:
             return
         number, _, metrics, choice = step
         self._logger.log(number, metrics | (more or {}))
+        if self._first is not None:
+            self._first(metrics)
+            self._first = None
         if self._switches is not None and choice is not None:
             lengths, drafting = jax.device_get(choice)
             self._switches(number, lengths[0].tolist(), drafting, metrics)
+
+
+def _draft_as_loaded(setup: Setup) -> str | None:
+    head, config = setup.networks.head, setup.config
+    if config.draft.path is None or not isinstance(head, Eagle3Config):
+        return None
+    return made_with(head, setup.networks.decoder, made_for(config))
+
+
+def _first_step(setup: Setup) -> Callable[[Values], None] | None:
+    """What holds the first step against what the draft's checkpoint states; a resumed run has trained its draft."""
+    config = setup.config
+    if config.draft.path is None or config.resume:
+        return None
+    stated, temperature = made_for(config), config.rollout.law.temperature
+
+    def check(metrics: Values) -> None:
+        predicted = metrics.get("draft/predicted_acceptance")
+        if predicted is not None and (said := misloaded(float(predicted), temperature, stated)) is not None:
+            console.print(said, style="bold red", markup=False)
+
+    return check
 
 
 def _due(number: int, every: int) -> bool:

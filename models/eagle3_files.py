@@ -4,6 +4,7 @@ The layers that a head reads, its rotary embedding and its length are what its o
 policy's. What it borrows of the policy, the embedding, may be there as a copy, which is not loaded.
 """
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -183,5 +184,10 @@ def _torch_views(path: Path) -> dict[str, _View]:
             return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
         return tensor.numpy()
 
-    tensors = torch.load(path, map_location="cpu", weights_only=True)
-    return {name: _View(array(tensor)) for name, tensor in tensors.items()}
+    try:
+        # Mapped where the file is of the kind that can be: then it is read once, whatever the times it is opened.
+        tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return {name: _View(array(tensor)) for name, tensor in tensors.items()}
+    except Exception as error:  # torch raises a different kind, some of many lines, for each way to be broken
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+        raise ValueError(f"{path}: not a file of tensors, or cut short ({reason})") from error

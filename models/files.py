@@ -44,7 +44,19 @@ def errors_name(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(json_text(fields), encoding="utf-8")
+
+
+def json_text(fields: dict[str, Any]) -> str:
+    """As `write_json` writes it."""
+    return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file: whoever reads it, and whenever this process is killed, there is the old text or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 @contextmanager

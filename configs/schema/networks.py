@@ -131,6 +131,15 @@ class DraftConfig:
             raise ValueError(f"decay = {self.decay}: must be in (0, 1]")
         if self.kind == "model" and given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with kind model")
+        # Not the widths: a recipe has one for its draft, and is to be run without a draft too.
+        if self.kind == "none" and self.vocab_size is not None:
+            raise ValueError(f"vocab_size = {self.vocab_size}: must be none with kind none")
+        if self.kind in ("model", "none"):
+            self._refuse_head(f"with kind {self.kind}, which has no head")
+            for option in fields(DraftConfig):
+                value = getattr(self, option.name)
+                if option.name in ("unroll", "decay") and value != option.default:
+                    raise ValueError(f"{option.name} = {value}: must be left alone with kind {self.kind}")
         if self.kind == "model" and (self.path is None) == (self.architecture is None):
             raise ValueError(f"path = {self.path}: kind model takes either a path or an architecture")
         if self.kind != "model" and self.architecture is not None:
@@ -142,10 +151,13 @@ class DraftConfig:
         sayer = "kind mtp" if self.path is None else "path"
         if given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with {sayer}, which says it")
+        self._refuse_head(f"with {sayer}, which says it")
+
+    def _refuse_head(self, why: str) -> None:
         for option in fields(HeadConfig):
             value = getattr(self.head, option.name)
             if value != option.default:
-                raise ValueError(f"head.{option.name} = {value}: must be left alone with {sayer}, which says it")
+                raise ValueError(f"head.{option.name} = {value}: must be left alone {why}")
 
     @property
     def proposes(self) -> bool:

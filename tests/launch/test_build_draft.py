@@ -14,11 +14,14 @@ from safetensors.numpy import load_file, save_file
 from launch.cli import parse_run
 from launch.errors import ConfigError
 from launch.setup import Setup, set_up
+from models.config import DecoderConfig
+from models.decoder import init_decoder
 from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.eagle3_files import save_eagle3
 from models.files import read_json, write_json
 from models.params import init_params
+from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import HeadDrafter
 from specjax.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
@@ -74,6 +77,22 @@ def test_a_head_as_the_options_make_it(shrunk: Options):
     head = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.head
     assert head is not None and head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
     assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
+
+
+def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
+    """Not those that the policy's directory has kept for another head, though they are as wide."""
+    shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
+    decoder, mesh = DecoderConfig(**shape, num_layers=8, feature_layers=(0, 1, 3)), make_mesh(MeshConfig())
+    head = Eagle3Config(**shape, draft_vocab_size=15, feature_size=24)
+    policy = init_params(partial(init_decoder, decoder), jax.random.key(3), mesh)
+    draft = init_params(partial(init_eagle3, head), jax.random.key(4), mesh)
+    save_policy_checkpoint(tmp_path / "policy", policy, decoder)
+    save_draft_checkpoint(tmp_path / "draft", draft, head, None, ())
+    options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
+    options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}
+    assert set_up(parse_run(argv("tiny", options), "", "")).networks.decoder.feature_layers == (2, 4, 5)
+    asked = options | {"--model.feature-layers": "1 2 3"}
+    assert set_up(parse_run(argv("tiny", asked), "", "")).networks.decoder.feature_layers == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ def test_param_dtype_and_file_size(tmp_path: Path, source: Path):
     main([str(tmp_path / "ours"), str(tmp_path / "back"), "--max-file-bytes", "10000"])
     assert json.loads((tmp_path / "back/config.json").read_text())["torch_dtype"] == "bfloat16"
     assert len(tensors(tmp_path / "back")) > 1
+    main([str(tmp_path / "ours"), str(tmp_path / "wide"), "--param-dtype", "float32"])
+    assert json.loads((tmp_path / "wide/config.json").read_text())["torch_dtype"] == "float32"
+    assert {x.dtype for x in load_file(tmp_path / "wide/model.safetensors").values()} == {np.dtype("float32")}
 
 
 def test_tokenizer_loads_from_both(tmp_path: Path, source: Path):
@@ -117,6 +120,20 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
+@pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
+def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
+    """Its config.json says so, and is otherwise as it was but for the policy that is named."""
+    public.write(tmp_path / "draft")
+    draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
+    main([draft, ours])
+    verifier = ["--verifier", "me"] if public.dialect == "speculators" else []
+    main([ours, back, "--dialect", public.dialect, "--param-dtype", "bfloat16", *verifier])
+    text = json.dumps(public.fields()).replace('"torch_dtype": "float32"', '"torch_dtype": "bfloat16"')
+    assert read_json(tmp_path / "back/config.json") == json.loads(text.replace("someone/tiny", "me"))
+    floats = {x.dtype.name for x in load_file(tmp_path / "back/model.safetensors").values()} - {"int64", "bool"}
+    assert floats == {"bfloat16"}
+
+
 def test_a_draft_to_the_other_dialect(tmp_path: Path):
     Public().write(tmp_path / "draft")
     draft, ours, other, again = (str(tmp_path / name) for name in ("draft", "ours", "other", "again"))
@@ -140,7 +157,10 @@ def test_bad_drafts(tmp_path: Path, source: Path):
         ([ours, out, "--dialect", "specforge"], "num_layers = 2: specforge has no such head, speculators has"),
         ([draft, out, "--dialect", "specforge"], "dialect = specforge: for a draft of ours alone"),
         ([str(source), out, *FEATURES, "--verifier", "me"], "verifier = me: for a draft of ours alone"),
-        ([draft, out, *FEATURES], r"feature_layers = \(1, 2, 3\): must be none for a draft, which says what it reads"),
+        ([draft, out, *FEATURES], r"feature_layers = \(1, 2, 3\): for a policy to our layout alone"),
+        ([ours, out, "--max-file-bytes", "9"], "max_file_bytes = 9: for a policy of ours alone"),
+        ([str(source), out, *FEATURES, "--max-file-bytes", "9"], "max_file_bytes = 9: for a policy of ours alone"),
+        ([ours, out, "--dialect", "specforge", "--verifier", "me"], "verifier = me: for dialect speculators alone"),
     ]:
         with pytest.raises(ConfigError, match=f"{message}$"):
             main(arguments)

@@ -4,23 +4,35 @@ import contextlib
 import io
 import json
 from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import launch.distill
-from launch.acceptance import bucket_of, count
-from launch.answers import join, load_answers, of_rollout, save_answers
+import launch.train
+from launch.acceptance import bucket_of, count, measure_acceptance
+from launch.answers import Answers, answers_file, join, load_answers, of_rollout
 from launch.arithmetic import ALPHABET
+from launch.cli import parse_run
 from launch.data import Problem
 from launch.draft_vocabulary import most_frequent
-from launch.payback import Payback
+from launch.payback import Payback, best
 from launch.pipeline import PromptTable
+from launch.setup import set_up
 from launch.tokenizers import CharacterTokenizer
-from models.draft_checkpoint import load_draft_checkpoint
+from models.draft_checkpoint import (
+    MadeFor,
+    load_draft_checkpoint,
+    read_made_for,
+    save_draft_checkpoint,
+    state_made_for,
+)
+from models.eagle3_files import load_eagle3
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
@@ -38,6 +50,7 @@ SMALL = {
     "--draft.vocab-size": str(VOCABULARY),
     "--temperatures": "0",
     "--repeats": "2",
+    "--rollout.draft-lengths": f"0 1 {DRAFT_LENGTH}",
 }
 
 
@@ -46,6 +59,7 @@ def distilled(files: Path, shrunk: Options) -> tuple[Path, str]:
     """The directory of a draft, and what the program said; beside it lie the answers it learnt from."""
     out, said = files / "distilled", io.StringIO()
     options = shrunk | SMALL | {"--out": str(out), "--save-responses": str(files / "responses.jsonl")}
+    options |= {"--dialect": "speculators"}
     with contextlib.redirect_stdout(said):
         assert launch.distill.main(argv("gsm8k", options)) == 0
     return out, said.getvalue()
@@ -75,7 +89,7 @@ def test_what_is_counted_adds_up(report: dict[str, Any]):
         # A round emits what it accepts and a token more, unless an accepted one ends the sequence.
         assert each["tokens"] == sum(each["accepted"]) + each["rounds"] - each["ended"]
         assert 0 <= each["ended"] <= each["sequences"]
-        assert len(each["rates"]) == DRAFT_LENGTH
+        assert len(each["rates"]) == each["draft_length"] == DRAFT_LENGTH
         for accepted, drafted, rate in zip(each["accepted"], each["drafted"], each["rates"], strict=True):
             assert accepted <= drafted <= each["rounds"] and rate == accepted / drafted
         for name in ("sequences", "tokens", "rounds", "ended"):
@@ -88,8 +102,11 @@ def test_the_cost_is_what_was_done(report: dict[str, Any], responses: list[dict[
     assert cost["answer_tokens"] == sum(len(line["tokens"]) for line in responses)
     assert 60 * 16 < cost["trained_tokens"] <= 60 * 16 * 8
     assert 0 < cost["compile_s"] < cost["generation_s"] + cost["training_s"] == payback["cost_s"]
-    assert len(payback["autoregressive_s"]) == len(payback["speculative_s"]) == 2
-    assert (payback["steps"] is None) == (payback["saved_s"] <= 0)
+    assert [each["draft_length"] for each in payback["by_length"]] == [1, DRAFT_LENGTH]
+    for each in (payback, *payback["by_length"]):
+        assert len(each["autoregressive_s"]) == len(each["speculative_s"]) == 2
+        assert (each["steps"] is None) == (each["saved_s"] <= 0)
+    assert payback["saved_s"] == max(each["saved_s"] for each in payback["by_length"])
 
 
 def test_the_vocabulary_is_that_of_the_first_answers(
@@ -107,11 +124,94 @@ def test_the_vocabulary_is_that_of_the_first_answers(
     assert report["vocabulary"] == {"size": VOCABULARY, "coverage": pytest.approx(inside)}
 
 
+def test_the_draft_states_what_it_was_made_for(distilled: tuple[Path, str], report: dict[str, Any]):
+    stated = read_made_for(distilled[0] / "draft")
+    assert stated == MadeFor(report["policy"], 16, 2, 1.0, report["acceptance"][0]["predicted"])
+
+
+def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):
+    mesh = make_mesh(MeshConfig())
+    ours, public = load_draft_checkpoint(distilled[0] / "draft", mesh), load_eagle3(distilled[0] / "speculators", mesh)
+    assert public.feature_layers == ours.feature_layers
+    np.testing.assert_array_equal(public.target_ids, ours.target_ids)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, public.params, ours.params)))
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_run_holds_its_first_step_against_what_the_draft_states(
+    distilled: tuple[Path, str], shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: bool
+):
+    """Loaded as it was distilled all is well; with other weights it comes to less than its file states."""
+    draft = distilled[0] / "draft"
+    if not sound:
+        saved, stated = load_draft_checkpoint(draft, make_mesh(MeshConfig())), read_made_for(draft)
+        draft, wrong = tmp_path / "draft", jax.tree.map(lambda x: 30 * x, saved.params)
+        save_draft_checkpoint(draft, wrong, saved.config, saved.target_ids, saved.feature_layers)
+        assert stated is not None
+        state_made_for(draft, replace(stated, num_layers=3))
+    options = {"--draft.path": str(draft), "--out": str(tmp_path / "run"), "--steps": "1", "--checkpoint.every": "0"}
+    assert launch.train.main(argv("gsm8k", shrunk | options | {"--reward.scorer": "exact"})) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "the draft of draft.path was made with a policy of num_layers = 3 (this policy's: 2)",
+        "ALARM: the draft of draft.path has a predicted acceptance of 0.",
+    ):
+        assert (part in said) != sound
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_the_draft_that_a_run_has_trained(
+    distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
+):
+    options = {"--draft.path": str(distilled[0] / "draft"), "--steps": "1", "--reward.scorer": "exact"}
+    # It hardly moves the policy, and not the draft.
+    options |= {"--policy-optimizer.learning-rate": "1e-6"}
+    run = shrunk | options | {"--out": str(tmp_path / "run"), "--draft-training.mode": "frozen"}
+    assert launch.train.main(argv("gsm8k", run)) == 0
+    fresh = {name: value for name, value in (shrunk | SMALL).items() if name != "--draft.vocab-size"}
+    # Another draft of the same shape, which the run's takes the place of.
+    other = tmp_path / "other"
+    saved = load_draft_checkpoint(distilled[0] / "draft", make_mesh(MeshConfig()))
+    save_draft_checkpoint(
+        other, jax.tree.map(jnp.zeros_like, saved.params), saved.config, saved.target_ids, saved.feature_layers
+    )
+    fresh |= {"--draft.path": str(other), "--checkpoint": str(tmp_path / "run"), "--start": "checkpoint"}
+    fresh |= {"--responses": str(files / "responses.jsonl"), "--distill.steps": "1", "--repeats": "1"}
+    assert launch.distill.main(argv("gsm8k", fresh | {"--temperatures": "1", "--out": str(tmp_path / "out")})) == 0
+    before, after = (json.loads((path / "distill.json").read_text()) for path in (distilled[0], tmp_path / "out"))
+    assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=0.05)
+
+
+def test_answers_outlive_a_crash_while_training(
+    files: Path, shrunk: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def crash(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("launch.distillation._Trainer.train", crash)
+    kept = tmp_path / "kept.jsonl"
+    with pytest.raises(MemoryError):
+        options = shrunk | SMALL | {"--out": str(tmp_path / "out"), "--save-responses": str(kept)}
+        launch.distill.main(argv("gsm8k", options))
+    assert len(kept.read_text().splitlines()) == 32
+
+
+def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, shrunk: Options):
+    setup = set_up(parse_run(argv("gsm8k", shrunk), "", ""))
+    law = replace(setup.train.rollout.law, top_k=2)
+    train = replace(setup.train, allow_truncated_law=True, rollout=replace(setup.train.rollout, law=law))
+    setup = replace(setup, train=train)
+    networks = setup.networks
+    cut, greedy = (measure_acceptance(setup, networks.drafter, networks.params, x) for x in (1.0, 0.0))
+    assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
+
+
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
     for part in ("32 answers of ", "distillation step 30: loss ", "distillation step 60: loss ", "temperature"):
         assert part in said
-    for part in ("draft vocabulary: 6 tokens", f"draft saved: {out / 'draft'}\n", "cost: ", "a step's rollout takes "):
+    where = f"draft saved: {out / 'draft'} and {out / 'speculators'}\n"
+    for part in ("draft vocabulary: 6 tokens", where, "cost: ", "a step's rollout takes ", "the best draft length of "):
         assert part in said
 
 
@@ -137,7 +237,10 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
     prompts = table.batch(np.array([2, 0, 1]))
     made = of_rollout(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
-    save_answers(tmp_path / "answers.jsonl", made, problems, tokenizer)
+    (tmp_path / "answers.jsonl").write_text("what an earlier run has left")
+    append = answers_file(tmp_path / "answers.jsonl", problems, tokenizer)
+    for rows in (slice(2), slice(2, 6)):
+        append(Answers(*(getattr(made, field.name)[rows] for field in fields(Answers))))
     read, dropped = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
     assert dropped == 0
     for step in range(3):
@@ -197,11 +300,12 @@ def test_buckets_of_lengths():
 
 
 def test_when_it_is_paid_for():
-    payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5)
+    payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
     assert payback.steps == 11 and "are paid for after 11 steps" in str(payback)
-    slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5)
+    slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
+    assert best([slower, payback, slower]) is payback and "at draft length 3" in str(payback)
     assert slower.steps is None and "never pays for itself" in str(slower)
-    doubtful = Payback([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0)
+    doubtful = Payback([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
     assert doubtful.steps is not None and "not certain" in str(doubtful)
 
 
@@ -209,6 +313,11 @@ def test_when_it_is_paid_for():
     ("options", "message"),
     [
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is no draft to distil"),
+        ({"--start": "checkpoint"}, "start = checkpoint: must be recipe without checkpoint"),
+        (
+            {"--dialect": "specforge"},
+            "dialect = specforge: feature_layers = (0, 1): specforge cannot name the entry of layer 0, speculators can",
+        ),
         ({"--rollout.draft-length": "0"}, "rollout.draft_length = 0: must be at least 1, to measure the draft by"),
         ({"--distill.batch-size": "9"}, "distill.batch_size = 9: must be a multiple of distill.microbatches x"),
         ({"--distill.batch-size": "64"}, "distill.batch_size = 64: must be at most 32, the answers of the first"),
@@ -227,6 +336,8 @@ def test_distill_refuses(refusal: Refusal, shrunk: Options, options: Options, me
     small = SMALL | {"--out": "out"}
     if options.get("--draft.kind") == "none":
         small.pop("--draft.vocab-size")
+    if "--rollout.draft-length" in options:
+        small.pop("--rollout.draft-lengths")
     assert message in refusal(launch.distill.main, argv("gsm8k", shrunk | small | options))
 
 

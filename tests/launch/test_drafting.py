@@ -1,11 +1,16 @@
 """What a person is told of drafting."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
 from launch.console import StepPrinter
-from launch.drafting import CAUSES, Switches, losing
+from launch.drafting import CAUSES, FLOOR, MISLOADED, Switches, losing, made_with, misloaded
 from launch.loggers import metric_names
+from models.config import DecoderConfig
+from models.draft_checkpoint import MadeFor
+from models.eagle3 import Eagle3Config
 from specjax.cost import Acceptance, Drafting, Progress
 from specjax.plan import Phase
 
@@ -59,6 +64,41 @@ def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off() ->
         "  drafting loses: 0.85 times the speed of draft length 0; "
         "--rollout.draft-lengths 0 3 turns it off where it does not pay"
     )
+
+
+MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
+LAYER = dict(hidden_size=16, intermediate_size=16, num_heads=1, num_kv_heads=1, head_dim=16)
+POLICY = DecoderConfig(**LAYER, vocab_size=9, num_layers=8, feature_layers=(2, 4, 5))
+HEAD = Eagle3Config(**LAYER, vocab_size=9, draft_vocab_size=9, feature_size=48)
+
+
+def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
+    assert misloaded(0.65, 1.0, MADE_FOR) is None
+    assert misloaded(0.63, 1.0, MADE_FOR) == (
+        "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
+        "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: " + MISLOADED
+    )
+
+
+@pytest.mark.parametrize(
+    "made_for", [None, MadeFor("runs/tiny", 16, 8, 0.6, 0.9), MadeFor("runs/tiny", 16, 8, 1.0, None)]
+)
+def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
+    assert misloaded(FLOOR, 1.0, made_for) is None
+    said = misloaded(FLOOR - 0.01, 1.0, made_for)
+    assert said is not None and "0.19 in the first step, where one that is not random comes to 0.2 and more" in said
+
+
+def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
+    assert made_with(HEAD, POLICY, MADE_FOR) is None
+    other = replace(HEAD, rope_theta=77.0, max_positions=2048)
+    assert made_with(other, replace(POLICY, feature_layers=(1, 3, 4)), replace(MADE_FOR, num_layers=9)) == (
+        "the draft of draft.path was made with rope_theta = 77.0 (the policy's: 10000.0), max_positions = 2048 (the "
+        "policy's: 32768), feature_layers = (1, 3, 4) (EAGLE-3's: (2, 4, 5)), a policy of num_layers = 9 (this "
+        "policy's: 8)"
+    )
+    last = replace(HEAD, use_aux_hidden_state=False, feature_size=16)
+    assert made_with(last, replace(POLICY, feature_layers=()), None) is None
 
 
 def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:

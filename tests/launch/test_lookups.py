@@ -10,7 +10,7 @@ import pytest
 import launch.evaluation
 import launch.speedup
 from configs.schema import ArithmeticConfig, DataConfig, RunConfig, SpeedupConfig
-from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
+from configs.schema.networks import DraftConfig, HeadConfig, LookupConfig, ModelConfig
 from launch.build import Networks
 from launch.errors import ConfigError
 from launch.setup import set_up
@@ -77,6 +77,10 @@ def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
     [
         (dict(kind="model", path="nowhere"), "draft.path = nowhere: no config.json there"),
         (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "its vocab_size is 16, must be 15"),
+        (
+            dict(kind="model", architecture=replace(SMALL, max_positions=16)),
+            "its max_positions is 16, must be at least data.max_prompt_tokens . rollout.max_new_tokens = 17$",
+        ),
     ],
 )
 def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
@@ -90,6 +94,14 @@ def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
         (lambda: DraftConfig(kind="model"), "path = None: kind model takes either a path or an architecture"),
         (lambda: DraftConfig(kind="model", architecture=SMALL, path="x"), "path = x: kind model takes either a path"),
         (lambda: DraftConfig(kind="model", architecture=SMALL, num_heads=2), "num_heads = 2: must be none with kind"),
+        (lambda: DraftConfig(kind="model", path="x", unroll=2), "unroll = 2: must be left alone with kind model"),
+        (lambda: DraftConfig(kind="model", path="x", decay=0.5), "decay = 0.5: must be left alone with kind model"),
+        (
+            lambda: DraftConfig(kind="model", path="x", head=HeadConfig(qk_norm=True)),
+            "head.qk_norm = True: must be left alone with kind model, which has no head",
+        ),
+        (lambda: DraftConfig(kind="none", head=HeadConfig(num_layers=2)), "head.num_layers = 2: must be left alone"),
+        (lambda: DraftConfig(kind="none", vocab_size=9), "vocab_size = 9: must be none with kind none"),
         (lambda: DraftConfig(architecture=SMALL), "architecture: must be none with kind eagle3"),
         (lambda: LookupConfig(min_n=9), "min_n = 9, max_n = 8: must be 1 <= min_n <= max_n"),
         (lambda: LookupConfig(kept=0), "kept = 0: must be at least 1"),
@@ -99,6 +111,10 @@ def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
 def test_combinations_that_make_no_sense_are_refused(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_recipe_with_a_width_for_its_draft_runs_without_one():
+    assert DraftConfig(kind="none", intermediate_size=192).kind == "none"
 
 
 def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch):

@@ -276,6 +276,22 @@ def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_eagle3(tmp_path, ONE)
 
 
+def test_broken_pytorch_files(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"fc.weight": torch.ones(9)}, path)
+    whole = path.read_bytes()
+    for broken in (b"", b"no tensors", whole[: len(whole) // 2]):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"^.*/pytorch_model.bin: not a file of tensors, or cut short \([^\n]*\)$"):
+            load_eagle3(tmp_path, ONE)
+    for other in ([1, 2], {"fc.weight": "text"}):
+        torch.save(other, path)
+        with pytest.raises(ValueError, match=r"^.*/pytorch_model.bin: not a file of tensors, or cut short \(.*\)$"):
+            load_eagle3(tmp_path, ONE)
+
+
 def test_pytorch_files(tmp_path: Path):
     torch = pytest.importorskip("torch")
     SPECFORGE.write(tmp_path / "safe")

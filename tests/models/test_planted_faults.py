@@ -13,9 +13,10 @@ import numpy as np
 import optax
 import pytest
 
+from launch.drafting import misloaded
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.draft_checkpoint import SavedDraft
+from models.draft_checkpoint import MadeFor, SavedDraft
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.eagle3_files import load_eagle3, save_eagle3
 from models.files import read_json, write_json
@@ -117,4 +118,7 @@ def test_acceptance_falls(
     tensors, fields = published / "model.safetensors", read_json(published / "config.json")
     (tmp_path / "model.safetensors").write_bytes(tensors.read_bytes())
     write_json(tmp_path / "config.json", fields | FAULTS[fault])
-    assert acceptance(tmp_path) < sound - ALARM
+    assert (found := acceptance(tmp_path)) < sound - ALARM
+    # A run that loads it so says so in its first step.
+    stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, sound)
+    assert misloaded(sound, 1.0, stated) is None and misloaded(found, 1.0, stated) is not None

@@ -1,0 +1,97 @@
+"""What a run has trained, for others to load: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
+
+CONFIG and the options behind it are those of the run, whose newest save is written: the policy in Hugging Face's layout
+with its tokenizer, an MTP head stitched in under the names of its family; or the draft by itself.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from launch.cli import parse_run_and, run_program
+from launch.convert import cast, copy_tokenizer
+from launch.draft_files import check_draft, write_draft
+from launch.errors import ConfigError
+from launch.run_directory import new_out, restore_params, restore_policy
+from launch.setup import Setup, set_up
+from models.files import CARRIED, read_json
+from models.hf_config import carried_fields
+from models.hf_export import save_policy
+from models.mtp import MTPConfig
+from models.mtp_files import load_mtp
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArgs:
+    """Options of launch.export alone; its --out is the directory to write, new or empty.
+
+    Attributes:
+        checkpoint:  the directory of the run.
+        part:        policy, with an MTP head where that is the draft; or draft, an EAGLE-3 head or a small model.
+        dialect:     of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
+        param_dtype: to write parameters in; kept leaves them in model.param_dtype, that of training.
+    """
+
+    checkpoint: str
+    part: Literal["policy", "draft"] = "policy"
+    dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
+
+
+def main(argv: list[str]) -> int:
+    """Restore, write, and say where."""
+    config, own = parse_run_and(ExportArgs, argv, "python -m launch.export", "Write what a run has trained.")
+    out = new_out(config)
+    if own.part == "policy" and own.dialect != "ours":
+        raise ConfigError(f"dialect = {own.dialect}: for part draft alone")
+    setup = set_up(config, training=False)
+    try:
+        (_export_draft if own.part == "draft" else _export_policy)(out, setup, own)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    print(f"{own.checkpoint} -> {out} ({own.part})")
+    return 0
+
+
+def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
+    config, ids = setup.config, setup.draft_vocabulary
+    dialect = None if own.dialect == "ours" else own.dialect
+    check_draft(setup.networks, config.draft.kind, dialect)
+    dtype = None if own.param_dtype == "kept" else own.param_dtype
+    draft = cast(restore_params(Path(own.checkpoint), setup).draft, dtype)
+    networks, head = setup.networks, setup.networks.head
+    if head is not None and dtype is not None:
+        networks = replace(networks, head=replace(head, param_dtype=dtype))
+    target_ids = None if ids is None else np.array(ids, np.int32)
+    write_draft(out, networks, draft, target_ids, dialect, config.model.path)
+
+
+def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
+    networks, path, mtp = setup.networks, setup.config.model.path, None
+    dtype = None if own.param_dtype == "kept" else own.param_dtype
+    if isinstance(networks.head, MTPConfig):
+        params = restore_params(Path(own.checkpoint), setup)
+        policy, mtp = params.policy, (networks.head, cast(params.draft, dtype))
+    else:
+        policy = restore_policy(Path(own.checkpoint), setup)
+        if path is not None:  # a head that the run has not drafted with stays as it came
+            mtp = load_mtp(Path(path), networks.decoder, setup.mesh, dtype)
+    save_policy(out, cast(policy, dtype), networks.decoder, _carried(path), mtp=mtp)
+    if path is not None:
+        copy_tokenizer(Path(path), out)
+
+
+def _carried(path: str | None) -> dict[str, Any] | None:
+    """Of the policy that the run started from, what its own config.json has beside the network's shape."""
+    if path is None:
+        return None
+    directory = Path(path)
+    if (directory / "params").is_dir():
+        return read_json(directory / CARRIED) if (directory / CARRIED).exists() else None
+    return carried_fields(read_json(directory / "config.json"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,94 @@
+"""launch.export: what a run has saved comes out in layouts that others load."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import launch.export
+from launch.cli import parse_run
+from launch.setup import Setup, set_up
+from models.draft_checkpoint import load_draft_checkpoint
+from models.eagle3_files import load_eagle3
+from models.hf_config import read_hf_config
+from models.hf_import import load_policy
+from models.mtp_files import load_mtp
+from models.params import by_path
+from specjax.checkpoint import Checkpointer
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.train_step import init_train_state
+from specjax.types import PyTree
+from tests.launch.programs import Options, Refusal, argv
+
+ONE = make_mesh(MeshConfig())
+REDUCED = {"--draft.vocab-size": "4"}
+MTP = {"--draft.kind": "mtp", "--draft.mtp-convention": "mimo", "--model.feature-layers": "0"}
+
+
+def save(run: Path, options: Options) -> Setup:
+    """A run whose networks are no longer those that it started with; the setup that has them."""
+    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
+    trained = jax.tree.map(lambda x: 2 * x, setup.networks.params)
+    state = init_train_state(trained, setup.train, setup.mesh)
+    with Checkpointer(run / "checkpoints", keep=1) as saves:
+        saves.save(1, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
+    return setup
+
+
+def same(found: PyTree, started: PyTree) -> bool:
+    found, started = by_path(found), by_path(started)
+    return found.keys() == started.keys() and all(np.array_equal(x, 2 * started[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize("dialect", ["ours", "speculators"])
+def test_a_head(shrunk: Options, tmp_path: Path, dialect: str):
+    setup = save(tmp_path / "run", shrunk | REDUCED)
+    own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
+    own |= {"--part": "draft", "--dialect": dialect}
+    assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
+    load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
+    _, params, ids, layers = load(tmp_path / "out", ONE)
+    assert same(params, setup.networks.params.draft) and layers == (0, 1)
+    assert ids.tolist() == setup.draft_vocabulary
+
+
+def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path):
+    options = shrunk | MTP
+    setup = save(tmp_path / "run", options)
+    own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
+    assert launch.export.main(argv("gsm8k", options | own)) == 0
+    config = read_hf_config(tmp_path / "out", ())
+    assert same(load_policy(tmp_path / "out", config, ONE), setup.networks.params.policy)
+    found = load_mtp(tmp_path / "out", config, ONE)
+    assert found is not None and same(found[1], setup.networks.params.draft)
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (files / "policy/tokenizer.json").read_bytes()
+    # It is a policy to start from, head and all, and may be narrower.
+    again = set_up(parse_run(argv("gsm8k", options | {"--model.path": str(tmp_path / "out")}), "", ""))
+    assert same(again.networks.params.draft, setup.networks.params.draft)
+    own |= {"--out": str(tmp_path / "narrow"), "--param-dtype": "bfloat16"}
+    assert launch.export.main(argv("gsm8k", options | own)) == 0
+    assert read_hf_config(tmp_path / "narrow", ()).param_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
+        ({"--dialect": "specforge"}, "dialect = specforge: for part draft alone"),
+        (MTP | {"--part": "draft"}, "draft.kind = mtp: has no format to be saved in by itself"),
+        ({"--part": "draft", "--dialect": "specforge"}, "specforge cannot name the entry of layer 0, speculators can"),
+    ],
+)
+def test_refusals(refusal: Refusal, shrunk: Options, options: Options, message: str):
+    own = {"--checkpoint": "run", "--out": "out"}
+    assert message in refusal(launch.export.main, argv("gsm8k", shrunk | own | options))
+
+
+def test_it_writes_over_nothing(refusal: Refusal, shrunk: Options, tmp_path: Path):
+    (tmp_path / "kept").touch()
+    own = {"--checkpoint": "run", "--out": str(tmp_path)}
+    said = refusal(launch.export.main, argv("gsm8k", shrunk | own))
+    assert said == f"out = {tmp_path}: exists and is not an empty directory"
+    assert refusal(launch.export.main, argv("gsm8k", shrunk | {"--checkpoint": "run"})).startswith("out = None: must")
