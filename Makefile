@@ -14,7 +14,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ from specjax.sampling import SamplingLaw
 from specjax.testing.exact import Cells, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, VerifierName
+from tests.specjax.training import AS_SHIPPED
 from tests.tiny import ENUMERABLE as WORLD
 
 BUDGET, BATCH = 5, 2**14
@@ -116,10 +117,10 @@ def chosen(index: Array) -> Verifier:
 
 
 @functools.cache
-def program(drafter: str, law: str, k: int) -> Callable[[Params, Prompts, int, SeedStep], Rollout]:
+def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Params, Prompts, int, SeedStep], Rollout]:
     """(params, prompts, place of the verifier, run) -> BATCH samples"""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=AS_SHIPPED if as_shipped else None)
     def run(params: Params, prompts: Prompts, verifier: Array, run: SeedStep) -> Rollout:
         config = RolloutConfig(
             group_size=BATCH,
@@ -136,11 +137,13 @@ def program(drafter: str, law: str, k: int) -> Callable[[Params, Prompts, int, S
 
 def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, total_variation: float) -> None:
     """The chi-square test, and that the draft is what it is called, so that every way to emit a token takes part."""
+    # Few batches are not worth the effort of compiling well; a million draws take half an hour less for it.
+    run = program(DRAFTS[draft].drafter, law, k, as_shipped=batches > 1)
     place, seed = list(VERIFIERS).index(verifier), len(DRAFTS) * list(LAWS).index(law) + list(DRAFTS).index(draft)
     counts, rollouts = Counter(), []
     for batch in range(batches):
-        run = seed_step(seed, len(VERIFIERS) * batch + place)
-        rollout = program(DRAFTS[draft].drafter, law, k)(WORLD.params(draft), WORLD.batch, jnp.int32(place), run)
+        noise = seed_step(seed, len(VERIFIERS) * batch + place)
+        rollout = run(WORLD.params(draft), WORLD.batch, jnp.int32(place), noise)
         counts.update(count_completions(rollout))
         rollouts.append(jax.tree.map(np.asarray, rollout))
     result = fit(counts, exact(law), total_variation)
@@ -173,12 +176,13 @@ def test_completions_follow_the_policy(verifier: VerifierName, draft: str, law: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: str, law: str):
-    """1,015,808 draws, level 1e-6, power above 0.99 at total variation 0.01."""
-    check(verifier, draft, law, 0 if draft == "none" else 3, batches=62, total_variation=0.01)
+    """1,015,808 draws, level 1e-6, power above 0.99 at total variation 0.01; where all must be equal, 32,768 do."""
+    batches = 2 if law == "greedy" else 62
+    check(verifier, draft, law, 0 if draft == "none" else 3, batches, total_variation=0.01)
 
 
 def test_completions_follow_the_policy_through_queue_and_phases():
@@ -206,10 +210,11 @@ def test_completions_follow_the_policy_through_queue_and_phases():
     assert result.power > 0.99
 
 
-def test_samples_that_draft_from_each_other_are_independent():
+@pytest.mark.parametrize("slots", [90_000, 20_000], ids=["side by side", "one after the other"])
+def test_samples_that_draft_from_each_other_are_independent(slots: int):
     """Pairs of samples follow the product of their laws, though each proposes what the other has said."""
-    budget, pairs = 3, 45_000
-    config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=WORLD.stops)
+    budget, pairs, plan = 3, 45_000, ((slots, 99),)
+    config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=WORLD.stops, phases=plan)
     drafter = HistoryDrafter(WORLD.vocab, min_n=1, max_n=3, siblings=2)
     prompts = jax.tree.map(lambda x: jnp.repeat(x, pairs, axis=0), WORLD.batch)
     prompts = replace(prompts, id=jnp.arange(pairs))

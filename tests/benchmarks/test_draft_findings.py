@@ -1,0 +1,38 @@
+"""The experiment on drafts, from warm-up to its plots, on very little of everything."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import draft_findings
+from configs import tiny
+from configs.schema import EvalConfig
+
+
+@pytest.mark.slow
+def test_every_part_is_measured_tabled_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    shape = replace(tiny.config.model.architecture, num_layers=2)
+    small = replace(
+        tiny.config,
+        model=replace(tiny.config.model, architecture=shape, feature_layers=(0, 1)),
+        warmup=replace(tiny.config.warmup, steps=2),
+        eval=EvalConfig(prompts=8),
+    )
+    monkeypatch.setattr(tiny, "config", small)
+    written = tmp_path / "runs.json"
+    options = {"--steps": "2", "--answers": "128", "--distil": "4", "--draft-lengths": "2", "--repeats": "2"}
+    argv = [part for option in options.items() for part in option]
+    assert draft_findings.main([*argv, "--json", str(written), "--plots", str(tmp_path / "plots")]) == 0
+    found = json.loads(written.read_text())
+    assert {row["start"] for row in found["drafted"]} == {"in-domain", "generic", "random"}
+    assert {(run["start"], run["mode"]) for run in found["runs"]} == {
+        (start, mode) for start in ("in-domain", "generic", "random") for mode in ("frozen", "online")
+    }
+    assert all(len(run["alpha"]) == 2 for run in found["runs"])
+    assert "the same in all runs, every step" in capsys.readouterr().out
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 3
