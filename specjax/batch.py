@@ -18,8 +18,8 @@ class Batch:
     completion: bool [R, S], which of them are completion tokens.
     mu:         float32 [R, S], log-prob of each completion token when it was generated; None where not recorded.
     advantage:  float32 [R]. scored: bool [R], False where scoring failed: such a row trains the draft alone.
-    proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood. accepted: int32 [R], how many
-                of these drafts were accepted. None where not recorded, or nothing could be drafted.
+    proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood, as `Rollout.first` has it;
+                accepted: those of them at which it was accepted. None where not recorded, or nothing could be drafted.
     """
 
     tokens: Int[Array, "R S"]
@@ -28,7 +28,7 @@ class Batch:
     advantage: Float[Array, "R"]
     scored: Bool[Array, "R"]
     proposed: Bool[Array, "R S"] | None = None
-    accepted: Int[Array, "R"] | None = None
+    accepted: Bool[Array, "R S"] | None = None
 
     @property
     def trained(self) -> Bool[Array, "R S"]:
@@ -42,7 +42,7 @@ class Batch:
 
     def cut(self, window: int) -> "Batch":
         """The first `window` columns."""
-        parts = ("tokens", "completion", "mu", "proposed")
+        parts = ("tokens", "completion", "mu", "proposed", "accepted")
         return replace(self, **jax.tree.map(lambda x: x[:, :window], {name: getattr(self, name) for name in parts}))
 
 
@@ -58,9 +58,9 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
     budget = rollout.tokens.shape[1]
     tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
     proposed = accepted = None
-    if rollout.proposed is not None and rollout.accepted is not None and rollout.accepted.shape[1]:
-        proposed = place(jnp.zeros(tokens.shape, bool), rollout.proposed)
-        accepted = jnp.where(rollout.proposed.any(axis=1), rollout.accepted[:, 0], 0)
+    if rollout.first is not None and rollout.drafted is not None and rollout.drafted.shape[1]:
+        first = place(jnp.zeros(tokens.shape, jnp.int32), rollout.first)
+        proposed, accepted = first > 0, first == 2
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return Batch(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import cache as kv
 from specjax.drafters.base import DraftState
+from specjax.drafters.lookup import written
 from specjax.keys import SeedStep, sequence_keys
 from specjax.plan import RolloutConfig
 from specjax.rounds import Decoding, RoundState, commit, no_proposal
@@ -70,7 +71,7 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     none, zeros = jnp.zeros((sequences, config.slack - 1), jnp.int32), jnp.zeros(sequences, jnp.int32)
     tokens = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
     log_probs = tokens.astype(jnp.float32)
-    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, proposed=tokens > 0)
+    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, first=tokens)
 
 
 def seat(
@@ -105,7 +106,7 @@ def seat(
         full=record,
         drafted=none,
         accepted=none,
-        proposed=record > 0,
+        first=record.astype(jnp.int32),
         rounds=zeros,
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
@@ -140,6 +141,7 @@ def let_in(
     sequence = queue.next + jnp.arange(rows)
     prompt = jnp.clip(sequence // group - queue.first, 0, count - 1)
     seated = seat(decoding, queue.kept, prompt, sequence, seed_step, length)
+    state, seated = (share(decoding, x, record, prompts) for x in (state, seated))
     free = jnp.nonzero(state.done, size=rows, fill_value=slots)[0]
     admitted = (sequence < queue.until) & (free < slots)
     into = jnp.where(admitted, free, slots)
@@ -163,7 +165,7 @@ def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollou
         full=cut(state.full),
         drafted=state.drafted,
         accepted=state.accepted,
-        proposed=cut(state.proposed) & _known_whole(state, decoding)[:, None],
+        first=jnp.where(_known_whole(state, decoding)[:, None], cut(state.first), 0),
         rounds=state.rounds,
     )
     into = jnp.where(state.done, state.sequence, len(record.lengths))
@@ -182,3 +184,14 @@ def compact(state: RoundState, slots: int) -> RoundState:
     """The rows still at work, and some finished ones, in so many slots; there must be no more of the former."""
     rows = jnp.argsort(state.done, stable=True)[:slots]
     return jax.tree.map(lambda x: x[rows], state)
+
+
+def share(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
+    """The rows' drafts told of what has ended of their groups."""
+    if max(decoding.config.lengths) == 0:
+        return state
+    group = state.sequence // decoding.config.group_size
+    real = jnp.arange(record.tokens.shape[1])[None] < record.lengths[:, None]
+    texts = written(record.tokens, real).reshape(len(prompts.lengths), -1, record.tokens.shape[1])
+    own = jax.tree.map(lambda x: x[group], prompts)
+    return replace(state, draft=decoding.drafter.share(state.draft, own, texts[group]))

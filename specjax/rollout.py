@@ -17,7 +17,7 @@ from specjax import cache as kv
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, admission, lay_out
-from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, write_back
+from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, share, write_back
 from specjax.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Policy, Prompts, Rollout
 
@@ -44,10 +44,12 @@ def speculative_rollout(
     if isinstance(config, ChosenConfig) and config.chosen is not None and config.chosen.shape != (len(phases),):
         raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
     carry, trips, gained = begin(decoding, prompts, seed_step, phases[0].slots), [], []
+    if phases[-1].slots < len(carry.record.lengths):
+        carry = carry._replace(state=share(decoding, carry.state, carry.record, prompts))
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):
             record = write_back(carry.record, carry.state, decoding)
-            carry = Carry(compact(carry.state, phase.slots), None, record)
+            carry = Carry(share(decoding, compact(carry.state, phase.slots), record, prompts), None, record)
         before = carry.state
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)

@@ -49,7 +49,7 @@ class RoundState:
     full: Float[Array, "B C+K+1"]
     drafted: Int[Array, "B K"]
     accepted: Int[Array, "B K"]
-    proposed: Bool[Array, "B C+K+1"]
+    first: Int[Array, "B C+K+1"]
     rounds: Int[Array, "B"]
 
     @property
@@ -159,7 +159,7 @@ def commit(
             full=put(state.full, full, state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
-            proposed=put(state.proposed, jnp.pad(offered, ((0, 0), (0, 1))) & (column == 0), state.emitted),
+            first=put(state.first, _of_first(proposal, offered, kept), state.emitted),
         )
 
 
@@ -176,6 +176,14 @@ def _tell(
     if max(decoding.config.lengths) == 0:
         return draft
     return decoding.drafter.follow(draft, tokens, emitted)
+
+
+def _of_first(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:
+    """What `Rollout.first` holds of a verification."""
+    fate = (offered.astype(jnp.int32) + kept.astype(jnp.int32))[:, :1]
+    if proposal.foretold is not None:
+        fate = jnp.where(proposal.foretold[:, None], fate, 0)
+    return jnp.pad(fate, ((0, 0), (0, offered.shape[1] + 1 - fate.shape[1])))
 
 
 def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:

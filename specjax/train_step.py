@@ -90,7 +90,7 @@ def make_stages(
     optimizers = _optimizers(config)
     law = config.rollout.law
     # What training promises is reckoned under the whole law.
-    promised = drafter.promises and not law.truncates
+    promised = not law.truncates
 
     def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)

@@ -142,8 +142,9 @@ class Rollout:
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
     gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; 0 until the
               batch shrinks behind a queue.
-    proposed: bool [R, C], the tokens at whose place position 1 of a draft stood, those that drafted[:, 0] counts; none
-              in a row whose draft did not know all that came before (specjax.drafters.Drafter.begun).
+    first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
+              where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
+              (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun).
     """
 
     tokens: Int[Array, "R C"]
@@ -157,7 +158,7 @@ class Rollout:
     trips: Int[Array, "shards phases"] | None = None
     k: Int[Array, "shards phases"] | None = None
     gained: Int[Array, "shards phases"] | None = None
-    proposed: Bool[Array, "R C"] | None = None
+    first: Int[Array, "R C"] | None = None
 
 
 @pytree

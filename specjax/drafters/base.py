@@ -19,11 +19,13 @@ class Proposal(NamedTuple):
             where the drafter has no mass, one-hot (0 at the token) where it is deterministic.
     length: int32 [B], 0 .. K, how many of the tokens count. It may depend on the committed prefix and stop after a
             sampled token, never drop one already looked at: that would bias the law.
+    foretold: bool [B], rows of whose first token the overlap of `DraftLoss` foretells the acceptance; None for all.
     """
 
     tokens: Int[Array, "B K"]
     log_q: Float[Array, "B K V"]
     length: Int[Array, "B"]
+    foretold: Bool[Array, "B"] | None = None
 
 
 class DraftLoss(NamedTuple):
@@ -46,11 +48,6 @@ class Drafter(Protocol):
     A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis. Those that
     have a default here are inherited by a subclass: one without parameters need only start, propose and observe.
     """
-
-    @property
-    def promises(self) -> bool:
-        """Whether `DraftLoss.overlap` is of whatever it proposes, so that rollouts can be held against it."""
-        return True
 
     def reads(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """What it reads of a forward of the policy; by default nothing, F = 0."""
@@ -76,6 +73,14 @@ class Drafter(Protocol):
         """Take in a round at draft length 0, where later ones may draft: `observe` without features.
 
         By default nothing, for such rounds are to hold no drafter's work. It is for those that write tokens alone.
+        """
+        return state
+
+    def share(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
+        """Take in what has ended of each row's group, by sample, as texts hold it (specjax.drafters.lookup).
+
+        prompts: of the rows. Called where sequences leave their rows before the rollout ends, as they are refilled or
+        given up, and at its start, with nothing finished, so that the state can make room. By default it is not heard.
         """
         return state
 

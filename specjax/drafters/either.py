@@ -17,6 +17,7 @@ class EitherDrafter(Drafter):
 
     Each proposal is verified with the law it was drawn from: one-hot for the lookup's, the trained draft's own for the
     other. Both see every verification; parameters, features and loss are the trained one's, the memory the lookup's.
+    What training foretells is held against the trained draft's own proposals.
 
     lookup: a drafter whose proposals, lengths included, are a function of what is committed. The length that it asks of
             a match (min_n) is what a lookup must offer to be preferred.
@@ -24,11 +25,6 @@ class EitherDrafter(Drafter):
 
     lookup: Drafter
     trained: Drafter
-
-    @property
-    def promises(self) -> bool:
-        """The overlap is the trained draft's alone."""
-        return False
 
     def reads(self, output: PolicyOutput) -> Array:
         return self.trained.reads(output)
@@ -50,6 +46,11 @@ class EitherDrafter(Drafter):
     ) -> tuple[DraftState, DraftState]:
         return self.lookup.follow(state[0], tokens, emitted), self.trained.follow(state[1], tokens, emitted)
 
+    def share(
+        self, state: tuple[DraftState, DraftState], prompts: Prompts, finished: Array
+    ) -> tuple[DraftState, DraftState]:
+        return self.lookup.share(state[0], prompts, finished), self.trained.share(state[1], prompts, finished)
+
     def align(self, state: tuple[DraftState, DraftState], visible: Array) -> tuple[DraftState, DraftState]:
         return self.lookup.align(state[0], visible), self.trained.align(state[1], visible)
 
@@ -66,7 +67,8 @@ class EitherDrafter(Drafter):
         def choose(one: Array, other: Array) -> Array:
             return jnp.where(found.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
-        return jax.tree.map(choose, looked_up, drafted), (lookup_state, trained_state)
+        proposal = jax.tree.map(choose, looked_up, drafted)
+        return proposal._replace(foretold=~found), (lookup_state, trained_state)
 
     def observe(
         self, state: tuple[DraftState, DraftState], features: Array, tokens: Array, emitted: Array

@@ -31,12 +31,15 @@ from specjax.types import Params, Prompts, PyTree, Rollout
 
 
 class HistoryState(NamedTuple):
-    """own: the row's words. group: int32 [B], the prompt's id + 1; none below 1. earlier: int32 [B, kept, P + C], the
-    prompt with each completion that is remembered of it, as texts hold them.
+    """own: the row's words. group: int32 [B], the prompt's id + 1; none below 1. As texts hold them, the prompt with
+
+    finished: int32 [B, siblings, P + C], each completion of a sibling that has ended; [B, 0, 1] where none is told of.
+    earlier:  int32 [B, kept, P + C], each one that is remembered of earlier rollouts; [B, 0, 1] without a memory.
     """
 
     own: Text
     group: Int[Array, "B"]
+    finished: Int[Array, "B G S"]
     earlier: Int[Array, "B M S"]
 
 
@@ -44,16 +47,19 @@ class HistoryState(NamedTuple):
 class HistoryDrafter(Drafter):
     """Proposes what followed the longest match, in the row's own text, its siblings' or an earlier completion.
 
-    Even matches count in this order, the newest completion before older ones. `Params.memory` is int32
-    [prompts, kept, C], the newest `kept` completions of each prompt as texts hold them, by prompt id, replicated over
-    the mesh: 4 * prompts * kept * C bytes on every device. Without one (`memory=()`, as for prompts that are not those
-    of training) a row searches its own text and its siblings'. Completions of the prompts with an id below 0 are
-    neither kept nor searched.
+    Even matches count in this order, the newest completion before older ones. Of its siblings a row searches those in
+    the batch beside it and, where sequences leave the batch before the rollout ends, those that have ended, of which
+    each row then has copies: 4 * siblings * (P + C) bytes.
+
+    `Params.memory` is int32 [prompts, kept, C], the newest `kept` completions of each prompt as texts hold them, by
+    prompt id, replicated over the mesh: 4 * prompts * kept * C bytes on every device. Without one (`memory=()`, as for
+    prompts that are not those of training) a row searches its own text and its siblings'. Completions of the prompts
+    with an id below 0 are neither kept nor searched.
 
     vocab_size:     V of the policy.
     min_n, max_n:   tokens that a match has at least, and that are compared at most.
     kept:           completions of each prompt; of a larger group the first ones.
-    siblings:       rows of the same prompt in the batch that are searched, the first ones.
+    siblings:       rows of the same prompt in the batch that are searched, the first ones; as many samples that ended.
     factor, offset: a draft is at most matched * factor + offset tokens long.
     """
 
@@ -81,18 +87,15 @@ class HistoryDrafter(Drafter):
         return self._begin(params, prompts)
 
     def _begin(self, params: Params, prompts: Prompts) -> HistoryState:
-        own, rows = prompt_text(prompts), len(prompts.lengths)
-        if not jax.tree.leaves(params.memory):
-            return HistoryState(own, prompts.id + 1, jnp.zeros((rows, 0, 1), jnp.int32))
-        completions = _of_prompts(params.memory, prompts.id)
-        room = prompts.tokens.shape[1] + completions.shape[2]
-        prompt = jnp.pad(own.cache.tokens, ((0, 0), (0, room - own.cache.tokens.shape[1])))
+        none = jnp.zeros((len(prompts.lengths), 0, 1), jnp.int32)
+        earlier = none
+        if jax.tree.leaves(params.memory):
+            earlier = _behind(prompts, _of_prompts(params.memory, prompts.id))
+        return HistoryState(prompt_text(prompts), prompts.id + 1, none, earlier)
 
-        def behind(prompt: Array, completion: Array, length: Array) -> Array:
-            return jax.lax.dynamic_update_slice(prompt, completion, (length,))
-
-        behind_all = jax.vmap(jax.vmap(behind, in_axes=(None, 0, None)))
-        return HistoryState(own, prompts.id + 1, behind_all(prompt, completions, prompts.lengths))
+    def share(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
+        known = jnp.where(prompts.id[:, None, None] < 0, 0, finished[:, : self.siblings])
+        return state._replace(finished=_behind(prompts, known))
 
     def follow(self, state: HistoryState, tokens: Array, emitted: Array) -> HistoryState:
         """Writes the token, for the row and its siblings: what a round at draft length 0 holds of this drafter."""
@@ -102,7 +105,8 @@ class HistoryDrafter(Drafter):
         self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, HistoryState]:
         end, count = ending(state.own, self.max_n), gumbel.shape[1]
-        texts = state.own.cache.tokens[:, None], _of_siblings(state, self.siblings), state.earlier
+        at_work = _of_siblings(state, self.siblings)
+        texts = state.own.cache.tokens[:, None], at_work, state.finished, state.earlier
         found: Found = look_up(texts[0], end, self.min_n, count)
         for others in texts[1:]:
             if others.shape[1]:
@@ -122,6 +126,17 @@ class HistoryDrafter(Drafter):
         new = new.reshape(len(prompts.id), -1, new.shape[1])
         newest = jnp.concatenate([new, _of_prompts(memory, prompts.id)], axis=1)[:, : self.kept]
         return memory.at[_index(memory, prompts.id)].set(newest, mode="drop")
+
+
+def _behind(prompts: Prompts, completions: Int[Array, "B M C"]) -> Int[Array, "B M S"]:
+    """The row's prompt with each of its completions, as texts hold them."""
+    text = prompt_text(prompts).cache.tokens
+    prompt = jnp.pad(text, ((0, 0), (0, prompts.tokens.shape[1] + completions.shape[2] - text.shape[1])))
+
+    def put(prompt: Array, completion: Array, length: Array) -> Array:
+        return jax.lax.dynamic_update_slice(prompt, completion, (length,))
+
+    return jax.vmap(jax.vmap(put, in_axes=(None, 0, None)))(prompt, completions, prompts.lengths)
 
 
 def _index(memory: Int[Array, "prompts kept C"], ids: Int[Array, "N"]) -> Int[Array, "N"]:

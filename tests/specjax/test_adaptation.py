@@ -197,9 +197,9 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
 
 
 def batch_with(proposed: int, accepted: int) -> Batch:
-    stood = jnp.arange(100)[None] < proposed
+    stood, kept = (jnp.arange(100)[None] < count for count in (proposed, accepted))
     none = jnp.zeros(1)
-    return Batch(jnp.zeros((1, 100), jnp.int32), stood, None, none, none > 0, stood, jnp.array([accepted]))
+    return Batch(jnp.zeros((1, 100), jnp.int32), stood, None, none, none > 0, stood, kept)
 
 
 def state_of(step: int, adaptation: Adaptation | None) -> TrainState:

@@ -15,6 +15,7 @@ from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
+from specjax.queue import compact, share, write_back
 from specjax.rollout import begin, speculative_rollout
 from specjax.rounds import Decoding, RoundState, rounds
 from specjax.sampling import SamplingLaw
@@ -141,6 +142,58 @@ def test_a_greedy_policy_says_what_it_said_the_epoch_before():
     assert_same_tokens(rollout, before)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
     np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(before.lengths) - 1) // 4))
+
+
+class Deaf(HistoryDrafter):
+    """Hears of no sibling that has left its row."""
+
+    def share(self, state, prompts, finished):
+        return state
+
+
+def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
+    """A policy that counts to its stop token repeats nothing: all that a row can draft is what a sibling said."""
+    policy, counting = chain(24), 9.0 * jnp.eye(24, k=1)
+    prompts = replace(PROMPTS, tokens=jnp.arange(16).reshape(4, 4), lengths=jnp.array([4, 1, 2, 3]))
+    config = replace(GREEDY, max_new_tokens=30, stop_tokens=(23,), phases=((1, 99),))
+
+    def rounds_of(drafter: Drafter) -> np.ndarray:
+        params = Params(counting, {}, ())
+        rollout = jax.jit(lambda: speculative_rollout(policy, drafter, params, prompts, RUN, config))()
+        assert rollout.tokens[4].tolist() == [*range(5, 24)] + [0] * 11
+        np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
+        return np.asarray(rollout.rounds).reshape(4, GROUP)
+
+    after_first = np.array([20, 19, 14, 9]) - 1
+    options = dict(vocab_size=24, min_n=1, max_n=3, siblings=GROUP, offset=3)
+    np.testing.assert_array_equal(rounds_of(Deaf(**options)), np.tile(after_first[:, None], GROUP))
+    heard = rounds_of(HistoryDrafter(**options))
+    np.testing.assert_array_equal(heard[:, 0], after_first)
+    np.testing.assert_array_equal(heard[:, 1:], np.tile(-(-after_first[:, None] // 4), GROUP - 1))
+
+
+def test_siblings_that_finished_are_known_when_the_batch_shrinks():
+    """And those that have not are not."""
+    decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}, ()), replace(CONFIG, draft_length=2))
+
+    def few(state: RoundState) -> Array:
+        return jnp.sum(~state.done) <= 2
+
+    @jax.jit
+    def shrink() -> tuple[RoundState, Rollout, RoundState]:
+        carry = begin(decoding, PROMPTS, RUN, SEQUENCES)
+        state = rounds(decoding, carry.state, 2, few)[0]
+        record = write_back(carry.record, state, decoding)
+        return state, record, share(decoding, compact(state, 2), record, PROMPTS)
+
+    state, record, left = shrink()
+    assert np.sum(~state.done) == 2 and not left.done.any()
+    prompts, ended = words(PROMPTS.tokens, PROMPTS.lengths), words(record.tokens, record.lengths)
+    for row, sequence in enumerate(left.sequence.tolist()):
+        group = sequence // GROUP
+        texts = [[token - 1 for token in text if token] for text in left.draft.finished[row].tolist()]
+        assert texts == [prompts[group] + ended[group * GROUP + i] for i in range(GROUP)]
+        assert texts[sequence % GROUP] == prompts[group] and sum(map(len, texts)) > 4 * len(prompts[group])
 
 
 TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="coupled", stop_tokens=WORLD.stops)

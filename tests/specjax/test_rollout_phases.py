@@ -134,12 +134,12 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
     for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
         rollout = program(WORLD.params(draft), WORLD.batch, jnp.array(chosen))
         drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
-        counted = np.asarray(rollout.proposed).sum(axis=1)
+        counted = (np.asarray(rollout.first) > 0).sum(axis=1)
         held = counted > 0
         np.testing.assert_array_equal(counted[held], drafted[held])
         assert held.any() == whole and (drafted[~held] > 0).any() == late
         batch = make_batch(WORLD.batch, rollout, scores)
-        np.testing.assert_array_equal(batch.accepted, np.where(held, accepted, 0))
+        np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), np.where(held, accepted, 0))
 
 
 def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
