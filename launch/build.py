@@ -35,7 +35,8 @@ class Problems:
 class Networks:
     """Both networks as functions, and their parameters on the mesh.
 
-    head: the shape of an EAGLE-3 or MTP head, or of the small model that drafts; None for other drafters.
+    head:       the shape of an EAGLE-3 or MTP head, or of the small model that drafts; None for other drafters.
+    draft_from: the option that names where the draft was read; None where it begins with random weights, or has none.
     """
 
     decoder: DecoderConfig
@@ -43,6 +44,7 @@ class Networks:
     drafter: Drafter
     params: Params
     head: Head | None = None
+    draft_from: str | None = None
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -106,7 +108,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         raise ConfigError(str(error)) from error
     _check_lengths(config)
     memory = blank_memory(drafter, len(problems), config.rollout, mesh)
-    return Networks(decoder, policy, drafter, Params(policy=weights, draft=made.params, memory=memory), made.head)
+    params = Params(policy=weights, draft=made.params, memory=memory)
+    return Networks(decoder, policy, drafter, params, made.head, made.read_from)
 
 
 def _check_tokens(tokenizer: Tokenizer, stop_tokens: Sequence[int], vocab_size: int) -> None:

@@ -28,11 +28,15 @@ Head = Eagle3Config | MTPConfig | DecoderConfig
 
 
 class Draft(NamedTuple):
-    """A draft as a function, its parameters on the mesh, and its shape; None where it has none."""
+    """A draft as a function, its parameters on the mesh, and its shape; None where it has none.
+
+    read_from: the option that names where its weights were read; None for random ones.
+    """
 
     drafter: Drafter
     params: PyTree
     head: Head | None = None
+    read_from: str | None = None
 
 
 def build_draft(
@@ -56,7 +60,8 @@ def build_draft(
         made = _mtp(config, decoder, policy, mesh, key)
     elif draft.kind == "eagle3":
         head = saved or fresh_head(draft, decoder, mesh, key, target_ids)
-        made = Draft(make_eagle3(head.config, policy, head.target_ids), head.params, head.config)
+        drafter = make_eagle3(head.config, policy, head.target_ids)
+        made = Draft(drafter, head.params, head.config, None if saved is None else "draft.path")
     else:
         return Draft(NoDrafter(), {})
     assert isinstance(made.drafter, HeadDrafter)
@@ -95,11 +100,11 @@ def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, 
     path, found = config.model.path, None
     if path is not None:
         found = load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
-    if found is None:
-        head = mtp_config(decoder, config.draft.mtp_convention)
-        found = head, init_params(partial(init_mtp, head), key, mesh)
-    head, params = found
-    return Draft(make_mtp(head, policy), params, head)
+    if found is not None:
+        head, params = found
+        return Draft(make_mtp(head, policy), params, head, "model.path")
+    head = mtp_config(decoder, config.draft.mtp_convention)
+    return Draft(make_mtp(head, policy), init_params(partial(init_mtp, head), key, mesh), head)
 
 
 def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
@@ -115,4 +120,5 @@ def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array)
             f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
         )
     decoder = replace(decoder, feature_layers=())
-    return Draft(ModelDrafter(make_policy(decoder), draft.loss), params, decoder)
+    read_from = None if draft.path is None else "draft.path"
+    return Draft(ModelDrafter(make_policy(decoder), draft.loss), params, decoder, read_from)

@@ -20,12 +20,13 @@ FLOOR = 0.2
 MISLOADED = "it reads other layers than it was made for, has another rope base, or was made for another policy"
 
 
-def misloaded(predicted: float, temperature: float, made_for: MadeFor | None) -> str | None:
+def misloaded(read_from: str, predicted: float, temperature: float, made_for: MadeFor | None) -> str | None:
     """What is said of a draft from a checkpoint whose first step foresees less than it should, else None.
 
     A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
 
-    predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's law.
+    read_from: the option that names it. predicted: `draft/predicted_acceptance` of the first step. temperature: of the
+    run's law.
     """
     known = made_for is not None and made_for.temperature == temperature
     stated = made_for.predicted_acceptance if made_for is not None and known else None
@@ -37,7 +38,7 @@ def misloaded(predicted: float, temperature: float, made_for: MadeFor | None) ->
     else:
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (
-        f"ALARM: the draft of draft.path has a predicted acceptance of {predicted:.2f} in the first step, where "
+        f"ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
         f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED}"
     )
 

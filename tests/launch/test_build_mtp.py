@@ -42,14 +42,15 @@ def stitched(files: Path, tmp_path: Path) -> tuple[Path, PyTree]:
 def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path, PyTree]):
     directory, params = stitched
     networks = run(shrunk | MTP | {"--model.path": str(directory), "--draft.unroll": "2"}).networks
-    assert networks.decoder.feature_layers == ()
+    assert networks.decoder.feature_layers == () and networks.draft_from == "model.path"
     assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, networks.params.draft, params)))
 
 
 def test_a_head_from_random_weights(shrunk: Options):
-    draft = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks.params.draft
-    assert draft["head"]["kernel"].shape == (16, len(WORDS))
+    networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
+    draft = networks.params.draft
+    assert networks.draft_from is None and draft["head"]["kernel"].shape == (16, len(WORDS))
     assert "head" not in run(shrunk | MTP).networks.params.draft
 
 

@@ -73,8 +73,8 @@ HEAD = Eagle3Config(**LAYER, vocab_size=9, draft_vocab_size=9, feature_size=48)
 
 
 def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
-    assert misloaded(0.65, 1.0, MADE_FOR) is None
-    assert misloaded(0.63, 1.0, MADE_FOR) == (
+    assert misloaded("draft.path", 0.65, 1.0, MADE_FOR) is None
+    assert misloaded("draft.path", 0.63, 1.0, MADE_FOR) == (
         "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
         "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: " + MISLOADED
     )
@@ -84,8 +84,8 @@ def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
     "made_for", [None, MadeFor("runs/tiny", 16, 8, 0.6, 0.9), MadeFor("runs/tiny", 16, 8, 1.0, None)]
 )
 def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
-    assert misloaded(FLOOR, 1.0, made_for) is None
-    said = misloaded(FLOOR - 0.01, 1.0, made_for)
+    assert misloaded("draft.path", FLOOR, 1.0, made_for) is None
+    said = misloaded("draft.path", FLOOR - 0.01, 1.0, made_for)
     assert said is not None and "0.19 in the first step, where one that is not random comes to 0.2 and more" in said
 
 

@@ -121,4 +121,6 @@ def test_acceptance_falls(
     assert (found := acceptance(tmp_path)) < sound - ALARM
     # A run that loads it so says so in its first step.
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, sound)
-    assert misloaded(sound, 1.0, stated) is None and misloaded(found, 1.0, stated) is not None
+    assert (
+        misloaded("draft.path", sound, 1.0, stated) is None and misloaded("draft.path", found, 1.0, stated) is not None
+    )
