@@ -18,7 +18,7 @@ import launch.train
 from configs.gsm8k import DATA
 from launch.costs import read_cells
 from launch.loggers import metric_names
-from launch.train import StepRecord
+from launch.step_record import StepRecord
 from specjax.cost import Cell
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
