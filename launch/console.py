@@ -26,7 +26,7 @@ class StepPrinter:
 
     def __call__(self, step: int, values: Values) -> None:
         if values["draft/alarm"] and not self._alarm:
-            said = alarm(step, values.get("rollout/acceptance_rate_pos_1"), values["draft/promised_acceptance"])
+            said = alarm(step, values["draft/measured_acceptance"], values["draft/promised_acceptance"])
             self._console.print(said, style="bold red")
         self._alarm = bool(values["draft/alarm"])
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None

@@ -23,7 +23,7 @@ from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.generate import place, prepare
 from specjax.keys import seed_step
-from specjax.mesh import BATCH_AXES
+from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.plan import Phase, RolloutConfig
 from specjax.rollout import begin
 from specjax.rounds import Decoding, RoundState, round_once
@@ -90,9 +90,10 @@ class RoundClock:
         shapes = {*phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
         shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
+        leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
         self._prepare = jax.jit(partial(prepare, policy=networks.policy))
-        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, shape, k) for shape, k in sorted(wanted)}
+        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, shape, k, leaving) for shape, k in sorted(wanted)}
 
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
@@ -112,7 +113,7 @@ class RoundClock:
 
 
 def _rounds(
-    networks: Networks, config: RolloutConfig, mesh: Mesh, phase: Phase, k: int
+    networks: Networks, config: RolloutConfig, mesh: Mesh, phase: Phase, k: int, leaving: bool
 ) -> Callable[[Params, Prompts, int], float]:
     """The seconds of so many rounds of this phase, run on all shards at once.
 
@@ -122,8 +123,8 @@ def _rounds(
 
     def first(params: Params, prompts: Prompts) -> RoundState:
         noise, by = seed_step(0, -3), prompts.tokens.shape[1] + config.max_new_tokens - phase.window
-        state = begin(Decoding(networks.policy, networks.drafter, params, config), prompts, noise, phase.slots).state
-        return kv.resize(state, -by)
+        decoding = Decoding(networks.policy, networks.drafter, params, config)
+        return kv.resize(begin(decoding, prompts, noise, phase.slots, leaving=leaving).state, -by)
 
     def some(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
         decoding = Decoding(networks.policy, networks.drafter, params, config)

@@ -112,7 +112,7 @@ def _next(name: str) -> Path:
 
 
 def _holds_a_run(directory: Path) -> bool:
-    """Whether there is something to lose: a run that failed before its first step leaves nothing."""
+    """Whether there is something to lose: a run that failed before its first save leaves nothing."""
     metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 

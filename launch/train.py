@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +74,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
         last = begun.step if config.resume else None
         with RunLogger(directory, max(config.rollout.lengths), config.print_every, last) as logger:
             switches = Switches(setup.phases, config.rollout.draft_lengths, console.print)
-            record = StepRecord(logger, switches, _first_step(setup))
+            record = StepRecord(logger, switches, _first_step(setup, begun))
             state = Steps(setup, begun, step, probe, pipeline, evaluate, costs, saves, record).run()
     if begun.accuracy is not None:
         console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {evaluate(state.params):.1%} after")
@@ -101,8 +100,8 @@ class Steps:
     def run(self) -> TrainState:
         """The state after the last step."""
         config, clock, state = self.setup.config, CompileClock(), self.begun.state
-        if self.begun.step == 0 and config.checkpoint.every:
-            # Warm-up and distillation may have taken longer than many steps.
+        if self.begun.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
+            # These may have taken longer than many steps.
             self._save(0, state)
         for number in range(self.begun.step + 1, config.steps + 1):
             state = self._take(number, state, clock)
@@ -153,7 +152,7 @@ class Steps:
             console.print(said)
 
     def _save(self, number: int, state: TrainState) -> None:
-        extra: dict[str, Any] = beside_the_state(self.setup, self.begun, self.costs)
+        extra = beside_the_state(self.setup, self.begun, self.costs)
         self.saves.save(number, state, self.pipeline.get_state(), extra)
 
 
@@ -181,10 +180,10 @@ def _say_what_was_read(setup: Setup, directory: Path) -> None:
             console.print(said, markup=False)
 
 
-def _first_step(setup: Setup) -> Callable[[Values], None] | None:
-    """What holds the first step against what the draft's checkpoint states; a resumed run has trained its draft."""
+def _first_step(setup: Setup, begun: Begun) -> Callable[[Values], None] | None:
+    """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
     config, read_from = setup.config, setup.networks.draft_from
-    if read_from is None or config.resume:
+    if read_from is None or begun.step > 0:
         return None
     stated, temperature = made_for(config), config.rollout.law.temperature
 

@@ -165,7 +165,11 @@ def adapt(
     if counts is not None and promised is not None:
         short, mean = _held_against(seen.short, *counts, promised)
         seen = replace(seen, short=short)
-        metrics = {"draft/promised_acceptance": mean, "draft/alarm": (short >= PATIENCE).astype(jnp.int32)}
+        metrics = {
+            "draft/promised_acceptance": mean,
+            "draft/measured_acceptance": counts[1] / counts[0],
+            "draft/alarm": (short >= PATIENCE).astype(jnp.int32),
+        }
     if counts is not None:
         drafted, accepted = DECAY * seen.drafted + counts[0], DECAY * seen.accepted + counts[1]
         best = jnp.maximum(seen.best, accepted / jnp.maximum(drafted, 1.0))

@@ -43,9 +43,8 @@ def speculative_rollout(
     phases = lay_out(config, len(prompts.lengths) * config.group_size, prompts.tokens.shape[1])
     if isinstance(config, ChosenConfig) and config.chosen is not None and config.chosen.shape != (len(phases),):
         raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
-    carry, trips, gained = begin(decoding, prompts, seed_step, phases[0].slots), [], []
-    if phases[-1].slots < len(carry.record.lengths):
-        carry = carry._replace(state=share(decoding, carry.state, carry.record, prompts))
+    leaving = phases[-1].slots < len(prompts.lengths) * config.group_size
+    carry, trips, gained = begin(decoding, prompts, seed_step, phases[0].slots, leaving=leaving), [], []
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):
             record = write_back(carry.record, carry.state, decoding)
@@ -59,14 +58,19 @@ def speculative_rollout(
     return replace(write_back(carry.record, carry.state, decoding), trips=trips, k=k, gained=gained)
 
 
-def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
-    """The first sequences in their slots, the others waiting, and an empty record."""
+def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int, *, leaving: bool = False) -> Carry:
+    """The first sequences in their slots, the others waiting, and an empty record.
+
+    leaving: whether sequences will leave their slots before the rollout ends; their drafts then make room for others.
+    """
     config, group = decoding.config, decoding.config.group_size
     sequences, sequence = len(prompts.lengths) * group, jnp.arange(slots)
     first = prefill(decoding, jax.tree.map(lambda x: x[: -(-slots // group)], prompts), _draft_length(config, 0) > 0)
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
     state = seat(decoding, first, sequence // group, sequence, seed_step, length)
     record = empty_record(config, sequences)
+    if leaving:
+        state = share(decoding, state, record, prompts)
     if slots == sequences:
         return Carry(state, None, record)
     some = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)

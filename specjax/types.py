@@ -144,7 +144,8 @@ class Rollout:
               batch shrinks behind a queue.
     first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
               where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
-              (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun).
+              (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
+              beside `drafted`.
     """
 
     tokens: Int[Array, "R C"]

@@ -147,7 +147,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Saves that a run can be resumed from, the last of them at its end.
+    """Saves that a run can be resumed from: behind warm-up and distillation, on the way, and at its end.
 
     Attributes:
         every: steps from one to the next; 0 never saves.

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -67,8 +66,9 @@ class EitherDrafter(Drafter):
         def choose(one: Array, other: Array) -> Array:
             return jnp.where(found.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
-        proposal = jax.tree.map(choose, looked_up, drafted)
-        return proposal._replace(foretold=~found), (lookup_state, trained_state)
+        tokens, log_q, length = map(choose, looked_up[:3], drafted[:3])
+        foretold = ~found if drafted.foretold is None else ~found & drafted.foretold
+        return Proposal(tokens, log_q, length, foretold), (lookup_state, trained_state)
 
     def observe(
         self, state: tuple[DraftState, DraftState], features: Array, tokens: Array, emitted: Array

@@ -59,7 +59,7 @@ class HistoryDrafter(Drafter):
     vocab_size:     V of the policy.
     min_n, max_n:   tokens that a match has at least, and that are compared at most.
     kept:           completions of each prompt; of a larger group the first ones.
-    siblings:       rows of the same prompt in the batch that are searched, the first ones; as many samples that ended.
+    siblings:       rows of the same prompt in the batch that are searched, and samples that ended; the first ones.
     factor, offset: a draft is at most matched * factor + offset tokens long.
     """
 
@@ -94,8 +94,9 @@ class HistoryDrafter(Drafter):
         return HistoryState(prompt_text(prompts), prompts.id + 1, none, earlier)
 
     def share(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
-        known = jnp.where(prompts.id[:, None, None] < 0, 0, finished[:, : self.siblings])
-        return state._replace(finished=_behind(prompts, known))
+        ended = jnp.argsort(~jnp.any(finished > 0, axis=2), axis=1, stable=True)[:, : self.siblings]
+        known = jnp.take_along_axis(finished, ended[:, :, None], axis=1)
+        return state._replace(finished=_behind(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
 
     def follow(self, state: HistoryState, tokens: Array, emitted: Array) -> HistoryState:
         """Writes the token, for the row and its siblings: what a round at draft length 0 holds of this drafter."""

@@ -102,7 +102,7 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
 
 
 def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
-    step = dict.fromkeys(metric_names(2)) | {"rollout/acceptance_rate_pos_1": 0.123, "draft/promised_acceptance": 0.789}
+    step = dict.fromkeys(metric_names(2)) | {"draft/measured_acceptance": 0.123, "draft/promised_acceptance": 0.789}
     printed = StepPrinter(every=2)
     for number, alarm in enumerate((0, 1, 1, 1, None, 1), start=1):
         printed(number, step | {"draft/alarm": alarm})

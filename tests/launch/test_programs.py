@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -215,40 +216,40 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert logged[1] >= 0.2 and logged[2] >= 0.1
 
 
+TINY = {
+    "--model.architecture.hidden-size": "16",
+    "--model.architecture.intermediate-size": "16",
+    "--model.architecture.num-layers": "2",
+    "--model.architecture.num-heads": "2",
+    "--model.architecture.num-kv-heads": "1",
+    "--model.architecture.head-dim": "8",
+    "--model.feature-layers": "0 1",
+    "--data.arithmetic.problems": "64",
+    "--data.arithmetic.max-terms": "3",
+    "--data.held-out-count": "16",
+    "--data.prompts": "4",
+    "--data.max-prompt-tokens": "6",
+    "--rollout.group-size": "2",
+    "--rollout.max-new-tokens": "20",
+    "--rollout.draft-length": "1",
+    "--warmup.steps": "2",
+    "--warmup.batch-size": "4",
+    "--steps": "4",
+    "--eval.every": "3",
+    "--eval.prompts": "8",
+    "--probe-every": "2",
+    "--checkpoint.every": "3",
+    "--speedup.slots": "4",
+    "--speedup.draft-lengths": "1",
+    "--speedup.prompts": "8",
+    "--speedup.repeats": "1",
+}
 DISTILLING = {"--distill.steps": "2", "--distill.answers": "16", "--distill.batch-size": "8"}
 
 
 @pytest.mark.parametrize("more", [{}, pytest.param(DISTILLING, marks=pytest.mark.slow)], ids=["plain", "distilling"])
 def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    options = more | {
-        "--model.architecture.hidden-size": "16",
-        "--model.architecture.intermediate-size": "16",
-        "--model.architecture.num-layers": "2",
-        "--model.architecture.num-heads": "2",
-        "--model.architecture.num-kv-heads": "1",
-        "--model.architecture.head-dim": "8",
-        "--model.feature-layers": "0 1",
-        "--data.arithmetic.problems": "64",
-        "--data.arithmetic.max-terms": "3",
-        "--data.held-out-count": "16",
-        "--data.prompts": "4",
-        "--data.max-prompt-tokens": "6",
-        "--rollout.group-size": "2",
-        "--rollout.max-new-tokens": "20",
-        "--rollout.draft-length": "1",
-        "--warmup.steps": "2",
-        "--warmup.batch-size": "4",
-        "--steps": "4",
-        "--eval.every": "3",
-        "--eval.prompts": "8",
-        "--probe-every": "2",
-        "--checkpoint.every": "3",
-        "--speedup.slots": "4",
-        "--speedup.draft-lengths": "1",
-        "--speedup.prompts": "8",
-        "--speedup.repeats": "1",
-        "--out": str(tmp_path / "run"),
-    }
+    options = TINY | more | {"--out": str(tmp_path / "run")}
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
     for part in (
@@ -273,3 +274,21 @@ def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Pa
         assert line["rollout/draft_length"] == 1
     assert len(lines) == 4
     assert saves(tmp_path / "run") == [3, 4]
+
+
+@pytest.mark.slow
+def test_what_comes_before_the_first_step_survives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A run killed in its first steps has its warm-up and its distilled draft."""
+    run = tmp_path / "run"
+    options = TINY | DISTILLING | {"--out": str(run), "--steps": "1"}
+    assert launch.train.main(argv("tiny", options)) == 0
+    assert saves(run) == [0, 1]
+    expected = metrics(run)
+    shutil.rmtree(run / "checkpoints" / "1")
+    (run / "metrics.jsonl").write_text("")
+    capsys.readouterr()
+    assert launch.train.main([*argv("tiny", options), "--resume"]) == 0
+    said = capsys.readouterr().out
+    assert "resumed after step 0\n" in said and "warm-up" not in said and "distillation" not in said
+    for name, value in metrics(run)[0].items():
+        assert name.startswith(TIMED) or value == expected[0][name], name

@@ -57,13 +57,15 @@ def other_layers(output):
 # A small vocabulary repeats itself often: half of the rounds are the lookup's.
 BESIDE = NGramDrafter(WORLD.vocab, min_n=1, max_n=3)
 
+SHUFFLED = replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.int32), 1))
+
 FAULTS = {
     "none": HEALTHY,
     "none beside a lookup": EitherDrafter(BESIDE, HEALTHY),
     "feature layers": replace(HEALTHY, head=replace(HEALTHY.head, reads=other_layers)),
     "rope base": make_eagle3(replace(WORLD._eagle3(WORLD.vocab), rope_theta=2.0), WORLD.policy),
     "paired one off": PairedOneOff(**vars(HEALTHY)),
-    "shuffled d2t": (SHUFFLED := replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.int32), 1))),
+    "shuffled d2t": SHUFFLED,
     "shuffled d2t beside a lookup": EitherDrafter(BESIDE, SHUFFLED),
 }
 
@@ -137,9 +139,10 @@ def watched(
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
         batch = batch_of(rollout)
         state, metrics = adapt(state, batch, promise(verifier)(state.params, batch), trained=False)
-        drafted, accepted = float(jnp.sum(rollout.first > 0)), float(jnp.sum(rollout.first == 2))
-        of_all = drafted / float(rollout.drafted.sum())
-        counts = dict(drafted=drafted, rate=accepted / drafted, of_all=of_all)
+        drafted = float(jnp.sum(rollout.first > 0))
+        rate = metrics["draft/measured_acceptance"]
+        assert rate == jnp.sum(rollout.first == 2) / drafted
+        counts = dict(drafted=drafted, rate=float(rate), of_all=drafted / float(rollout.drafted.sum()))
         seen.append({name: float(x) for name, x in metrics.items()} | counts)
     return seen
 

@@ -176,6 +176,23 @@ def test_siblings_are_rows_of_the_same_prompt():
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
+def test_samples_that_have_ended_are_searched_behind_their_prompt():
+    """The first of those that ended, by sample; none for an id below 0. Beside a draft, too."""
+    history = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
+    prompts = prompts_of([2, 0], [2, 0], ids=(3, -1))
+    # Of the samples of each prompt the first is still at work, and the last one too many.
+    ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
+    for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
+        state = drafter.share(begun(drafter, NOTHING, prompts), prompts, ended)
+        heard = state if drafter is history else state[0]
+        assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
+        assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
+        state = told(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
+        found = proposal_of(drafter, NOTHING, state, 2)
+        assert found.tokens[0].tolist() == [0, 2]
+        assert found.length.tolist() == ([2, 0] if drafter is history else [2, 2])
+
+
 @pytest.mark.parametrize(
     "factor, offset, lengths", [(1.0, 0, [2, 3]), (0.5, 0, [1, 1]), (0.0, 3, [3, 3]), (9.0, 0, [3, 3])]
 )
@@ -235,3 +252,12 @@ def test_a_model_learns_the_policys_law():
 def test_options_that_make_no_sense_are_refused(make, message: str):
     with pytest.raises(ValueError, match=f"^{message}$"):
         make()
+
+
+def test_what_training_foretells_is_the_innermost_drafts_alone():
+    """A lookup beside a lookup beside a draft: of three rows one each."""
+    inner = EitherDrafter(NGramDrafter(VOCAB, min_n=1), Sampled(VOCAB))
+    drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), inner)
+    state = begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 0], [0, 1, 2]))
+    assert proposal_of(drafter, NOTHING, state, 2).foretold.tolist() == [False, False, True]
+    assert proposal_of(NGramDrafter(VOCAB), NOTHING, state[0], 2).foretold is None

@@ -99,7 +99,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "groups/zero_variance"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
-        *("draft/promised_acceptance", "draft/alarm"),
+        *("draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
         *("rollout/acceptance_rate_pos_2", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
