@@ -64,9 +64,12 @@ def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
 
 
 def compiled(
-    function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+    function: Callable[..., Any],
+    *args: Any,
+    donate: tuple[int, ...] = (),
+    options: dict[str, Any] | None = None,
 ) -> tuple[Callable[..., Any], float]:
-    """The program for arguments like these, and the seconds that tracing and compiling it took."""
+    """The program for arguments like these, with XLA's `options`, and the seconds of tracing and compiling it."""
     start = time.perf_counter()
-    program = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+    program = jax.jit(function, donate_argnums=donate).lower(*args).compile(options)
     return program, time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,20 @@ class Rounds:
     The caches are blank: what a round costs does not hang on what is in them. Every measurement starts at the same
     context, and the state is donated from one to the next, so that the caches exist once. What it takes to start the
     program, the least of some calls that run no round, is left out: of short rounds it is a good part.
+
+    options: XLA's, for this program.
     """
 
-    def __init__(self, networks: Networks, drafter: Drafter, rows: int, context: int, k: int, count: int) -> None:
+    def __init__(
+        self,
+        networks: Networks,
+        drafter: Drafter,
+        rows: int,
+        context: int,
+        k: int,
+        count: int,
+        options: dict[str, Any] | None = None,
+    ) -> None:
         budget = count * (k + 1) + 1
         config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=k)
         prompts = random_prompts(networks, rows, context)
@@ -46,7 +58,8 @@ class Rounds:
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
         self._state = jax.jit(first)(networks.params)
-        self._program, self.compile_seconds = compiled(some, networks.params, self._state, self._none, donate=(1,))
+        parts = networks.params, self._state, self._none
+        self._program, self.compile_seconds = compiled(some, *parts, donate=(1,), options=options)
         jax.block_until_ready(self._run(self._count))
         self._start = min(seconds(partial(self._run, self._none)) for _ in range(STARTS))
 

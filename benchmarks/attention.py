@@ -1,0 +1,155 @@
+"""Attention of a verification over the cache, by every implementation at hand, paired against the one in use.
+
+Run from the repository's root: python -m benchmarks.attention
+
+One layer, T = K + 1 queries a row, every row's cache visible to its end but for what stands after each query. The one
+in use is specjax.cache.attend; the others are jax.nn.dot_product_attention by XLA and, on a GPU, by cuDNN: with the
+mask, which becomes a bias, and with lengths alone, which cannot say what T > 1 queries must not see of each other.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from launch.bench.decoding import CopyBandwidth
+from launch.measure import in_turns, provenance, seconds, without_start, written
+from specjax import cache as kv
+from specjax.types import LayerCache
+
+IN_USE = "specjax.cache"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """heads, kv_heads, head_dim: of one layer. batches, contexts: rows, and positions that each can see."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+
+# The 25M preset of launch.bench, and Qwen3-8B.
+SHAPES = {
+    "cpu": Shape(8, 4, 64, "float32", (1, 4, 16), (256, 1024)),
+    "gpu": Shape(32, 8, 128, "bfloat16", (1, 8, 32, 64, 256), (1024, 8192)),
+}
+
+Attend = Callable[[Array, Array, Array, kv.View], Array]
+
+
+def in_use(q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    assert view.mask is not None
+    return kv.attend(q, LayerCache(k, v), view.mask)
+
+
+def masked(implementation: Any, q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    assert view.mask is not None
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(q, k, v, mask=view.mask[:, None], implementation=implementation)
+
+
+def by_length(q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    one, lengths = jnp.ones(len(q), jnp.int32), view.positions[:, -1] + 1
+    return jax.nn.dot_product_attention(
+        q, k, v, query_seq_lengths=one, key_value_seq_lengths=lengths, implementation="cudnn"
+    )
+
+
+def candidates(queries: int) -> dict[str, Attend]:
+    """By name; the one in use reads caches whose heads stand before positions, the others [rows, length, heads, ..]."""
+    found: dict[str, Attend] = {IN_USE: in_use, "jax, XLA": partial(masked, "xla")}
+    if jax.default_backend() == "gpu":
+        found["cuDNN, mask"] = partial(masked, "cudnn")
+        if queries == 1:
+            found["cuDNN, lengths"] = by_length
+    return found
+
+
+class Cell:
+    """One implementation at one size, some layers' worth of calls in one program: compiled when made.
+
+    Raises whatever the implementation does where it does not take the shape.
+    """
+
+    def __init__(self, name: str, attend: Attend, shape: Shape, rows: int, context: int, queries: int, count: int):
+        room = context + queries
+        keys = jax.random.split(jax.random.key(0), 3)
+        cached = rows, room, shape.kv_heads, shape.head_dim
+        k, v = (jax.random.normal(key, cached).astype(shape.dtype) for key in keys[:2])
+        if name == IN_USE:
+            k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+        q = jax.random.normal(keys[2], (rows, queries, shape.heads, shape.head_dim)).astype(shape.dtype)
+        start = jnp.full(rows, context, jnp.int32)
+
+        def some(q: Array, k: Array, v: Array, start: Array, count: Int[Array, ""]) -> Array:
+            view = kv.decode_view(start, queries, room)
+            # Each call asks for what the one before has answered, so that none can be left out.
+            return jax.lax.fori_loop(0, count, lambda _, q: attend(q, k, v, view), q)
+
+        self._run = partial(jax.jit(some), q, k, v, start)
+        self._count = count
+        self.once = np.asarray(self._run(jnp.int32(1)).astype(jnp.float32))
+        self._start = min(seconds(partial(self._run, jnp.int32(0))) for _ in range(5))
+
+    def measure(self) -> float:
+        """The seconds of one call."""
+        return without_start(seconds(partial(self._run, jnp.int32(self._count))), self._start) / self._count
+
+
+def compare(
+    shape: Shape, rows: int, context: int, queries: int, copy: CopyBandwidth, options: argparse.Namespace
+) -> None:
+    """A line for each implementation."""
+    cells, refused = {}, {}
+    for name, attend in candidates(queries).items():
+        try:
+            cells[name] = Cell(name, attend, shape, rows, context, queries, options.calls)
+        except Exception as error:
+            refused[name] = str(error).splitlines()[0][:80]
+    runs: Mapping[str, Callable[[], float]] = {name: cell.measure for name, cell in cells.items()}
+    measured = in_turns({**runs, "copy": copy.measure}, options.repeats)
+    size = 2 * rows * context * shape.kv_heads * shape.head_dim * jnp.dtype(shape.dtype).itemsize
+    for name in cells:
+        ratios = [mine / own for mine, own in zip(measured[IN_USE], measured[name], strict=True)]
+        share = [size / rate / own for rate, own in zip(measured["copy"], measured[name], strict=True)]
+        off = np.abs(cells[name].once - cells[IN_USE].once).max()
+        print(
+            f"{rows:4} {context:6} {queries:2}  {name:15} {1e3 * float(np.median(measured[name])):9.4f}  "
+            f"{written(ratios):22} {written(share):22} {off:.1e}",
+            flush=True,
+        )
+    for name, why in refused.items():
+        print(f"{rows:4} {context:6} {queries:2}  {name:15} not taken: {why}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each, in turns")
+    parser.add_argument("--calls", type=int, default=36, help="of the layer in one measurement")
+    parser.add_argument("--queries", type=int, nargs="+", default=[1, 4], help="T, tokens in a verification")
+    options = parser.parse_args()
+    shape = SHAPES["gpu" if jax.default_backend() == "gpu" else "cpu"]
+    print(provenance("benchmarks.attention"))
+    print(f"shape     {shape.heads} heads, {shape.kv_heads} kv heads of {shape.head_dim}, {shape.dtype}")
+    copy = CopyBandwidth()
+    print(
+        "rows context T  implementation   ms a call  in use / it            share of copy's floor  largest difference"
+    )
+    for context in shape.contexts:
+        for rows in shape.batches:
+            for queries in options.queries:
+                compare(shape, rows, context, queries, copy, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What XLA's flags do to a round, autoregressive and drafting: seconds without a flag over seconds with it, paired.
+
+Run from the repository's root: python -m benchmarks.xla_flags [--preset qwen3-0.6b]
+
+Flags are set for one program alone, as XLA_FLAGS=--NAME=VALUE does for all. What this version of XLA does not know, or
+does not take for a single program, is named and left out.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+
+from launch.bench.networks import random_networks
+from launch.bench.presets import PRESETS, find_preset
+from launch.bench.rounds import Rounds
+from launch.measure import in_turns, provenance, written
+
+NONE = "none"
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "wide vectors": {"xla_cpu_prefer_vector_width": 512},
+        "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
+        "oneDNN": {"xla_cpu_use_onednn": True},
+        "LLVM at level 1": {"xla_backend_optimization_level": 1},
+    },
+    "gpu": {
+        "whole loops as graphs": {"xla_gpu_enable_command_buffer": "+WHILE,+CONDITIONAL"},
+        "no graphs": {"xla_gpu_enable_command_buffer": ""},
+        "short graphs": {"xla_gpu_graph_min_graph_size": 2},
+        "Triton for any matmul": {"xla_gpu_triton_gemm_any": True},
+        "no Triton matmuls": {"xla_gpu_enable_triton_gemm": False},
+        "latency hiding": {"xla_gpu_enable_latency_hiding_scheduler": True},
+        "autotuning again": {"xla_gpu_autotune_level": 5},
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="of launch.bench; by default the one for this device")
+    parser.add_argument("--batch", type=int, nargs="+", help="rows decoded together; by default the preset's one")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3])
+    parser.add_argument("--repeats", type=int, default=15, help="measurements of each, in turns")
+    options = parser.parse_args()
+    name, preset = find_preset(options.preset)
+    print(f"{provenance('benchmarks.xla_flags')}\npreset    {name}, context {preset.contexts[0]}")
+    print("batch k  flag                    ms a round  without / with         compile s")
+    networks = random_networks(preset)
+    candidates = CANDIDATES.get(jax.default_backend(), {})
+    for batch in options.batch or [preset.batch]:
+        for k in options.draft_lengths:
+            cell = networks, networks.drafter, batch, preset.contexts[0], k, preset.rounds
+            programs, refused = {NONE: Rounds(*cell)}, {}
+            for flag, value in candidates.items():
+                try:
+                    programs[flag] = Rounds(*cell, options=value)
+                except jax.errors.JaxRuntimeError as error:
+                    refused[flag] = str(error).splitlines()[0]
+            measured = in_turns({flag: rounds.measure for flag, rounds in programs.items()}, options.repeats)
+            for flag, rounds in programs.items():
+                ratios = [a / b for a, b in zip(measured[NONE], measured[flag], strict=True)]
+                median = 1e3 * sorted(measured[flag])[len(ratios) // 2]
+                line = f"{batch:5} {k}  {flag:22} {median:11.3f}  {written(ratios):22} {rounds.compile_seconds:.1f}"
+                print(line, flush=True)
+            for flag, why in refused.items():
+                print(f"{batch:5} {k}  {flag:22} refused: {why[:70]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
