@@ -1,32 +1,75 @@
-"""Group-relative advantages (GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1.2)."""
+"""Advantages from rewards alone, without a critic: what a reward is compared with, and by what it is scaled."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
+@dataclass(frozen=True)
+class AdvantageConfig:
+    """GRPO (arXiv 2402.03300, section 4.1.2) by default; its relatives differ in one choice or both.
+
+    Attributes:
+        baseline: the mean of the group; of the group's others (RLOO, arXiv 2402.14740, equation 8); or of the whole
+                  batch (REINFORCE++, arXiv 2501.03262).
+        scale:    over the standard deviation of the group; of the whole batch (REINFORCE++, with baseline group its
+                  variant of that name); or none (RLOO, and Dr. GRPO, arXiv 2503.20783).
+    """
+
+    baseline: Literal["group", "others", "batch"] = "group"
+    scale: Literal["group", "batch", "none"] = "group"
+
+
 class Advantages(NamedTuple):
-    """value: float32 [R], 0 where not scored. scored: bool [R]. zero_variance: bool [N], groups that teach nothing."""
+    """value: float32 [R], 0 where not scored. scored: bool [R]. zero_variance: bool [N], groups of equal rewards."""
 
     value: Float[Array, "R"]
     scored: Bool[Array, "R"]
     zero_variance: Bool[Array, "N"]
 
 
-def group_advantages(reward: Float[Array, "R"], group_size: int, eps: float = 1e-6) -> Advantages:
-    """(reward - mean) / (standard deviation + eps) over the scored samples of each group of consecutive sequences.
+def group_advantages(
+    reward: Float[Array, "R"], group_size: int, config: AdvantageConfig | None = None, eps: float = 1e-6
+) -> Advantages:
+    """(reward - baseline) / (standard deviation + eps), groups being consecutive sequences; `config` as by default.
 
-    A reward that is not finite is a failed score: that sequence gets 0 and leaves its group's statistics. A group
-    whose scores are all equal gets 0 exactly: the rounding of its mean, divided by eps, would look like a lesson.
+    A reward that is not finite is a failed score: that sequence gets 0 and leaves all statistics. Where all scores of a
+    group are equal, its members differ from a baseline of that group by 0 exactly: the rounding of its mean, divided by
+    eps, would look like a lesson. So it is for the batch.
     """
+    config = AdvantageConfig() if config is None else config
     grouped = reward.reshape(-1, group_size)
     scored = jnp.isfinite(grouped)
-    count = jnp.maximum(jnp.sum(scored, axis=1, keepdims=True, dtype=jnp.float32), 1.0)
-    mean = jnp.sum(jnp.where(scored, grouped, 0.0), axis=1, keepdims=True) / count
-    highest = jnp.max(grouped, axis=1, keepdims=True, where=scored, initial=-jnp.inf)
-    lowest = jnp.min(grouped, axis=1, keepdims=True, where=scored, initial=jnp.inf)
-    differs = highest > lowest
-    centred = jnp.where(scored & differs, grouped - mean, 0.0)
-    deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / count)
-    return Advantages((centred / (deviation + eps)).reshape(-1), scored.reshape(-1), ~differs[:, 0])
+    group = _Statistics.of(grouped, scored, axis=1)
+    compared = _Statistics.of(grouped, scored, axis=None) if config.baseline == "batch" else group
+    centred = jnp.where(scored & compared.differs, grouped - compared.mean, 0.0)
+    if config.baseline == "others":
+        # r - (n mean - r) / (n - 1)
+        centred *= group.count / jnp.maximum(group.count - 1, 1.0)
+    if config.scale == "none":
+        value = centred
+    else:
+        axis = 1 if config.scale == "group" else None
+        value = centred / (_Statistics.of(centred, scored, axis).deviation + eps)
+    return Advantages(value.reshape(-1), scored.reshape(-1), ~group.differs[:, 0])
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Of the scored values along an axis, or of all of them: [N, 1] or [1, 1]."""
+
+    count: Array
+    mean: Array
+    differs: Array
+    deviation: Array
+
+    @classmethod
+    def of(cls, values: Float[Array, "N G"], scored: Bool[Array, "N G"], axis: int | None) -> "_Statistics":
+        count = jnp.maximum(jnp.sum(scored, axis=axis, keepdims=True, dtype=jnp.float32), 1.0)
+        mean = jnp.sum(jnp.where(scored, values, 0.0), axis=axis, keepdims=True) / count
+        highest = jnp.max(values, axis=axis, keepdims=True, where=scored, initial=-jnp.inf)
+        lowest = jnp.min(values, axis=axis, keepdims=True, where=scored, initial=jnp.inf)
+        variance = jnp.sum(jnp.where(scored, (values - mean) ** 2, 0.0), axis=axis, keepdims=True) / count
+        return cls(count, mean, highest > lowest, jnp.sqrt(variance))

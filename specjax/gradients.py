@@ -12,7 +12,7 @@ from specjax.adaptation import when
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
 from specjax.ladder import in_window
-from specjax.loss import LossConfig, grpo_terms
+from specjax.loss import LossConfig, policy_terms, token_weights
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName, find_verifier
@@ -50,8 +50,9 @@ def accumulate(
     replay: Batch | None = None,
     verifier: VerifierName | Verifier = "rejection",
     ladder: tuple[int, ...] = (),
+    budget: int | None = None,
 ) -> tuple[Params, Sums]:
-    """Gradients of the policy's and the draft's loss, each normalised by the global number of tokens it counts.
+    """Gradients of the policy's and the draft's loss, each normalised over the whole batch.
 
     reference:   log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
     train_draft: False leaves the draft's gradient at zero, and only measures its loss. It may be traced.
@@ -59,30 +60,34 @@ def accumulate(
                  reported is of `batch` alone.
     verifier:    of the rollout, by which what its drafts promise is reckoned.
     ladder:      windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
+    budget:      the most tokens that a completion may have; None for as many as a row.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
     gradient is the same program whether the draft is trained or not.
     """
     tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
+    shares = token_weights(batch.trained, config.aggregate, budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
     start = jnp.zeros(len(batch.advantage) // microbatches, jnp.int32)
     taught = draft_tokens if replay is None else draft_tokens + jnp.sum(replay.completion, dtype=jnp.float32)
     drafting = bool(jax.tree.leaves(params.draft))
     zero = jax.tree.map(jnp.zeros_like, params)
 
-    def policy_loss(weights: PyTree, batch: Batch, reference: Array | None) -> tuple[Array, tuple[PolicyOutput, dict]]:
+    def policy_loss(
+        weights: PyTree, batch: Batch, share: Array, reference: Array | None
+    ) -> tuple[Array, tuple[PolicyOutput, dict]]:
         output = policy.apply(weights, batch.tokens, start)
         log_probs = full_log_probs(output.logits[:, :-1], law)
         theta = pick(log_probs, batch.tokens[:, 1:])
         old = jax.lax.stop_gradient(theta)
         mu = old if batch.mu is None else batch.mu[:, 1:]
         mask = batch.trained[:, 1:]
-        terms = grpo_terms(theta, old, mu, reference, batch.advantage, mask, config)
+        terms = policy_terms(theta, old, mu, reference, batch.advantage, mask, config)
         gap = jnp.where(mask, old - mu, 0.0)
         ratio = jnp.where(mask, jnp.exp(gap), 0.0)
         log_probs = jax.lax.stop_gradient(log_probs)
         entropy = jnp.where(mask, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1), 0.0)
-        loss = jnp.sum(terms.loss) / tokens
+        loss = jnp.sum(terms.loss * share[:, 1:])
         sums = dict(
             policy_loss=loss,
             clipped=jnp.sum(terms.clipped),
@@ -113,17 +118,18 @@ def accumulate(
         # A draft at rest is watched all the same: what it promises is what its acceptance is held against.
         return zero.draft, draft_loss(params.draft, batch, output)[1]
 
-    def one(window: int, batch: Batch, reference: Array | None) -> tuple[Params, dict]:
-        batch, reference = batch.cut(window), None if reference is None else reference[:, : window - 1]
+    def one(window: int, batch: Batch, share: Array, reference: Array | None) -> tuple[Params, dict]:
+        batch, share = batch.cut(window), share[:, :window]
+        reference = None if reference is None else reference[:, : window - 1]
         with jax.named_scope("policy_gradient"):
-            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, reference)
+            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, share, reference)
         draft, drafted = zero.draft, dict.fromkeys(("draft_loss", "overlap", "promised"), jnp.float32(0))
         if drafting:
             with jax.named_scope("draft_gradient"):
                 draft, drafted = when(train_draft, teach, watch, batch, output)
         return Params(policy=gradient, draft=draft), sums | drafted
 
-    def add(total: Params, part: tuple[Batch, Array | None]) -> tuple[Params, dict]:
+    def add(total: Params, part: tuple[Batch, Array, Array | None]) -> tuple[Params, dict]:
         gradients, sums = in_window(one, ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
@@ -139,7 +145,7 @@ def accumulate(
         )[0]
 
     start_with = replace(zero, memory=())
-    gradients, parts = jax.lax.scan(add, start_with, split((batch, reference), microbatches))
+    gradients, parts = jax.lax.scan(add, start_with, split((batch, shares, reference), microbatches))
     if replay is not None and drafting:
         with jax.named_scope("replay"):
             draft = when(train_draft, relearn, lambda total, _: total, gradients.draft, replay)

@@ -1,35 +1,67 @@
-"""The GRPO loss, token by token, as sums that microbatches and shards can add up."""
+"""The policy's loss, token by token, as terms and weights that microbatches and shards can add up.
+
+The family of GRPO in four choices that go together freely: the ratio, what is made of it, how tokens are weighed
+against each other, and what corrects for the policy that generated not being the one that is trained.
+"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+Aggregate = Literal["token", "sequence", "budget"]
+
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The clipped GRPO loss. The bounds of the ratio are asymmetric: DAPO, arXiv 2503.14476.
+    """The surrogate of the policy gradient. All ratios are of probabilities under temperature alone.
 
     Attributes:
-        clip_low:       the ratio is clipped from below at 1 - clip_low.
-        clip_high:      the ratio is clipped from above at 1 + clip_high.
-        importance_cap: ceiling of the truncated importance weight old / mu; None leaves the weight out.
-        kl_coefficient: weight of the k3 estimate of KL(theta || reference); 0 needs no reference policy.
+        ratio:            theta / old of each token (PPO, GRPO), or one for all tokens of a sequence, the geometric mean
+                          of these (GSPO, arXiv 2507.18071, equation 7), for which clips are of the order of 3e-4.
+        surrogate:        clipped (PPO, arXiv 1707.06347, equation 7), where a ratio beyond its clip has no gradient; or
+                          cispo (arXiv 2506.13585, equation 4), where the clipped ratio is a weight of the log-prob.
+        clip_low:         the ratio is clipped from below at 1 - clip_low; 1 clips nothing there.
+        clip_high:        from above at 1 + clip_high (asymmetric: DAPO, arXiv 2503.14476).
+        dual_clip:        at a negative advantage the clipped surrogate is no lower than this many times it (arXiv
+                          1912.09729, equation 5; 3 there); None leaves it unbounded.
+        aggregate:        every token weighs the same (DAPO); every sequence (GRPO, arXiv 2402.03300); or every token by
+                          one over the number of sequences and the length budget (Dr. GRPO, arXiv 2503.20783).
+        importance:       the weight old / mu: of each token, of the whole sequence (their product), or icepop: of each
+                          token within importance_floor .. importance_cap, and 0 for any other.
+        importance_cap:   ceiling of that weight; None leaves it out.
+        importance_floor: for icepop.
+        kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
+                          expectation, and k2 the right one.
+        kl_coefficient:   its weight; 0 needs no reference policy.
     """
 
+    ratio: Literal["token", "sequence"] = "token"
+    surrogate: Literal["clipped", "cispo"] = "clipped"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float | None = None
+    aggregate: Aggregate = "token"
+    importance: Literal["token", "sequence", "icepop"] = "token"
     importance_cap: float | None = 2.0
+    importance_floor: float = 0.5
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "kl_coefficient"):
+        for name in ("clip_low", "clip_high", "importance_floor", "kl_coefficient"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be >= 0")
         if self.importance_cap is not None and not self.importance_cap > 0:
             raise ValueError(f"importance_cap = {self.importance_cap}: must be > 0, or none")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be > 1, or none")
+        if self.dual_clip is not None and self.surrogate != "clipped":
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be none with surrogate {self.surrogate}")
+        if self.importance == "icepop" and self.importance_cap is None:
+            raise ValueError("importance_cap = None: must be given with importance icepop")
 
 
 class LossTerms(NamedTuple):
@@ -40,7 +72,7 @@ class LossTerms(NamedTuple):
     kl: Float[Array, "B T"]
 
 
-def grpo_terms(
+def policy_terms(
     theta: Float[Array, "B T"],
     old: Float[Array, "B T"],
     mu: Float[Array, "B T"],
@@ -49,26 +81,81 @@ def grpo_terms(
     mask: Bool[Array, "B T"],
     config: LossConfig,
 ) -> LossTerms:
-    """The clipped surrogate of arXiv 2402.03300, equation 3, with a truncated importance weight.
+    """The terms of whole sequences, to be weighed by `token_weights`.
 
     All log-probs are of the same tokens under temperature alone: `theta` of the policy being trained, `old` of the
-    anchor of the ratio, `mu` of the policy that generated. `mask` marks the tokens that count. To be normalised by the
-    global number of such tokens, so that any split into microbatches and shards has the same gradient.
+    anchor of the ratio, `mu` of the policy that generated. `mask` marks the tokens that count. A token is `clipped`
+    where its ratio lies beyond a clip that keeps it from pushing further.
     """
     theta, old, mu = (jnp.where(mask, x, 0.0) for x in (theta, old, mu))
     advantage = advantage[:, None]
-    ratio = jnp.exp(theta - old)
-    clipped_ratio = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
-    surrogate = jnp.minimum(ratio * advantage, clipped_ratio * advantage)
-    if config.importance_cap is not None:
-        surrogate *= jax.lax.stop_gradient(jnp.minimum(jnp.exp(old - mu), config.importance_cap))
-    kl = jnp.zeros_like(theta) if reference is None else k3(theta, jnp.where(mask, reference, 0.0))
-    clipped = (ratio * advantage > clipped_ratio * advantage).astype(jnp.float32)
-    loss = config.kl_coefficient * kl - surrogate
-    return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped, kl)))
+    log_ratio = theta - old
+    if config.ratio == "sequence":
+        log_ratio = jnp.broadcast_to(_mean(log_ratio, mask), mask.shape)
+    ratio = jnp.exp(log_ratio)
+    bounded = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
+    clipped = ratio * advantage > bounded * advantage
+    if config.surrogate == "cispo":
+        objective = jax.lax.stop_gradient(bounded) * advantage * theta
+    else:
+        objective = jnp.minimum(ratio * advantage, bounded * advantage)
+        if config.dual_clip is not None:
+            least = config.dual_clip * advantage
+            clipped |= (advantage < 0) & (objective < least)
+            objective = jnp.where(advantage < 0, jnp.maximum(objective, least), objective)
+    objective *= jax.lax.stop_gradient(_importance(old - mu, mask, config))
+    kl = jnp.zeros_like(theta)
+    if reference is not None:
+        kl = kl_estimate(theta, jnp.where(mask, reference, 0.0), config.kl_estimator)
+    loss = config.kl_coefficient * kl - objective
+    return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped.astype(jnp.float32), kl)))
 
 
-def k3(theta: Float[Array, "..."], reference: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The unbiased, non-negative estimate of KL(theta || reference) on tokens of theta (Schulman 2020, "k3")."""
+def token_weights(mask: Bool[Array, "R T"], aggregate: Aggregate, budget: int) -> Float[Array, "R T"]:
+    """What each token of a whole batch weighs in the loss, 0 outside the mask.
+
+    Of all shards and microbatches together, so that any split of the batch has the same gradient. budget: the most
+    tokens that a completion may have. A sequence of which no token counts is none.
+    """
+    counts = mask.astype(jnp.float32)
+    lengths = jnp.sum(counts, axis=1, keepdims=True)
+    sequences = jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1.0)
+    match aggregate:
+        case "token":
+            return counts / jnp.maximum(jnp.sum(lengths), 1.0)
+        case "sequence":
+            return counts / (jnp.maximum(lengths, 1.0) * sequences)
+        case "budget":
+            return counts / (sequences * budget)
+
+
+def kl_estimate(
+    theta: Float[Array, "*any"], reference: Float[Array, "*any"], estimator: Literal["k1", "k2", "k3"]
+) -> Float[Array, "*any"]:
+    """KL(theta || reference) from tokens of theta (Schulman 2020): k1 and k3 unbiased, k2 and k3 never negative."""
     gap = reference - theta
-    return jnp.exp(gap) - gap - 1
+    match estimator:
+        case "k1":
+            return -gap
+        case "k2":
+            return gap**2 / 2
+        case "k3":
+            return jnp.exp(gap) - gap - 1
+
+
+def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:
+    """Truncated importance weights; log_weight is 0 outside the mask."""
+    if config.importance_cap is None:
+        return jnp.ones_like(log_weight)
+    if config.importance == "sequence":
+        log_weight = jnp.broadcast_to(jnp.sum(log_weight, axis=1, keepdims=True), mask.shape)
+    weight = jnp.exp(log_weight)
+    if config.importance == "icepop":
+        inside = (weight >= config.importance_floor) & (weight <= config.importance_cap)
+        return jnp.where(inside, weight, 0.0)
+    return jnp.minimum(weight, config.importance_cap)
+
+
+def _mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B 1"]:
+    count = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
+    return jnp.sum(x, axis=1, keepdims=True) / jnp.maximum(count, 1.0)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from specjax.adaptation import DraftTrainingConfig, adapt, due, nothing_seen, replayed
-from specjax.advantage import group_advantages
+from specjax.advantage import AdvantageConfig, group_advantages
 from specjax.batch import Batch, make_batch
 from specjax.cost import HOPE, choose, nothing_known, remember
 from specjax.drafters import Drafter
@@ -48,6 +48,7 @@ class TrainConfig:
 
     seed: int = 0
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
@@ -100,7 +101,7 @@ def make_stages(
         if rows % config.microbatches:
             raise ValueError(f"microbatches = {config.microbatches}: must divide the {rows} sequences of a data shard")
         scores = reward_fn(rollout, prompts)
-        advantages = group_advantages(scores.value, len(rollout.lengths) // len(prompts.lengths))
+        advantages = group_advantages(scores.value, len(rollout.lengths) // len(prompts.lengths), config.advantage)
         batch = make_batch(prompts, rollout, advantages)
         if config.ladder:
             batch = sort_rows(batch, mesh, config.microbatches)
@@ -128,6 +129,7 @@ def make_stages(
             replay=replayed(state),
             verifier=config.rollout.verifier,
             ladder=config.ladder,
+            budget=config.rollout.max_new_tokens,
         )
         params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params, train_draft)
         metrics = loss_metrics(

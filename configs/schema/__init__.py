@@ -10,6 +10,7 @@ from typing import Literal
 from configs.schema.networks import DraftConfig, ModelConfig
 from models.config import at_least_one
 from specjax.adaptation import DraftTrainingConfig
+from specjax.advantage import AdvantageConfig
 from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
@@ -223,6 +224,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
@@ -250,6 +252,7 @@ class RunConfig:
         return TrainConfig(
             seed=self.seed,
             rollout=self.rollout,
+            advantage=self.advantage,
             loss=self.loss,
             policy_optimizer=self.policy_optimizer,
             draft_optimizer=self.draft_optimizer,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.advantage import group_advantages
+from specjax.advantage import AdvantageConfig, group_advantages
 
 
 def reference(reward: np.ndarray, eps: float = 1e-6) -> np.ndarray:
@@ -23,6 +23,58 @@ def test_matches_the_reference_with_failed_samples() -> None:
     np.testing.assert_allclose(got.value, reference(reward).ravel(), atol=1e-5)
     np.testing.assert_array_equal(got.scored, ~np.isnan(reward.ravel()))
     assert not got.zero_variance.any()
+
+
+NAMED = {
+    "GRPO": AdvantageConfig(),
+    "Dr. GRPO": AdvantageConfig(scale="none"),
+    "RLOO": AdvantageConfig(baseline="others", scale="none"),
+    "REINFORCE++": AdvantageConfig(baseline="batch", scale="batch"),
+    "REINFORCE++ with a baseline": AdvantageConfig(scale="batch"),
+}
+
+
+def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
+    """Of groups without failed samples, float64."""
+    everything = np.concatenate(groups)
+    match name:
+        case "GRPO":
+            each = [(group - group.mean()) / group.std() for group in groups]
+        case "Dr. GRPO":
+            each = [group - group.mean() for group in groups]
+        case "RLOO":
+            each = [[r - np.delete(group, i).mean() for i, r in enumerate(group)] for group in groups]
+        case "REINFORCE++":
+            each = [(group - everything.mean()) / everything.std() for group in groups]
+        case _:
+            centred = [group - group.mean() for group in groups]
+            each = [group / np.concatenate(centred).std() for group in centred]
+    return np.concatenate([np.asarray(group) for group in each])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_relative_is_as_its_paper_has_it(name: str) -> None:
+    """Failed samples leave groups of 4 to 7, and every statistic."""
+    rng = np.random.default_rng(2)
+    reward = rng.normal(1.0, 2.0, (6, 8)).astype(np.float32)
+    failed = np.arange(8)[None] < rng.integers(1, 5, (6, 1))
+    got = group_advantages(jnp.array(np.where(failed, np.nan, reward).ravel()), 8, NAMED[name])
+    groups = [row[~out].astype(np.float64) for row, out in zip(reward, failed, strict=True)]
+    np.testing.assert_allclose(got.value[~failed.ravel()], as_the_papers_have_it(name, groups), atol=1e-5)
+    assert not np.asarray(got.value)[failed.ravel()].any()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_equal_rewards_teach_nothing_by_any_rule(name: str) -> None:
+    got = group_advantages(jnp.full(6, 10.1, jnp.float32), 3, NAMED[name])
+    np.testing.assert_array_equal(got.value, np.zeros(6))
+
+
+def test_a_group_of_equal_rewards_still_differs_from_the_batch() -> None:
+    reward = jnp.array([1.0, 1.0, 0.0, 1.0])
+    got = group_advantages(reward, 2, NAMED["REINFORCE++"])
+    np.testing.assert_allclose(got.value, (reward - 0.75) / np.sqrt(3 / 16), rtol=1e-4)
+    np.testing.assert_array_equal(got.zero_variance, [True, False])
 
 
 @pytest.mark.parametrize("failed", [jnp.nan, jnp.inf, -jnp.inf])

@@ -23,10 +23,12 @@ POLICY, DRAFTER = networks()
 Accumulate = Callable[[Params, Batch, jax.Array | None], tuple[Params, Sums]]
 
 
-def compiled(microbatches: int = 1, train_draft: bool = True, options: dict[str, Any] | None = None) -> Accumulate:
+def compiled(
+    microbatches: int = 1, train_draft: bool = True, options: dict[str, Any] | None = None, loss: LossConfig = LOSS
+) -> Accumulate:
     def run(params: Params, batch: Batch, reference: jax.Array | None) -> tuple[Params, Sums]:
         return accumulate(
-            POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches=microbatches, train_draft=train_draft
+            POLICY, DRAFTER, params, batch, reference, LAW, loss, microbatches=microbatches, train_draft=train_draft
         )
 
     return jax.jit(run, compiler_options=options)
@@ -109,6 +111,20 @@ def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradie
     assert relative_gap(parts.draft, whole.draft) < 1e-5
     for name, value in part_sums._asdict().items():
         np.testing.assert_allclose(value, getattr(whole_sums, name), rtol=1e-5, err_msg=name)
+
+
+def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
+    """GSPO's ratio, a weight for the whole sequence, and sequences that weigh the same."""
+    loss = LossConfig(ratio="sequence", importance="sequence", importance_cap=1.5, aggregate="sequence")
+    whole, parts = (compiled(count, False, loss=loss)(params, batch, reference) for count in (1, 4))
+    assert relative_gap(parts[0].policy, whole[0].policy) < 1e-5
+    theta = pick(log_probs(params, batch.tokens), batch.tokens)
+    counts = np.asarray(batch.trained)[:, 1:]
+    old_over_mu = np.exp(np.sum(np.where(counts, theta - np.asarray(batch.mu)[:, 1:], 0.0), axis=1))
+    each = np.minimum(old_over_mu, 1.5) * np.asarray(batch.advantage)
+    expected = -each[counts.any(axis=1)].mean()
+    for _, sums in (whole, parts):
+        np.testing.assert_allclose(sums.policy_loss, expected, rtol=1e-4)
 
 
 def test_the_policy_gradient_is_the_slope_of_the_loss(gradients, params, batch, reference, log_probs) -> None:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.loss import LossConfig, grpo_terms, k3
+from specjax.loss import LossConfig, kl_estimate, policy_terms, token_weights
 
 ROWS, TOKENS = 6, 9
 
@@ -25,7 +25,7 @@ class Case:
         arrays = (self.theta if theta is None else theta, self.old, self.mu)
         theta_, old, mu = (jnp.array(x, jnp.float32) for x in arrays)
         reference = jnp.array(self.reference, jnp.float32) if with_reference else None
-        return grpo_terms(
+        return policy_terms(
             theta_, old, mu, reference, jnp.array(self.advantage, jnp.float32), jnp.array(self.mask), config
         )
 
@@ -34,16 +34,32 @@ class Case:
         theta = self.theta if theta is None else theta
         loss = np.zeros((ROWS, TOKENS))
         for i, j in zip(*np.nonzero(self.mask), strict=True):
-            ratio, advantage = np.exp(theta[i, j] - self.old[i, j]), self.advantage[i]
-            if advantage > 0:
+            counts, advantage = self.mask[i], self.advantage[i]
+            of_sequence = config.ratio == "sequence"
+            ratio = np.exp(np.mean((theta - self.old)[i, counts]) if of_sequence else theta[i, j] - self.old[i, j])
+            if config.surrogate == "cispo":
+                # The ratio is a constant: that of the case itself, wherever theta is moved to.
+                ratio = np.exp(self.theta[i, j] - self.old[i, j])
+                objective = np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high) * advantage * theta[i, j]
+            elif advantage > 0:
                 objective = min(ratio, 1 + config.clip_high) * advantage
             else:
                 objective = max(ratio, 1 - config.clip_low) * advantage
-            if config.importance_cap is not None:
-                objective *= min(np.exp(self.old[i, j] - self.mu[i, j]), config.importance_cap)
+                if config.dual_clip is not None:
+                    objective = max(objective, config.dual_clip * advantage)
             gap = self.reference[i, j] - theta[i, j]
-            loss[i, j] = config.kl_coefficient * (np.exp(gap) - gap - 1) - objective
+            kl = {"k1": -gap, "k2": gap**2 / 2, "k3": np.exp(gap) - gap - 1}[config.kl_estimator]
+            loss[i, j] = config.kl_coefficient * kl - self.importance(config, i, j) * objective
         return loss
+
+    def importance(self, config: LossConfig, i: int, j: int) -> float:
+        if config.importance_cap is None:
+            return 1.0
+        gap = self.old - self.mu
+        weight = np.exp(np.sum(gap[i, self.mask[i]]) if config.importance == "sequence" else gap[i, j])
+        if config.importance == "icepop":
+            return weight if config.importance_floor <= weight <= config.importance_cap else 0.0
+        return min(weight, config.importance_cap)
 
 
 CONFIGS = [
@@ -51,6 +67,13 @@ CONFIGS = [
     LossConfig(clip_low=0.1, clip_high=0.5, importance_cap=None),
     LossConfig(clip_low=0.3, clip_high=0.05, importance_cap=0.9, kl_coefficient=0.2),
     LossConfig(kl_coefficient=1.5),
+    LossConfig(ratio="sequence", clip_low=0.02, clip_high=0.03),
+    LossConfig(surrogate="cispo", clip_low=1.0, clip_high=0.2),
+    LossConfig(dual_clip=1.2, importance_cap=None),
+    LossConfig(importance="sequence", importance_cap=1.5),
+    LossConfig(importance="icepop", importance_floor=0.7, importance_cap=1.8),
+    LossConfig(kl_estimator="k1", kl_coefficient=0.5),
+    LossConfig(kl_estimator="k2", kl_coefficient=0.5),
 ]
 
 
@@ -67,11 +90,15 @@ def test_the_gradient_matches_finite_differences(config: LossConfig) -> None:
 
     def total(theta: jax.Array) -> jax.Array:
         f32 = [jnp.array(x, jnp.float32) for x in (case.old, case.mu, case.reference, case.advantage)]
-        return jnp.sum(grpo_terms(theta, *f32, jnp.array(case.mask), config).loss)
+        return jnp.sum(policy_terms(theta, *f32, jnp.array(case.mask), config).loss)
 
-    # Each token's term depends on its own theta alone, so that one shift of all of them gives every derivative.
-    rise = case.expected(config, case.theta + step) - case.expected(config, case.theta - step)
-    np.testing.assert_allclose(jax.grad(total)(theta), rise / (2 * step), rtol=1e-3, atol=1e-4)
+    expected = np.zeros((ROWS, TOKENS))
+    for at in zip(*np.nonzero(case.mask), strict=True):
+        shift = np.zeros((ROWS, TOKENS))
+        shift[at] = step
+        rise = case.expected(config, case.theta + shift) - case.expected(config, case.theta - shift)
+        expected[at] = rise.sum() / (2 * step)
+    np.testing.assert_allclose(jax.grad(total)(theta), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +119,7 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
     zero, mask = jnp.zeros((1, 1)), jnp.ones((1, 1), bool)
 
     def term(theta: jax.Array):
-        return grpo_terms(theta, zero, zero, None, jnp.full(1, advantage), mask, config)
+        return policy_terms(theta, zero, zero, None, jnp.full(1, advantage), mask, config)
 
     theta = jnp.full((1, 1), jnp.log(ratio), jnp.float32)
     np.testing.assert_allclose(term(theta).loss, [[-objective]], rtol=1e-5)
@@ -109,7 +136,7 @@ def test_the_importance_weight_is_truncated_from_above_and_carries_no_gradient(
     config, mask, mu = LossConfig(importance_cap=cap), jnp.ones((1, 1), bool), jnp.full((1, 1), -4.0)
 
     def loss(theta: jax.Array) -> jax.Array:
-        return grpo_terms(theta, theta, mu, None, jnp.ones(1), mask, config).loss[0, 0]
+        return policy_terms(theta, theta, mu, None, jnp.ones(1), mask, config).loss[0, 0]
 
     theta = mu + gap
     np.testing.assert_allclose(loss(theta), -weight, rtol=1e-5)
@@ -133,13 +160,33 @@ def test_what_lies_outside_the_mask_cannot_matter() -> None:
     assert np.isfinite(gradient).all() and not np.asarray(gradient)[~case.mask].any()
 
 
-def test_k3_is_zero_at_the_reference_positive_elsewhere_and_unbiased() -> None:
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_estimates_of_kl_are_zero_at_the_reference_and_what_they_are_said_to_be(estimator) -> None:
     log_p = jax.nn.log_softmax(jnp.array([0.3, -1.0, 2.0, 0.1]))
     log_r = jax.nn.log_softmax(jnp.array([1.0, 0.0, 1.5, -0.4]))
-    estimate = k3(log_p, log_r)
-    np.testing.assert_array_equal(k3(log_p, log_p), np.zeros(4))
-    assert (estimate > 0).all()
-    np.testing.assert_allclose(jnp.sum(jnp.exp(log_p) * estimate), jnp.sum(jnp.exp(log_p) * (log_p - log_r)), rtol=1e-5)
+    estimate = kl_estimate(log_p, log_r, estimator)
+    np.testing.assert_array_equal(kl_estimate(log_p, log_p, estimator), np.zeros(4))
+    assert (estimate > 0).all() == (estimator != "k1")
+    if estimator != "k2":
+        kl = jnp.sum(jnp.exp(log_p) * (log_p - log_r))
+        np.testing.assert_allclose(jnp.sum(jnp.exp(log_p) * estimate), kl, rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence", "budget"])
+def test_tokens_weigh_as_the_papers_average_them(aggregate) -> None:
+    """One sequence has no token that counts, and is none."""
+    mask = np.random.default_rng(3).random((ROWS, TOKENS)) < 0.6
+    mask[2] = False
+    value = np.random.default_rng(4).normal(size=(ROWS, TOKENS))
+    rows = [row[counts] for row, counts in zip(value, mask, strict=True) if counts.any()]
+    expected = {
+        "token": np.mean(np.concatenate(rows)),
+        "sequence": np.mean([row.mean() for row in rows]),
+        "budget": np.mean([row.sum() / 20 for row in rows]),
+    }
+    weights = token_weights(jnp.array(mask), aggregate, 20)
+    np.testing.assert_allclose(np.sum(np.asarray(weights) * value), expected[aggregate], rtol=1e-5)
+    assert not token_weights(jnp.zeros((2, 3), bool), aggregate, 20).any()
 
 
 def test_without_a_reference_there_is_no_kl() -> None:
@@ -148,8 +195,18 @@ def test_without_a_reference_there_is_no_kl() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [dict(clip_low=-0.1), dict(clip_high=-1.0), dict(kl_coefficient=-1.0), dict(importance_cap=0.0)]
+    "options",
+    [
+        dict(clip_low=-0.1),
+        dict(clip_high=-1.0),
+        dict(kl_coefficient=-1.0),
+        dict(importance_cap=0.0),
+        dict(importance_floor=-1.0),
+        dict(dual_clip=1.0),
+        dict(dual_clip=3.0, surrogate="cispo"),
+        dict(importance_cap=None, importance="icepop"),
+    ],
 )
-def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused_by_name(options) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         LossConfig(**options)
