@@ -39,9 +39,8 @@ def long_tailed(rng: np.random.Generator) -> Batch:
     return Batch(
         tokens=jnp.array(np.where(real, rng.integers(0, VOCAB, real.shape), 0), jnp.int32),
         completion=jnp.array(real & (column >= PROMPT)),
-        mu=None,
         advantage=jnp.array(rng.normal(size=ROWS), jnp.float32),
-        scored=jnp.ones(ROWS, bool),
+        counted=jnp.ones(ROWS, bool),
     )
 
 
@@ -53,7 +52,7 @@ def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[
     def gradients(params: Params, batch: Batch) -> Params:
         if ladder:
             batch = sort_rows(batch, MESH, MICROBATCHES)
-        return accumulate(policy, drafter, params, batch, None, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
+        return accumulate(policy, drafter, params, batch, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
     with jax.set_mesh(MESH):
         program = jax.jit(gradients).lower(params, batch).compile()

@@ -49,9 +49,8 @@ class Answers:
     def batch(self, picks: np.ndarray) -> Batch:
         """The rows `picks`, int [B], to train a draft alone on; empty ones where a pick is below 0."""
         real = (picks >= 0)[:, None]
-        none = np.zeros(len(picks), np.float32)
         tokens, completion = np.where(real, self.tokens[picks], 0), self._completion(picks) & real
-        return Batch(tokens, completion, None, none, none > 0)  # pyright: ignore[reportArgumentType]
+        return Batch(tokens, completion)  # pyright: ignore[reportArgumentType]
 
     def draw(self, count: int, seed: int, step: int) -> Batch:
         """A batch of `count` different rows, at random by (seed, step)."""

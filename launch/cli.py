@@ -19,7 +19,7 @@ from rich.text import Text
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from configs.schema import RunConfig
-from launch.errors import ConfigError
+from launch.errors import ConfigError, RunStopped
 from specjax.verify import VERIFIERS, Verifier, VerifierName
 
 RECIPES = Path(__file__).parents[1] / "configs"
@@ -48,14 +48,14 @@ def _verifier_by_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] 
 def run_program(main: Callable[[list[str]], int]) -> int:
     """The exit code of `main`, called with the command line's arguments.
 
-    A ConfigError becomes one line on stderr and 2, Ctrl-C becomes 130. Any other exception is a fault of the program
-    and passes.
+    A ConfigError becomes one line on stderr and 2, RunStopped one and 1, Ctrl-C becomes 130. Any other exception is a
+    fault of the program and passes.
     """
     try:
         return main(sys.argv[1:])
-    except ConfigError as error:
+    except (ConfigError, RunStopped) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
 

@@ -14,6 +14,8 @@ HEADER_EVERY = 20
 STAGES = ("data", "prepare", "generation", "logprob", "train", "step")
 STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up over autoregressive"
 
+SKIPPED = "the policy's gradient is not finite, and its update is skipped"
+
 Values = Mapping[str, float | None]
 
 
@@ -22,13 +24,18 @@ class StepPrinter:
 
     def __init__(self, every: int) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._every, self._lines, self._alarm = every, 0, False
+        self._every, self._lines, self._alarm, self._apart = every, 0, False, False
 
     def __call__(self, step: int, values: Values) -> None:
         if values["draft/alarm"] and not self._alarm:
             said = alarm(step, values["draft/measured_acceptance"], values["draft/promised_acceptance"])
             self._console.print(said, style="bold red")
         self._alarm = bool(values["draft/alarm"])
+        if values["rollout/logprob_alarm"] and not self._apart:
+            self._console.print(apart(step, values["rollout/logprob_gap_mean"]), style="bold red")
+        self._apart = bool(values["rollout/logprob_alarm"])
+        if values["update/skipped"]:
+            self._console.print(f"ALARM at step {step}: {SKIPPED}", style="bold red")
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
@@ -38,6 +45,14 @@ class StepPrinter:
         self._console.print(_line(step, values))
         if values["time/generation"] is not None:
             self._console.print(_stages(values))
+
+
+def apart(step: int, gap: float | None) -> str:
+    """The loud line of `rollout/logprob_alarm`."""
+    return (
+        f"ALARM at step {step}: the log-probs of rollout and training lie {gap:.3f} apart, as a mean over the tokens. "
+        "What is learnt from is not what was generated: compute in float32, or look for what differs between the two"
+    )
 
 
 def reasons(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:

@@ -6,3 +6,7 @@ class ConfigError(ValueError):
 
     Programs print the message and end with exit code 2.
     """
+
+
+class RunStopped(Exception):
+    """A run that is of no more use. The message is one line that says why; programs end with exit code 1."""

@@ -18,13 +18,14 @@ def metric_names(draft_length: int) -> tuple[str, ...]:
     return (
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "eval/accuracy"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
-        *("grad_norm/policy", "grad_norm/draft", "groups/zero_variance"),
+        *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
+        *("groups/zero_variance", "groups/sequences_trained"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
-        *("rollout/draft_length", "rollout/acceptance_length"),
+        *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
         *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(draft_length)),
         *("draft/predicted_acceptance", "draft/promised_acceptance"),
         *("draft/measured_acceptance", "draft/alarm"),
-        *("rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
+        *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
         *("time/data", "time/prepare", "time/generation", "time/logprob", "time/train", "time/step"),
         *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
     )

@@ -17,7 +17,7 @@ from launch.tokenizers import Tokenizer
 from specjax.drafters import EitherDrafter
 from specjax.mesh import batch_shards, make_mesh
 from specjax.plan import Phase, lay_out
-from specjax.train_step import TrainConfig
+from specjax.stages import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.distillation import check_distillation
 from launch.drafting import Switches, losing, made_with, misloaded
 from launch.evaluation import Evaluate, make_evaluate
+from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.run_directory import CHECKPOINTS, open_run
@@ -74,7 +75,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
         last = begun.step if config.resume else None
         with RunLogger(directory, max(config.rollout.lengths), config.print_every, last) as logger:
             switches = Switches(setup.phases, config.rollout.draft_lengths, console.print)
-            record = StepRecord(logger, switches, _first_step(setup, begun))
+            skipped = SkippedUpdates(directory, config.max_skipped)
+            record = StepRecord(logger, switches, _first_step(setup, begun), skipped)
             state = Steps(setup, begun, step, probe, pipeline, evaluate, costs, saves, record).run()
     if begun.accuracy is not None:
         console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {evaluate(state.params):.1%} after")
@@ -133,7 +135,8 @@ class Steps:
             console.print(f"compiled the step in {compiling:.1f} s")
         if probing:
             self._say_what_it_gains(metrics)
-        self.record.dispatched(number, start, metrics | {"time/data": data_s}, by and (rollout.k, by))
+        timed = metrics | {"time/data": data_s}
+        self.record.dispatched(number, start, timed, by and (rollout.k, by), (prompts, rollout))
         return state
 
     def _costed(self, number: int, state: TrainState, probing: bool) -> TrainState:

@@ -18,7 +18,8 @@ from specjax.probe import ProbeStep
 from specjax.rewards import host_reward
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train_step import TrainConfig, init_train_state, make_train_step
+from specjax.stages import TrainConfig
+from specjax.train_step import init_train_state, make_train_step
 from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 
 __all__ = [

@@ -74,8 +74,7 @@ class Replay:
         """As [n, R, ..] of what trains the draft alone."""
         column = jnp.arange(self.tokens.shape[-1])[None, None]
         completion = (column >= self.start[..., None]) & (column < self.end[..., None])
-        none = jnp.zeros(self.end.shape, jnp.float32)
-        return Batch(self.tokens, completion, mu=None, advantage=none, scored=none > 0)
+        return Batch(self.tokens, completion)
 
     def keep(self, batch: Batch, step: Int[Array, ""]) -> "Replay":
         """With the rows of one more rollout over the oldest."""

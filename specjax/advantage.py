@@ -1,7 +1,7 @@
 """Advantages from rewards alone, without a critic: what a reward is compared with, and by what it is scaled."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -22,22 +22,14 @@ class AdvantageConfig:
     scale: Literal["group", "batch", "none"] = "group"
 
 
-class Advantages(NamedTuple):
-    """value: float32 [R], 0 where not scored. scored: bool [R]. zero_variance: bool [N], groups of equal rewards."""
-
-    value: Float[Array, "R"]
-    scored: Bool[Array, "R"]
-    zero_variance: Bool[Array, "N"]
-
-
 def group_advantages(
     reward: Float[Array, "R"], group_size: int, config: AdvantageConfig | None = None, eps: float = 1e-6
-) -> Advantages:
+) -> Float[Array, "R"]:
     """(reward - baseline) / (standard deviation + eps), groups being consecutive sequences; `config` as by default.
 
-    A reward that is not finite is a failed score: that sequence gets 0 and leaves all statistics. Where all scores of a
-    group are equal, its members differ from a baseline of that group by 0 exactly: the rounding of its mean, divided by
-    eps, would look like a lesson. So it is for the batch.
+    A reward that is not finite is none: that sequence gets 0 and leaves all statistics. Where all rewards of a group
+    are equal, its members differ from a baseline of that group by 0 exactly: the rounding of its mean, divided by eps,
+    would look like a lesson. So it is for the batch.
     """
     config = AdvantageConfig() if config is None else config
     grouped = reward.reshape(-1, group_size)
@@ -49,11 +41,15 @@ def group_advantages(
         # r - (n mean - r) / (n - 1)
         centred *= group.count / jnp.maximum(group.count - 1, 1.0)
     if config.scale == "none":
-        value = centred
-    else:
-        axis = 1 if config.scale == "group" else None
-        value = centred / (_Statistics.of(centred, scored, axis).deviation + eps)
-    return Advantages(value.reshape(-1), scored.reshape(-1), ~group.differs[:, 0])
+        return centred.ravel()
+    axis = 1 if config.scale == "group" else None
+    return (centred / (_Statistics.of(centred, scored, axis).deviation + eps)).ravel()
+
+
+def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"]:
+    """The groups whose rewards, those that are finite, are all equal."""
+    grouped = reward.reshape(-1, group_size)
+    return ~_Statistics.of(grouped, jnp.isfinite(grouped), axis=1).differs[:, 0]
 
 
 @dataclass(frozen=True)

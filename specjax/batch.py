@@ -1,39 +1,46 @@
 """From a rollout to what training reads: prompt and completion joined, one row a sequence."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.advantage import Advantages
 from specjax.types import Prompts, PyTree, Rollout, pytree
 
 
 @pytree
 class Batch:
-    """Rows of teacher-forced training; S = P + C.
+    """Rows of teacher-forced training; S = P + C. What is None is not recorded, not known yet, or not asked for: rows
+    that train the draft alone have tokens and completion.
 
     tokens:     int32 [R, S], prompt and completion, left-aligned, zero behind.
     completion: bool [R, S], which of them are completion tokens.
-    mu:         float32 [R, S], log-prob of each completion token when it was generated; None where not recorded.
-    advantage:  float32 [R]. scored: bool [R], False where scoring failed: such a row trains the draft alone.
+    mu:         float32 [R, S], log-prob of each completion token when it was generated.
+    reward:     float32 [R], NaN where there is none.
+    counted:    bool [R], the rows that train the policy; others train the draft alone.
+    advantage:  float32 [R].
+    old:        float32 [R, S], log-prob of each completion token that anchors its ratio.
+    reference:  float32 [R, S], its log-prob under the reference policy.
     proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood, as `Rollout.first` has it;
-                accepted: those of them at which it was accepted. None where not recorded, or nothing could be drafted.
+                accepted: those of them at which it was accepted. None too where nothing could be drafted.
     """
 
     tokens: Int[Array, "R S"]
     completion: Bool[Array, "R S"]
-    mu: Float[Array, "R S"] | None
-    advantage: Float[Array, "R"]
-    scored: Bool[Array, "R"]
+    mu: Float[Array, "R S"] | None = None
+    reward: Float[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
+    counted: Bool[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
+    advantage: Float[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
+    old: Float[Array, "R S"] | None = None
+    reference: Float[Array, "R S"] | None = None
     proposed: Bool[Array, "R S"] | None = None
     accepted: Bool[Array, "R S"] | None = None
 
     @property
     def trained(self) -> Bool[Array, "R S"]:
         """Tokens that count in the policy's loss."""
-        return self.completion & self.scored[:, None]
+        if self.counted is None:
+            return jnp.zeros_like(self.completion)
+        return self.completion & self.counted[:, None]
 
     @property
     def lengths(self) -> Int[Array, "R"]:
@@ -42,12 +49,11 @@ class Batch:
 
     def cut(self, window: int) -> "Batch":
         """The first `window` columns."""
-        parts = ("tokens", "completion", "mu", "proposed", "accepted")
-        return replace(self, **jax.tree.map(lambda x: x[:, :window], {name: getattr(self, name) for name in parts}))
+        return jax.tree.map(lambda x: x[:, :window] if x.ndim == 2 else x, self)
 
 
-def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Batch:
-    """Join each completion to its prompt."""
+def make_batch(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R"]) -> Batch:
+    """Join each completion to its prompt. Rows without a finite reward do not count."""
     group = len(rollout.lengths) // len(prompts.lengths)
     start = jnp.repeat(prompts.lengths, group)
 
@@ -66,8 +72,8 @@ def make_batch(prompts: Prompts, rollout: Rollout, advantages: Advantages) -> Ba
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
         completion=(column >= start[:, None]) & (column < end),
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
-        advantage=advantages.value,
-        scored=advantages.scored,
+        reward=reward,
+        counted=jnp.isfinite(reward),
         proposed=proposed,
         accepted=accepted,
     )

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from specjax.adaptation import when
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
-from specjax.ladder import in_window
+from specjax.ladder import in_window, put_back, sorted_order, take_rows
 from specjax.loss import LossConfig, policy_terms, token_weights
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import Params, Policy, PolicyOutput, PyTree
@@ -41,7 +42,6 @@ def accumulate(
     drafter: Drafter,
     params: Params,
     batch: Batch,
-    reference: Float[Array, "R T"] | None,
     law: SamplingLaw,
     config: LossConfig,
     *,
@@ -54,7 +54,8 @@ def accumulate(
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised over the whole batch.
 
-    reference:   log-probs of the batch's tokens from the second on, T = S - 1, as `reference_log_probs` gives them.
+    Where the batch has no `old`, the policy as it is anchors the ratio; without `mu`, `old` is taken for it.
+
     train_draft: False leaves the draft's gradient at zero, and only measures its loss. It may be traced.
     replay:      rows of earlier rollouts, [n, R, ..], which the gradient of the draft is taken over too; what is
                  reported is of `batch` alone.
@@ -68,22 +69,22 @@ def accumulate(
     tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
     shares = token_weights(batch.trained, config.aggregate, budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
-    start = jnp.zeros(len(batch.advantage) // microbatches, jnp.int32)
+    start = jnp.zeros(len(batch.tokens) // microbatches, jnp.int32)
     taught = draft_tokens if replay is None else draft_tokens + jnp.sum(replay.completion, dtype=jnp.float32)
     drafting = bool(jax.tree.leaves(params.draft))
     zero = jax.tree.map(jnp.zeros_like, params)
 
-    def policy_loss(
-        weights: PyTree, batch: Batch, share: Array, reference: Array | None
-    ) -> tuple[Array, tuple[PolicyOutput, dict]]:
+    def policy_loss(weights: PyTree, batch: Batch, share: Array) -> tuple[Array, tuple[PolicyOutput, dict]]:
         output = policy.apply(weights, batch.tokens, start)
         log_probs = full_log_probs(output.logits[:, :-1], law)
         theta = pick(log_probs, batch.tokens[:, 1:])
-        old = jax.lax.stop_gradient(theta)
+        now = jax.lax.stop_gradient(theta)
+        old = now if batch.old is None else batch.old[:, 1:]
         mu = old if batch.mu is None else batch.mu[:, 1:]
+        reference = None if batch.reference is None else batch.reference[:, 1:]
         mask = batch.trained[:, 1:]
         terms = policy_terms(theta, old, mu, reference, batch.advantage, mask, config)
-        gap = jnp.where(mask, old - mu, 0.0)
+        gap = jnp.where(mask, now - mu, 0.0)
         ratio = jnp.where(mask, jnp.exp(gap), 0.0)
         log_probs = jax.lax.stop_gradient(log_probs)
         entropy = jnp.where(mask, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1), 0.0)
@@ -118,18 +119,17 @@ def accumulate(
         # A draft at rest is watched all the same: what it promises is what its acceptance is held against.
         return zero.draft, draft_loss(params.draft, batch, output)[1]
 
-    def one(window: int, batch: Batch, share: Array, reference: Array | None) -> tuple[Params, dict]:
+    def one(window: int, batch: Batch, share: Array) -> tuple[Params, dict]:
         batch, share = batch.cut(window), share[:, :window]
-        reference = None if reference is None else reference[:, : window - 1]
         with jax.named_scope("policy_gradient"):
-            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, share, reference)
+            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, share)
         draft, drafted = zero.draft, dict.fromkeys(("draft_loss", "overlap", "promised"), jnp.float32(0))
         if drafting:
             with jax.named_scope("draft_gradient"):
                 draft, drafted = when(train_draft, teach, watch, batch, output)
         return Params(policy=gradient, draft=draft), sums | drafted
 
-    def add(total: Params, part: tuple[Batch, Array, Array | None]) -> tuple[Params, dict]:
+    def add(total: Params, part: tuple[Batch, Array]) -> tuple[Params, dict]:
         gradients, sums = in_window(one, ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
@@ -145,7 +145,7 @@ def accumulate(
         )[0]
 
     start_with = replace(zero, memory=())
-    gradients, parts = jax.lax.scan(add, start_with, split((batch, shares, reference), microbatches))
+    gradients, parts = jax.lax.scan(add, start_with, split((batch, shares), microbatches))
     if replay is not None and drafting:
         with jax.named_scope("replay"):
             draft = when(train_draft, relearn, lambda total, _: total, gradients.draft, replay)
@@ -154,25 +154,30 @@ def accumulate(
     return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)
 
 
-def reference_log_probs(
+def log_probs_of(
     policy: Policy,
-    reference: PyTree,
+    weights: PyTree,
     batch: Batch,
     law: SamplingLaw,
-    microbatches: int,
+    mesh: Mesh,
+    *,
+    microbatches: int = 1,
     ladder: tuple[int, ...] = (),
-) -> Float[Array, "R T"]:
-    """Log-probs of the batch's tokens, from the second on, under the reference policy.
-
-    Behind the window of its microbatch, where no token counts, a row is zero.
-    """
+) -> Float[Array, "R S"]:
+    """Log-probs of the completion tokens under temperature alone, by a policy of these weights; 0 elsewhere."""
     width = batch.tokens.shape[1]
 
     def one(window: int, batch: Batch) -> Array:
-        tokens = batch.tokens[:, :window]
-        output = policy.apply(reference, tokens, jnp.zeros(len(tokens), jnp.int32))
-        log_probs = pick(full_log_probs(output.logits[:, :-1], law), tokens[:, 1:])
-        return jnp.pad(log_probs, ((0, 0), (0, width - window)))
+        batch = batch.cut(window)
+        output = policy.apply(weights, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
+        log_probs = pick(full_log_probs(output.logits[:, :-1], law), batch.tokens[:, 1:])
+        kept = jnp.where(batch.completion[:, 1:], log_probs, 0.0)
+        return jnp.pad(kept, ((0, 0), (1, width - window)))
 
-    parts = jax.lax.map(lambda part: in_window(one, ladder, part), split(batch, microbatches))
-    return jnp.moveaxis(parts, 0, 1).reshape(-1, parts.shape[-1])
+    rows = Batch(batch.tokens, batch.completion)
+    order = sorted_order(rows, mesh, microbatches) if ladder else None
+    if order is not None:
+        rows = take_rows(rows, order, mesh)
+    parts = jax.lax.map(lambda part: in_window(one, ladder, part), split(rows, microbatches))
+    log_probs = jnp.moveaxis(parts, 0, 1).reshape(-1, width)
+    return log_probs if order is None else put_back(log_probs, order, mesh)

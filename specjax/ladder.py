@@ -45,16 +45,37 @@ def in_window(run: Callable[..., T], ladder: tuple[int, ...], batch: Batch, *arg
     return jax.lax.switch(rung(batch.lengths, choices), [partial(run, window) for window in choices], batch, *args)
 
 
-def sort_rows(batch: Batch, mesh: Mesh, parts: int) -> Batch:
+def sort_rows(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Batch:
     """The rows of each data shard in the order in which `split` makes parts of similar length, the shortest first.
 
-    No row leaves its shard. Rows [R, ..] as before; R must divide over the shards and those over the parts.
+    With several minibatches, which `split` makes first, each has the rows it had before, and parts of its own. No row
+    leaves its shard. Rows [R, ..] as before; R must divide over the shards and those over minibatches and parts.
     """
+    return take_rows(batch, sorted_order(batch, mesh, parts, minibatches), mesh)
 
-    def sort(batch: Batch) -> Batch:
+
+def sorted_order(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Int[Array, "R"]:
+    """int32 [R]: which of its shard's rows `sort_rows` puts in each place."""
+
+    def order(lengths: Array) -> Array:
+        each = lengths.reshape(-1, minibatches).T
         # `split` takes every parts-th row.
-        order = jnp.argsort(batch.lengths).reshape(parts, -1).T.ravel()
-        return jax.tree.map(lambda x: x[order], batch)
+        taken = jax.vmap(lambda lengths: jnp.argsort(lengths).reshape(parts, -1).T.ravel())(each)
+        return (taken * minibatches + jnp.arange(minibatches)[:, None]).T.ravel()
 
+    return _per_shard(order, mesh)(batch.lengths)
+
+
+def take_rows(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
+    """Rows of each shard in that order."""
+    return _per_shard(lambda tree, order: jax.tree.map(lambda x: x[order], tree), mesh)(tree, order)
+
+
+def put_back(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
+    """The inverse of `take_rows`."""
+    return take_rows(tree, _per_shard(jnp.argsort, mesh)(order), mesh)
+
+
+def _per_shard(run: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
     rows = P(BATCH_AXES)
-    return jax.shard_map(sort, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(BATCH_AXES))(batch)
+    return jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(BATCH_AXES))

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from specjax.batch import Batch
+
 Aggregate = Literal["token", "sequence", "budget"]
 
 
@@ -36,6 +38,8 @@ class LossConfig:
         kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
                           expectation, and k2 the right one.
         kl_coefficient:   its weight; 0 needs no reference policy.
+        kl_in:            a term of the loss; or taken off the reward of the sequence, summed over its tokens (RLHF, as
+                          REINFORCE++ and RLOO have it), with the log-probs that it was generated with.
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -49,6 +53,7 @@ class LossConfig:
     importance_floor: float = 0.5
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_coefficient: float = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "importance_floor", "kl_coefficient"):
@@ -62,6 +67,11 @@ class LossConfig:
             raise ValueError(f"dual_clip = {self.dual_clip}: must be none with surrogate {self.surrogate}")
         if self.importance == "icepop" and self.importance_cap is None:
             raise ValueError("importance_cap = None: must be given with importance icepop")
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the reward pays for KL."""
+        return self.kl_in == "reward" and self.kl_coefficient > 0
 
 
 class LossTerms(NamedTuple):
@@ -107,7 +117,7 @@ def policy_terms(
     kl = jnp.zeros_like(theta)
     if reference is not None:
         kl = kl_estimate(theta, jnp.where(mask, reference, 0.0), config.kl_estimator)
-    loss = config.kl_coefficient * kl - objective
+    loss = (config.kl_coefficient * kl if config.kl_in == "loss" else 0.0) - objective
     return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped.astype(jnp.float32), kl)))
 
 
@@ -141,6 +151,18 @@ def kl_estimate(
             return gap**2 / 2
         case "k3":
             return jnp.exp(gap) - gap - 1
+
+
+def reward_less_kl(batch: Batch, config: LossConfig) -> Float[Array, "R"]:
+    """The reward of each sequence less the coefficient times its KL from the reference policy, summed over its tokens.
+
+    By the log-probs that anchor its ratio, or else those that it was generated with.
+    """
+    anchor = batch.mu if batch.old is None else batch.old
+    if anchor is None or batch.reference is None:
+        raise ValueError("kl_in = reward: the batch has no log-probs to compare")
+    gaps = kl_estimate(anchor, batch.reference, config.kl_estimator)
+    return batch.reward - config.kl_coefficient * jnp.sum(jnp.where(batch.completion, gaps, 0.0), axis=1)
 
 
 def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:

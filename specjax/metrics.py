@@ -1,12 +1,11 @@
 """The metrics of a step, by the names that scripts rely on."""
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool
 
-from specjax.advantage import Advantages
-from specjax.gradients import Sums
-from specjax.types import Params, Reward, Rollout
+from specjax.batch import Batch
+from specjax.types import Reward, Rollout
+from specjax.updates import Report
 
 Metrics = dict[str, Array]
 
@@ -21,6 +20,8 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     }
     if rollout.stopped is not None:
         metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
+        # Nothing, or nothing but a stop token.
+        metrics["rollout/empty"] = jnp.sum((rollout.lengths <= 1) & rollout.stopped)
     if rollout.trips is not None:
         metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.trips, axis=-1))
     if rollout.trips is not None and rollout.k is not None:
@@ -35,9 +36,9 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     return metrics
 
 
-def reward_metrics(reward: Reward, advantages: Advantages) -> Metrics:
-    """Statistics of the scored sequences."""
-    scored = advantages.scored
+def reward_metrics(reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "R"]) -> Metrics:
+    """Statistics of the scored sequences. equal: the groups of one reward. counted: those that train the policy."""
+    scored = jnp.isfinite(reward.value)
     count = jnp.maximum(_total(scored), 1.0)
     mean = jnp.sum(jnp.where(scored, reward.value, 0.0)) / count
     variance = jnp.sum(jnp.where(scored, (reward.value - mean) ** 2, 0.0)) / count
@@ -46,42 +47,44 @@ def reward_metrics(reward: Reward, advantages: Advantages) -> Metrics:
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,
         "reward/failed": jnp.sum(~scored),
-        "groups/zero_variance": jnp.sum(advantages.zero_variance),
+        "groups/zero_variance": jnp.sum(equal),
+        "groups/sequences_trained": jnp.sum(counted),
     }
 
 
-def loss_metrics(
-    sums: Sums,
-    gradients: Params,
-    *,
-    with_draft: bool,
-    train_draft: bool | Bool[Array, ""],
-    with_reference: bool,
-    with_mu: bool,
+def update_metrics(
+    seen: Report, batch: Batch, gap_alarm: float, *, with_draft: bool, train_draft: bool | Bool[Array, ""]
 ) -> Metrics:
-    """Means over the tokens that each loss counts, and the norms of the gradients before clipping.
+    """Means over the tokens that each loss counts, and over updates the norms of the gradients before clipping.
 
     What the step did not measure is left out, or NaN where only the running program knows of it: the gradient of a
-    draft that was not trained. with_mu says that the rollout recorded its log-probs.
+    draft that was not trained. What compares training with the rollout is of the first update, whose policy generated.
     """
+    sums, first = seen.sums, seen.first
     metrics = {
-        "loss/policy": sums.policy_loss,
+        "loss/policy": sums.policy_loss / seen.updates,
         "loss/clip_fraction": sums.clipped / sums.tokens,
         "entropy": sums.entropy / sums.tokens,
-        "grad_norm/policy": optax.tree.norm(gradients.policy),
+        "grad_norm/policy": seen.norms.policy,
+        "update/skipped": seen.skipped.policy,
     }
-    if with_mu:
-        metrics["ratio/mean"] = sums.ratio / sums.tokens
-        metrics["ratio/max"] = sums.ratio_max
-        metrics["rollout/logprob_gap_mean"] = sums.gap / sums.tokens
-        metrics["rollout/logprob_gap_max"] = sums.gap_max
-    if with_reference:
+    if batch.mu is not None:
+        gap = first.gap / first.tokens
+        metrics |= {
+            "ratio/mean": sums.ratio / sums.tokens,
+            "ratio/max": sums.ratio_max,
+            "rollout/logprob_gap_mean": gap,
+            "rollout/logprob_gap_max": first.gap_max,
+            "rollout/logprob_alarm": (gap > gap_alarm).astype(jnp.int32),
+        }
+    if batch.reference is not None:
         metrics["kl/reference"] = sums.kl / sums.tokens
     if with_draft:
         metrics["loss/draft"] = sums.draft_loss / sums.draft_tokens
         metrics["draft/predicted_acceptance"] = sums.overlap / sums.draft_tokens
     if train_draft is not False:
-        metrics["grad_norm/draft"] = jnp.where(train_draft, optax.tree.norm(gradients.draft), jnp.nan)
+        metrics["grad_norm/draft"] = jnp.where(train_draft, seen.norms.draft, jnp.nan)
+        metrics["draft/skipped"] = seen.skipped.draft
     return metrics
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -66,11 +67,14 @@ def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: 
 def update(
     optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """(params, optimiser state) after one step of one network."""
+    """(params, optimiser state) after one step of one network; as they were where the gradient is not finite."""
+    finite = jnp.isfinite(optax.tree.norm(gradient))
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
+        updates, next_state = optimizer.update(gradient, state, params)
+        after = optax.apply_updates(params, updates), next_state
+    # Chosen element by element, in the pass that writes them: a conditional would hold both.
+    return jax.tree.map(partial(jnp.where, finite), after, (params, state))
 
 
 def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
@@ -80,9 +84,11 @@ def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> P
 
 def apply_gradients(
     optimizers: Params, gradients: Params, states: Params, params: Params, train_draft: bool | Bool[Array, ""] = True
-) -> tuple[Params, Params]:
-    """(params, optimiser states) after one update of each network by its own chain; without `train_draft` the draft and
-    its moments stand still.
+) -> tuple[Params, Params, Params]:
+    """(params, optimiser states, norms) after one update of each network by its own chain.
+
+    Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not finite.
+    norms: of both gradients before clipping.
     """
     policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
     draft, draft_state = when(
@@ -91,4 +97,5 @@ def apply_gradients(
         lambda _, state, draft: (draft, state),
         *(gradients.draft, states.draft, params.draft),
     )
-    return Params(policy, draft, params.memory), Params(policy_state, draft_state)
+    norms = Params(optax.tree.norm(gradients.policy), optax.tree.norm(gradients.draft))
+    return Params(policy, draft, params.memory), Params(policy_state, draft_state), norms

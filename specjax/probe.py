@@ -14,7 +14,8 @@ from specjax.generate import RolloutFn, place
 from specjax.mesh import BATCH_AXES
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
-from specjax.train_step import StepResult, TrainConfig, chosen_lengths, make_stages, with_experience
+from specjax.stages import TrainConfig, make_stages
+from specjax.train_step import StepResult, chosen_lengths, with_experience
 from specjax.types import Policy, Prompts, TrainState
 
 
@@ -55,10 +56,10 @@ class ProbeStep:
         rollout, generation_s = self._timed("generate", stages.generate, params, prompts, state.step, chosen)
         plain, plain_s = self._timed("generate_plain", self._plain.generate, params, prompts, state.step, None)
         (batch, metrics), reward_s = self._timed("reward", stages.reward, rollout, prompts)
-        reference, logprob_s = self._timed("logprob", stages.logprob, state.reference, batch)
+        batch, logprob_s = self._timed("logprob", stages.logprob, state, batch)
         del params  # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
         (state, losses), train_s = self._timed(
-            "update", stages.update, state, batch, reference, out_shardings=(layout, None), donate_argnums=0
+            "update", stages.update, state, batch, out_shardings=(layout, None), donate_argnums=0
         )
         speed = int(rollout.lengths.sum()) / generation_s
         times = {

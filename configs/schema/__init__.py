@@ -15,7 +15,9 @@ from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
-from specjax.train_step import TrainConfig
+from specjax.selection import SelectionConfig
+from specjax.stages import TrainConfig
+from specjax.updates import UpdateConfig
 from specjax.verify import VERIFIERS
 
 
@@ -199,7 +201,12 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
-        microbatches:        parts in which gradients are accumulated.
+        microbatches:        parts in which the gradient of an update is accumulated.
+        reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
+        gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
+                             before the log and rollout/logprob_alarm say so.
+        max_skipped:         steps in a row whose update is skipped, its gradient not being finite, before the run ends;
+                             0 goes on.
         cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures, at the start and
                              at probes.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
@@ -215,6 +222,9 @@ class RunConfig:
     probe_every: int = 20
     print_every: int = 1
     microbatches: int = 1
+    reference_every: int = 0
+    gap_alarm: float = 0.05
+    max_skipped: int = 10
     cost_table: str | None = None
     ladder: tuple[int, ...] = ()
     allow_truncated_law: bool = False
@@ -224,8 +234,10 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    updates: UpdateConfig = field(default_factory=UpdateConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
@@ -237,6 +249,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         at_least_one(self, "steps", "print_every")
+        if self.max_skipped < 0:
+            raise ValueError(f"max_skipped = {self.max_skipped}: must be at least 0")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
         if self.cost_table is not None and not self.rollout.draft_lengths:
@@ -252,11 +266,15 @@ class RunConfig:
         return TrainConfig(
             seed=self.seed,
             rollout=self.rollout,
+            selection=self.selection,
             advantage=self.advantage,
             loss=self.loss,
+            updates=self.updates,
             policy_optimizer=self.policy_optimizer,
             draft_optimizer=self.draft_optimizer,
             microbatches=self.microbatches,
+            reference_every=self.reference_every,
+            gap_alarm=self.gap_alarm,
             ladder=self.ladder,
             draft_training=draft_training,
             allow_truncated_law=self.allow_truncated_law,

@@ -14,7 +14,6 @@ from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
 from launch.measure import in_turns, seconds
 from launch.speedup import ANY_LENGTH, shrinking
-from specjax.advantage import Advantages
 from specjax.batch import Batch, make_batch
 from specjax.gradients import accumulate
 from specjax.ladder import sort_rows
@@ -88,14 +87,14 @@ def _ladder(networks: Networks, preset: Preset) -> Runs:
     rollout = Generation(networks, prompts, config, tail=tail).generate()
     # The token that ends a forced completion is none of the policy's.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
-    every = jnp.ones(len(rollout.lengths), bool)
-    batch = make_batch(prompts, rollout, Advantages(every.astype(jnp.float32), every, ~every))
+    ones = jnp.ones(len(rollout.lengths))
+    batch = replace(make_batch(prompts, rollout, ones), advantage=ones)
 
     def run(ladder: tuple[int, ...]) -> Callable[[], object]:
         def gradients(params: Params, batch: Batch) -> Params:
             rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
             parts = networks.policy, networks.drafter, params, rows
-            return accumulate(*parts, None, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
+            return accumulate(*parts, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
         with jax.set_mesh(mesh):
             program, _ = compiled(gradients, networks.params, batch)

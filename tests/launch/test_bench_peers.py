@@ -28,6 +28,7 @@ def networks() -> Networks:
     return replace(own, params=replace(own.params, policy=jax.tree.map(lambda x: 2 * x, own.params.policy)))
 
 
+@pytest.mark.slow
 def test_absent_peers_have_rows_that_say_so(networks: Networks, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("safetensors")
     for package in PACKAGES.values():

@@ -54,6 +54,7 @@ def test_a_head(shrunk: Options, tmp_path: Path, dialect: str):
     assert ids.tolist() == setup.draft_vocabulary
 
 
+@pytest.mark.slow
 def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path):
     options = shrunk | MTP
     setup = save(tmp_path / "run", options)

@@ -111,6 +111,7 @@ def test_a_killed_run_leaves_no_process_behind(killed: tuple[Path, int, list[int
     assert gone(started)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason="no GSM8K; SPECJAX_DATA names its directory")
 def test_two_steps_on_gsm8k_itself(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("math_verify")

@@ -50,9 +50,8 @@ def batch() -> Batch:
     return Batch(
         tokens=jnp.asarray(generator.integers(VOCAB, size=(ROWS, LENGTH)), jnp.int32),
         completion=jnp.arange(LENGTH)[None] >= jnp.array([[1], [2], [4], [3]]),
-        mu=None,
         advantage=jnp.asarray(generator.normal(size=ROWS), jnp.float32),
-        scored=jnp.ones(ROWS, bool),
+        counted=jnp.ones(ROWS, bool),
     )
 
 
@@ -77,7 +76,7 @@ def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch
     def gradients(train_draft: bool) -> tuple[Params, Sums]:
         def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
             law = CONFIG.rollout.law
-            return accumulate(POLICY, drafter, params, batch, None, law, LossConfig(), train_draft=train_draft)
+            return accumulate(POLICY, drafter, params, batch, law, LossConfig(), train_draft=train_draft)
 
         return jax.jit(run, compiler_options=AS_SHIPPED)(params, batch)
 
@@ -89,6 +88,7 @@ def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch
     assert sums.draft_loss > 0
 
 
+@pytest.mark.slow
 def test_training_steps_lower_the_draft_loss_and_raise_what_is_accepted():
     """From random weights, while the policy hardly moves."""
     drafter, params = head("mimo", unroll=1)

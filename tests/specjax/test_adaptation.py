@@ -178,12 +178,12 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
     replay = Replay(*(jnp.asarray(x[1:], jnp.int32) for x in (tokens, start, end))).rows()
     column = np.arange(width)
     completion = (column >= start[..., None]) & (column < end[..., None])
-    none = jnp.zeros(rows)
-    batch = Batch(jnp.asarray(tokens[0]), jnp.asarray(completion[0]), None, none, jnp.ones(rows, bool))
+    none, every = jnp.zeros(rows), jnp.ones(rows, bool)
+    batch = Batch(jnp.asarray(tokens[0]), jnp.asarray(completion[0]), counted=every, advantage=none)
 
     @partial(jax.jit, static_argnames="ladder")
     def both(params: Params, batch: Batch, replay: Batch, train: jax.Array, ladder: tuple[int, ...]) -> tuple:
-        given = POLICY, DRAFTER, params, batch, None, LAW, LossConfig()
+        given = POLICY, DRAFTER, params, batch, LAW, LossConfig()
         return accumulate(*given, microbatches=2, train_draft=train, replay=replay, ladder=ladder)
 
     taught, sums = both(params, batch, replay, jnp.bool(True), (10,))
@@ -198,8 +198,7 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
 
 def batch_with(proposed: int, accepted: int) -> Batch:
     stood, kept = (jnp.arange(100)[None] < count for count in (proposed, accepted))
-    none = jnp.zeros(1)
-    return Batch(jnp.zeros((1, 100), jnp.int32), stood, None, none, none > 0, stood, kept)
+    return Batch(jnp.zeros((1, 100), jnp.int32), stood, proposed=stood, accepted=kept)
 
 
 def state_of(step: int, adaptation: Adaptation | None) -> TrainState:

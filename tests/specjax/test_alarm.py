@@ -12,7 +12,6 @@ import pytest
 
 from models.eagle3 import make_eagle3
 from specjax.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothing_seen
-from specjax.advantage import Advantages
 from specjax.batch import Batch, make_batch
 from specjax.drafters import EitherDrafter, HeadDrafter, NGramDrafter
 from specjax.gradients import accumulate
@@ -83,16 +82,15 @@ def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
 @cache
 def promise(verifier: str) -> Callable[[Params, Batch], jax.Array]:
     def promised(params: Params, batch: Batch) -> jax.Array:
-        parts = WORLD.policy, HEALTHY, params, batch, None, LAW, LossConfig()
+        parts = WORLD.policy, HEALTHY, params, batch, LAW, LossConfig()
         return accumulate(*parts, train_draft=False, verifier=verifier)[1].promised
 
     return jax.jit(promised)
 
 
 def batch_of(rollout: Rollout) -> Batch:
-    rows = len(rollout.lengths)
-    scores = Advantages(jnp.zeros(rows), jnp.ones(rows, bool), jnp.zeros(len(WORLD.prompts), bool))
-    return make_batch(WORLD.batch, rollout, scores)
+    none = jnp.zeros(len(rollout.lengths))
+    return replace(make_batch(WORLD.batch, rollout, none), advantage=none)
 
 
 @cache

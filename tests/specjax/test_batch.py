@@ -4,7 +4,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.advantage import Advantages
 from specjax.batch import make_batch, split
 from specjax.mesh import BATCH_AXES
 from specjax.types import Prompts, Rollout
@@ -13,7 +12,7 @@ from tests.specjax.training import mesh_of
 GROUP, PROMPT, BUDGET = 3, 5, 7
 
 
-def job() -> tuple[Prompts, Rollout, Advantages]:
+def job() -> tuple[Prompts, Rollout, jax.Array]:
     """Ragged prompts and completions, with junk wherever nobody should look."""
     rng = np.random.default_rng(0)
     prompt_lengths = np.array([5, 1, 3, 4], np.int32)
@@ -29,13 +28,12 @@ def job() -> tuple[Prompts, Rollout, Advantages]:
         lengths=jnp.array(lengths),
         full=jnp.array(-rng.random((rows, BUDGET)), jnp.float32),
     )
-    scored = jnp.arange(rows) != 2
-    return prompts, rollout, Advantages(jnp.arange(rows, dtype=jnp.float32), scored, jnp.zeros(4, bool))
+    return prompts, rollout, jnp.arange(rows, dtype=jnp.float32).at[2].set(jnp.nan)
 
 
 def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
-    prompts, rollout, advantages = job()
-    batch = make_batch(prompts, rollout, advantages)
+    prompts, rollout, reward = job()
+    batch = make_batch(prompts, rollout, reward)
     assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET)
     for row, (tokens, completion, mu) in enumerate(zip(batch.tokens, batch.completion, batch.mu, strict=True)):
         start, length = int(prompts.lengths[row // GROUP]), int(rollout.lengths[row])
@@ -45,19 +43,19 @@ def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
         np.testing.assert_array_equal(tokens[end:], 0)
         np.testing.assert_array_equal(np.flatnonzero(completion), np.arange(start, end))
         np.testing.assert_array_equal(mu[start:end], rollout.full[row, :length])
-    np.testing.assert_array_equal(batch.advantage, advantages.value)
+    np.testing.assert_array_equal(batch.reward, reward)
 
 
 def test_unscored_rows_are_not_trained_on_but_keep_their_completion() -> None:
     batch = make_batch(*job())
     assert not batch.trained[2].any() and batch.completion[2].sum() == 4
-    rest = np.arange(len(batch.scored)) != 2
+    rest = np.arange(len(batch.counted)) != 2
     np.testing.assert_array_equal(batch.trained[rest], batch.completion[rest])
 
 
 def test_without_recorded_log_probs_there_is_no_mu() -> None:
-    prompts, rollout, advantages = job()
-    assert make_batch(prompts, Rollout(rollout.tokens, rollout.lengths), advantages).mu is None
+    prompts, rollout, reward = job()
+    assert make_batch(prompts, Rollout(rollout.tokens, rollout.lengths), reward).mu is None
 
 
 def test_split_is_a_permutation_of_the_rows() -> None:

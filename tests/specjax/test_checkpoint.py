@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from specjax.adaptation import DraftTrainingConfig
 from specjax.checkpoint import Checkpointer
 from specjax.mesh import MeshConfig, make_mesh
-from specjax.train_step import TrainConfig, init_train_state
+from specjax.stages import TrainConfig
+from specjax.train_step import init_train_state
 from specjax.types import Params, PyTree, TrainState
 
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)

@@ -41,7 +41,10 @@ def test_the_completions_are_well_formed(expected) -> None:
         assert stop == (row[length - 1] == STOP) and (stop or length == BUDGET)
 
 
-@pytest.mark.parametrize("shape", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)],
+)
 def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
     mesh = mesh_of(*shape)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
@@ -61,7 +64,7 @@ def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
     return [np.asarray(x) for x in (rollout.tokens, rollout.lengths, rollout.stopped)]
 
 
-@pytest.mark.parametrize("k, shape", [(0, (8, 1, 1)), (4, (2, 2, 2))])
+@pytest.mark.parametrize("k, shape", [(0, (8, 1, 1)), pytest.param(4, (2, 2, 2), marks=pytest.mark.slow)])
 def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, expected) -> None:
     wanted = expected.tokens, expected.lengths, expected.stopped
     for got, want in zip(tokens_of(k, COUPLED, *shape), wanted, strict=True):

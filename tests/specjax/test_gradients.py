@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.batch import Batch
-from specjax.gradients import Sums, accumulate, reference_log_probs
+from specjax.gradients import Sums, accumulate, log_probs_of
 from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Params
@@ -19,6 +19,7 @@ ROWS, LENGTH, FAILED = 8, 14, 5
 LAW = SamplingLaw(temperature=0.7)
 LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
 POLICY, DRAFTER = networks()
+MESH = mesh_of(1, 1, 1)
 
 Accumulate = Callable[[Params, Batch, jax.Array | None], tuple[Params, Sums]]
 
@@ -27,9 +28,8 @@ def compiled(
     microbatches: int = 1, train_draft: bool = True, options: dict[str, Any] | None = None, loss: LossConfig = LOSS
 ) -> Accumulate:
     def run(params: Params, batch: Batch, reference: jax.Array | None) -> tuple[Params, Sums]:
-        return accumulate(
-            POLICY, DRAFTER, params, batch, reference, LAW, loss, microbatches=microbatches, train_draft=train_draft
-        )
+        batch = replace(batch, reference=reference)
+        return accumulate(POLICY, DRAFTER, params, batch, LAW, loss, microbatches=microbatches, train_draft=train_draft)
 
     return jax.jit(run, compiler_options=options)
 
@@ -41,7 +41,7 @@ def gradients() -> Accumulate:
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return params_on(mesh_of(1, 1, 1))
+    return params_on(MESH)
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +75,21 @@ def batch(params, log_probs) -> Batch:
         completion=jnp.array((column >= start) & (column < start + length)),
         mu=jnp.array(theta + rng.normal(0, 0.5, theta.shape), jnp.float32),
         advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
-        scored=jnp.arange(ROWS) != FAILED,
+        counted=jnp.arange(ROWS) != FAILED,
     )
 
 
 @pytest.fixture(scope="module")
 def reference(params, batch, log_probs) -> jax.Array:
     theta = pick(log_probs(params, batch.tokens), batch.tokens)
-    return jnp.array(theta + np.random.default_rng(1).normal(0, 0.5, theta.shape), jnp.float32)
+    other = theta + np.random.default_rng(1).normal(0, 0.5, theta.shape)
+    return jnp.array(np.pad(other, ((0, 0), (1, 0))), jnp.float32)
 
 
 def trained_tokens(batch: Batch) -> list[tuple[int, int]]:
-    return [(row, t) for row in range(ROWS) for t in range(1, LENGTH) if batch.completion[row, t] and batch.scored[row]]
+    return [
+        (row, t) for row in range(ROWS) for t in range(1, LENGTH) if batch.completion[row, t] and batch.counted[row]
+    ]
 
 
 def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndarray) -> float:
@@ -98,7 +101,7 @@ def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndar
         ratio = np.exp(now - before)
         surrogate = min(ratio * advantage, np.clip(ratio, 1 - LOSS.clip_low, 1 + LOSS.clip_high) * advantage)
         surrogate *= min(np.exp(before - float(batch.mu[row, t])), LOSS.importance_cap)
-        gap = float(reference[row, t - 1]) - now
+        gap = float(reference[row, t]) - now
         total += LOSS.kl_coefficient * (np.exp(gap) - gap - 1) - surrogate
     return total / len(tokens)
 
@@ -146,7 +149,7 @@ def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, referenc
     law, tokens = log_probs(params, batch.tokens), trained_tokens(batch)
     old = np.array([law[row, t - 1, int(batch.tokens[row, t])] for row, t in tokens])
     mu = np.array([batch.mu[row, t] for row, t in tokens], np.float64)
-    k3_gap = np.array([reference[row, t - 1] for row, t in tokens], np.float64) - old
+    k3_gap = np.array([reference[row, t] for row, t in tokens], np.float64) - old
     entropy = [-np.sum(np.exp(law[row, t - 1]) * law[row, t - 1]) for row, t in tokens]
     expected = dict(
         tokens=len(tokens),
@@ -186,7 +189,7 @@ def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params
 
 def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> None:
     def draft_loss(params: Params) -> jax.Array:
-        return accumulate(POLICY, DRAFTER, params, batch, reference, LAW, LOSS)[1].draft_loss
+        return accumulate(POLICY, DRAFTER, params, replace(batch, reference=reference), LAW, LOSS)[1].draft_loss
 
     slope = jax.jit(jax.grad(draft_loss))(params)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
@@ -195,17 +198,17 @@ def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> 
 
 def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
-    absent = replace(batch, completion=batch.completion.at[FAILED].set(False), scored=jnp.ones(ROWS, bool))
+    absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))
     without, sums_without = gradients(params, absent, reference)
     assert sums.tokens == sums_without.tokens
     assert relative_gap(with_failed.policy, without.policy) < 1e-6
     assert relative_gap(with_failed.draft, without.draft) > 1e-2
-    all_scored, _ = gradients(params, replace(batch, scored=jnp.ones(ROWS, bool)), reference)
+    all_scored, _ = gradients(params, replace(batch, counted=jnp.ones(ROWS, bool)), reference)
     assert_same_bits(all_scored.draft, with_failed.draft)
 
 
 def test_when_every_sample_failed_there_is_no_policy_gradient(gradients, params, batch, reference) -> None:
-    failed = replace(batch, scored=jnp.zeros(ROWS, bool), advantage=jnp.zeros(ROWS))
+    failed = replace(batch, counted=jnp.zeros(ROWS, bool), advantage=jnp.zeros(ROWS))
     got, sums = gradients(params, failed, reference)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(got.policy))
     assert all(np.isfinite(x) for x in sums)
@@ -221,7 +224,10 @@ def test_without_mu_the_importance_weight_is_one(gradients, params, batch, refer
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_reference_log_probs_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
-    run = jax.jit(partial(reference_log_probs, POLICY, law=LAW, microbatches=microbatches))
-    expected = pick(log_probs(params, batch.tokens), batch.tokens)
-    np.testing.assert_allclose(run(params.policy, batch), expected, atol=1e-5)
+def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
+    """Whatever windows they are taken in."""
+    run = jax.jit(partial(log_probs_of, POLICY, law=LAW, mesh=MESH, microbatches=microbatches, ladder=(8, 10)))
+    expected = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
+    with jax.set_mesh(MESH):
+        got = run(params.policy, batch)
+    np.testing.assert_allclose(got, np.where(batch.completion, expected, 0.0), atol=1e-5)

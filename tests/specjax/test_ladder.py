@@ -12,13 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.batch import Batch, split
 from specjax.generate import place
-from specjax.gradients import Sums, accumulate, reference_log_probs
+from specjax.gradients import Sums, accumulate, log_probs_of
 from specjax.ladder import rung, sort_rows, windows
 from specjax.loss import LossConfig
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train_step import TrainConfig, make_train_step
+from specjax.stages import TrainConfig
+from specjax.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
 from tests.specjax.hlo import Program, collectives
 from tests.specjax.training import (
@@ -62,7 +63,7 @@ def long_tailed() -> Batch:
         completion=jnp.array((column >= start[:, None]) & (column < end[:, None])),
         mu=jnp.array(-3 * rng.random((ROWS, LENGTH)), jnp.float32),
         advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
-        scored=jnp.arange(ROWS) != FAILED,
+        counted=jnp.arange(ROWS) != FAILED,
     )
 
 
@@ -77,10 +78,9 @@ def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
         if ladder:
             batch = sort_rows(batch, mesh, microbatches)
         frozen = jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), params.policy)
-        reference = reference_log_probs(POLICY, frozen, batch, LAW, microbatches, ladder)
-        return accumulate(
-            POLICY, DRAFTER, params, batch, reference, LAW, LOSS, microbatches=microbatches, ladder=ladder
-        )
+        reference = log_probs_of(POLICY, frozen, batch, LAW, mesh, microbatches=microbatches, ladder=ladder)
+        batch = replace(batch, reference=reference)
+        return accumulate(POLICY, DRAFTER, params, batch, LAW, LOSS, microbatches=microbatches, ladder=ladder)
 
     params = params_on(mesh)
     batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))

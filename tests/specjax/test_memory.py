@@ -13,7 +13,8 @@ from specjax.checkpoint import Checkpointer
 from specjax.drafters import HistoryDrafter
 from specjax.plan import RolloutConfig
 from specjax.probe import ProbeStep
-from specjax.train_step import TrainConfig, init_train_state, make_train_step
+from specjax.stages import TrainConfig
+from specjax.train_step import init_train_state, make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout, TrainState
 from tests.chain import COUNTING, chain
 from tests.specjax.training import mesh_of

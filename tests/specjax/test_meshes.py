@@ -17,7 +17,8 @@ from specjax.plan import lay_out
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn, host_reward
 from specjax.rollout import speculative_rollout
-from specjax.train_step import TrainConfig, make_train_step
+from specjax.stages import TrainConfig
+from specjax.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState
 from tests.specjax.hlo import Program, collectives, within_tensor
 from tests.specjax.training import (
@@ -38,7 +39,7 @@ from tests.specjax.training import (
 POLICY, DRAFTER = networks(unroll=2)
 MICROBATCHES = {(1, 1, 1): 1, (8, 1, 1): 2, (2, 2, 2): 4, (1, 4, 2): 2}
 FOUR_BY_TWO = pytest.param((1, 4, 2), marks=pytest.mark.slow)
-SHARDED = [(8, 1, 1), (2, 2, 2), FOUR_BY_TWO]
+SHARDED = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), FOUR_BY_TWO]
 CALLS: list[int] = []
 
 

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.advantage import group_advantages
+from specjax.batch import Batch
 from specjax.gradients import Sums
-from specjax.metrics import loss_metrics, reward_metrics, rollout_metrics
+from specjax.metrics import reward_metrics, rollout_metrics, update_metrics
 from specjax.types import Params, Reward, Rollout
+from specjax.updates import Report
 
 ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
 
@@ -44,6 +47,7 @@ def test_rollout_metrics_read_slowly() -> None:
         "rollout/length_mean": np.mean(rollout.lengths),
         "rollout/length_max": max(map(int, rollout.lengths)),
         "rollout/truncated": sum(not s for s in rollout.stopped) / ROWS,
+        "rollout/empty": np.sum(np.asarray(rollout.stopped) & (np.asarray(rollout.lengths) <= 1)),
         "rollout/rounds": 9,
         "rollout/acceptance_length": np.mean([emitted for _, emitted in verifications]),
         "rollout/draft_length": (16 * 3 + 3 * 1) / 19,
@@ -87,13 +91,15 @@ def test_reward_metrics_read_slowly() -> None:
     value = np.array([0.0, 2.0, np.nan, 5.0, 1.0, 1.0, 1.0, np.nan], np.float32)
     correct = np.array([0, 1, 1, 1, 0, 0, 0, 1], np.float32)
     scored = ~np.isnan(value)
-    metrics = reward_metrics(Reward(jnp.array(value), jnp.array(correct)), group_advantages(jnp.array(value), 4))
+    reward = Reward(jnp.array(value), jnp.array(correct))
+    metrics = reward_metrics(reward, jnp.array([False, True]), jnp.array(scored).at[0].set(False))
     expected = {
         "reward/mean": value[scored].mean(),
         "reward/std": value[scored].std(),
         "reward/accuracy": correct[scored].mean(),
         "reward/failed": 2,
         "groups/zero_variance": 1,
+        "groups/sequences_trained": 5,
     }
     assert metrics.keys() == expected.keys()
     for name, wanted in expected.items():
@@ -102,54 +108,71 @@ def test_reward_metrics_read_slowly() -> None:
 
 def test_reward_metrics_when_every_sample_failed() -> None:
     value = jnp.full(4, jnp.nan)
-    metrics = reward_metrics(Reward(value, value), group_advantages(value, 2))
+    metrics = reward_metrics(Reward(value, value), jnp.ones(2, bool), jnp.zeros(4, bool))
     assert {name: float(x) for name, x in metrics.items()} == {
         "reward/mean": 0,
         "reward/std": 0,
         "reward/accuracy": 0,
         "reward/failed": 4,
         "groups/zero_variance": 2,
+        "groups/sequences_trained": 0,
     }
 
 
-def some_sums() -> Sums:
-    return Sums(**{name: jnp.float32(i + 2) for i, name in enumerate(Sums._fields)})
+def some_sums(by: int) -> Sums:
+    return Sums(**{name: jnp.float32(i + by) for i, name in enumerate(Sums._fields)})
 
 
-def test_loss_metrics_divide_by_the_tokens_each_loss_counts() -> None:
-    sums = some_sums()
-    gradients = Params(policy={"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}, draft={"c": jnp.array([5.0, 12.0])})
+SUMS, FIRST = some_sums(2), some_sums(40)
+NORMS, SKIPPED = Params(jnp.float32(5.0), jnp.float32(13.0)), Params(jnp.int32(2), jnp.int32(1))
+SEEN = Report(4, SUMS, FIRST, promised=jnp.float32(1), norms=NORMS, skipped=SKIPPED)
+COLUMNS = jnp.zeros((1, 3))
+RECORDED = Batch(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), mu=COLUMNS, reference=COLUMNS)
+
+
+def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
     expected = {
-        "loss/policy": sums.policy_loss,
-        "loss/clip_fraction": sums.clipped / sums.tokens,
-        "kl/reference": sums.kl / sums.tokens,
-        "entropy": sums.entropy / sums.tokens,
-        "ratio/mean": sums.ratio / sums.tokens,
-        "ratio/max": sums.ratio_max,
-        "rollout/logprob_gap_mean": sums.gap / sums.tokens,
-        "rollout/logprob_gap_max": sums.gap_max,
-        "loss/draft": sums.draft_loss / sums.draft_tokens,
-        "draft/predicted_acceptance": sums.overlap / sums.draft_tokens,
+        "loss/policy": SUMS.policy_loss / 4,
+        "loss/clip_fraction": SUMS.clipped / SUMS.tokens,
+        "kl/reference": SUMS.kl / SUMS.tokens,
+        "entropy": SUMS.entropy / SUMS.tokens,
+        "ratio/mean": SUMS.ratio / SUMS.tokens,
+        "ratio/max": SUMS.ratio_max,
+        "rollout/logprob_gap_mean": FIRST.gap / FIRST.tokens,
+        "rollout/logprob_gap_max": FIRST.gap_max,
+        "rollout/logprob_alarm": 1,
+        "loss/draft": SUMS.draft_loss / SUMS.draft_tokens,
+        "draft/predicted_acceptance": SUMS.overlap / SUMS.draft_tokens,
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,
+        "update/skipped": 2,
+        "draft/skipped": 1,
     }
-    metrics = loss_metrics(sums, gradients, with_draft=True, train_draft=True, with_reference=True, with_mu=True)
+    metrics = update_metrics(SEEN, RECORDED, 1.1, with_draft=True, train_draft=True)
     assert metrics.keys() == expected.keys()
     for name, wanted in expected.items():
         np.testing.assert_allclose(metrics[name], wanted, rtol=1e-6, err_msg=name)
+    assert update_metrics(SEEN, RECORDED, 1.3, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
 
 
 @pytest.mark.parametrize(
     ("absent", "names"),
     [
         ("with_draft", {"loss/draft", "draft/predicted_acceptance"}),
-        ("train_draft", {"grad_norm/draft"}),
-        ("with_reference", {"kl/reference"}),
-        ("with_mu", {"ratio/mean", "ratio/max", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"}),
+        ("train_draft", {"grad_norm/draft", "draft/skipped"}),
+        ("reference", {"kl/reference"}),
+        (
+            "mu",
+            {
+                *("ratio/mean", "ratio/max", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
+                "rollout/logprob_alarm",
+            },
+        ),
     ],
 )
 def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None:
-    gradients = Params({"a": jnp.ones(2)}, {"c": jnp.ones(2)})
-    present = dict(with_draft=True, train_draft=True, with_reference=True, with_mu=True)
-    everything = loss_metrics(some_sums(), gradients, **present)
-    assert everything.keys() - loss_metrics(some_sums(), gradients, **present | {absent: False}).keys() == names
+    options = dict(with_draft=True, train_draft=True)
+    batch = replace(RECORDED, **({} if absent in options else {absent: None}))
+    fewer = options | ({absent: False} if absent in options else {})
+    everything = update_metrics(SEEN, RECORDED, 1.0, **options)
+    assert everything.keys() - update_metrics(SEEN, batch, 1.0, **fewer).keys() == names

@@ -15,7 +15,7 @@ def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[
     states = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
     history = []
     for gradient in gradients:
-        params, states = apply_gradients(optimizers, gradient, states, params)
+        params, states, _ = apply_gradients(optimizers, gradient, states, params)
         history.append((params, states))
     return history
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.advantage import Advantages
 from specjax.batch import make_batch
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
@@ -130,7 +129,6 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
         every = ChosenConfig(**vars(options), chosen=chosen)
         return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, RUN, every)
 
-    scores = Advantages(jnp.zeros(SEQUENCES), jnp.ones(SEQUENCES, bool), jnp.zeros(len(WORLD.prompts), bool))
     for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
         rollout = program(WORLD.params(draft), WORLD.batch, jnp.array(chosen))
         drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
@@ -138,7 +136,7 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
         held = counted > 0
         np.testing.assert_array_equal(counted[held], drafted[held])
         assert held.any() == whole and (drafted[~held] > 0).any() == late
-        batch = make_batch(WORLD.batch, rollout, scores)
+        batch = make_batch(WORLD.batch, rollout, jnp.zeros(SEQUENCES))
         np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), np.where(held, accepted, 0))
 
 

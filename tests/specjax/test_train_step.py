@@ -13,10 +13,14 @@ from specjax.drafters import NoDrafter
 from specjax.generate import place
 from specjax.keys import seed_step
 from specjax.loss import LossConfig
+from specjax.optimizer import OptimizerConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train_step import StepResult, TrainConfig, TrainStep, init_train_state, make_train_step
+from specjax.selection import SelectionConfig
+from specjax.stages import TrainConfig
+from specjax.train_step import StepResult, TrainStep, init_train_state, make_train_step
 from specjax.types import Prompts, Rollout, TrainState
+from specjax.updates import UpdateConfig
 from tests.specjax.training import (
     AS_SHIPPED,
     BUDGET,
@@ -24,6 +28,7 @@ from tests.specjax.training import (
     GROUP,
     assert_same_bits,
     count_fives,
+    is_adam,
     last_gradients,
     make_prompts,
     mesh_of,
@@ -96,13 +101,15 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
     assert relative_gap(state.params.policy, start.policy) > 1e-4
     assert relative_gap(state.params.draft, start.draft) > 1e-4
     assert metrics.keys() == {
-        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "groups/zero_variance"),
+        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed"),
+        *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
         *("draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
         *("rollout/acceptance_rate_pos_2", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
+        "rollout/logprob_alarm",
     }
     assert all(x.shape == () for x in metrics.values())
     assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))
@@ -122,7 +129,7 @@ def test_a_frozen_draft_stays_as_it_is_and_the_policy_learns_the_same(first) -> 
     np.testing.assert_array_equal(rollout.tokens, first[1].tokens)
     assert relative_gap(last_gradients(state).policy, last_gradients(first[0]).policy) < 1e-6
     assert_same_bits(state.params.draft, copy(params_on(MESH).draft))
-    assert first[2].keys() - metrics.keys() == {"grad_norm/draft"}
+    assert first[2].keys() - metrics.keys() == {"grad_norm/draft", "draft/skipped"}
     # A frozen draft is still held against what it promises.
     for name in ("loss/draft", "draft/predicted_acceptance"):
         np.testing.assert_allclose(metrics[name], first[2][name], rtol=1e-6, err_msg=name)
@@ -152,6 +159,34 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
     assert_same_bits(state.reference, reference)
     assert metrics["rollout/acceptance_length"] == 1 and rollout.accepted.shape == (8 * GROUP, 0)
     assert not metrics.keys() & {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
+
+
+def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
+    """Four updates of each step from one rollout, in one trace."""
+    config = replace(
+        CONFIG,
+        selection=SelectionConfig(groups=4, drop_truncated=True, overlong_buffer=2),
+        loss=LossConfig(kl_in="reward", kl_coefficient=0.1),
+        updates=UpdateConfig(minibatches=2, epochs=2),
+        policy_optimizer=OptimizerConfig(1e-3),
+        draft_optimizer=OptimizerConfig(1e-3),
+        microbatches=2,
+        ladder=(9,),
+        reference_every=2,
+    )
+    state = init_train_state(params_on(MESH), config, MESH, with_reference=True)
+    start, run = copy(state.reference), compiled(make_train_step(POLICY, DRAFTER, count_fives, config, MESH), state)
+    state, rollout, metrics = run(state, make_prompts())
+    assert_same_bits(state.reference, start)
+    assert 0 < metrics["groups/sequences_trained"] <= min(4 * GROUP, np.sum(rollout.stopped))
+    assert metrics["rollout/logprob_gap_max"] < 1e-4 and metrics["ratio/max"] > 1.0001
+    before = copy(state.params.policy)
+    assert relative_gap(before, start) > 1e-4
+    state, _, metrics = run(state, make_prompts())
+    assert_same_bits(state.reference, state.params.policy)
+    assert metrics["kl/reference"] > 1e-6 and metrics["update/skipped"] == 0
+    counts = [x.count for x in jax.tree.leaves(state.optimizer, is_leaf=is_adam) if is_adam(x)]
+    assert len(counts) == 2 and all(count == 8 for count in counts)
 
 
 def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> None:

@@ -18,7 +18,8 @@ from specjax.drafters import HeadDrafter
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
-from specjax.train_step import TrainConfig, init_train_state
+from specjax.stages import TrainConfig
+from specjax.train_step import init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 
 VOCAB = 16
@@ -111,13 +112,13 @@ def last_gradients(state: TrainState) -> Params:
     """The gradients of the update that made `state`, exactly, under the `TRANSPARENT` optimiser."""
 
     def moment(state: PyTree) -> PyTree:
-        found = [x.mu for x in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(x)]
+        found = [x.mu for x in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(x)]
         return found[0] if found else {}
 
     return Params(moment(state.optimizer.policy), moment(state.optimizer.draft))
 
 
-def _is_adam(x: object) -> bool:
+def is_adam(x: object) -> bool:
     return isinstance(x, optax.ScaleByAdamState)
 
 

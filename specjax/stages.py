@@ -1,0 +1,181 @@
+"""A training step, cut where the clock may look: prompts to updates, none of it jitted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from specjax.adaptation import DraftTrainingConfig, adapt, due, replayed
+from specjax.advantage import AdvantageConfig, group_advantages, zero_variance
+from specjax.batch import Batch, make_batch
+from specjax.drafters import Drafter
+from specjax.generate import Choice, RolloutFn, per_shard, prepare
+from specjax.gradients import Sums, accumulate, log_probs_of
+from specjax.ladder import check_ladder, sort_rows
+from specjax.loss import LossConfig, reward_less_kl
+from specjax.mesh import batch_shards
+from specjax.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
+from specjax.optimizer import OptimizerConfig, make_optimizers
+from specjax.plan import RolloutConfig
+from specjax.rewards import RewardFn
+from specjax.rollout import speculative_rollout
+from specjax.selection import SelectionConfig, drop_truncated, keep_groups, overlong_punishment
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+from specjax.updates import UpdateConfig, run_updates
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One GRPO step.
+
+    Attributes:
+        seed:                all noise is keyed by (seed, step).
+        updates:             how often a rollout is learnt from.
+        microbatches:        parts in which the gradient of an update is accumulated; any number gives the same.
+        reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
+        gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
+                             before a step counts in rollout/logprob_alarm.
+        ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
+                             holds its rows. The full length is always the last rung; empty pads every row to it.
+        allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
+    """
+
+    seed: int = 0
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    updates: UpdateConfig = field(default_factory=UpdateConfig)
+    microbatches: int = 1
+    reference_every: int = 0
+    gap_alarm: float = 0.05
+    ladder: tuple[int, ...] = ()
+    draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
+    allow_truncated_law: bool = False
+
+    def __post_init__(self) -> None:
+        if self.microbatches < 1:
+            raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        if self.reference_every < 0:
+            raise ValueError(f"reference_every = {self.reference_every}: must be at least 0")
+        if not self.gap_alarm > 0:
+            raise ValueError(f"gap_alarm = {self.gap_alarm}: must be > 0")
+        if self.selection.overlong_buffer > self.rollout.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer = {self.selection.overlong_buffer}: must be at most the length budget, "
+                f"max_new_tokens = {self.rollout.max_new_tokens}"
+            )
+        check_ladder(self.ladder)
+        if self.rollout.law.truncates and not self.allow_truncated_law:
+            raise ValueError(
+                f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
+                "allowed only with allow_truncated_law"
+            )
+
+
+class Stages(NamedTuple):
+    """In this order. `logprob` fills in what the batch needs of other forwards than that of training."""
+
+    prepare: Callable[[Params], Params]
+    generate: Callable[[Params, Prompts, Array, Choice], Rollout]
+    reward: Callable[[Rollout, Prompts], tuple[Batch, Metrics]]
+    logprob: Callable[[TrainState, Batch], Batch]
+    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def make_stages(
+    policy: Policy,
+    drafter: Drafter,
+    reward_fn: RewardFn,
+    config: TrainConfig,
+    mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
+) -> Stages:
+    """The stages of a step for this mesh."""
+    sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
+    optimizers = optimizers_of(config)
+    law, size, parts = config.rollout.law, config.rollout.group_size, config.updates.minibatches * config.microbatches
+
+    def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
+        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
+
+    def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
+        scores, selection = reward_fn(rollout, prompts), config.selection
+        punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
+        batch = make_batch(prompts, rollout, scores.value + punishment)
+        if selection.drop_truncated:
+            batch = drop_truncated(batch, rollout)
+        equal = zero_variance(scores.value, size)
+        if selection.groups:
+            batch = keep_groups(batch, equal, selection.groups, mesh)
+        rows = len(batch.tokens) // batch_shards(mesh)
+        if rows % parts:
+            raise ValueError(
+                f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
+            )
+        return batch, rollout_metrics(rollout) | reward_metrics(scores, equal, jnp.any(batch.trained, axis=1))
+
+    def logprob(state: TrainState, batch: Batch) -> Batch:
+        def under(weights: PyTree) -> Array:
+            return log_probs_of(policy, weights, batch, law, mesh, microbatches=parts, ladder=config.ladder)
+
+        if state.reference is None and config.loss.kl_coefficient:
+            raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
+        if state.reference is not None:
+            batch = replace(batch, reference=under(state.reference))
+        anchored = config.updates.several or config.loss.in_reward
+        if config.updates.recompute_old or (anchored and batch.mu is None):
+            return replace(batch, old=under(state.params.policy))
+        return replace(batch, old=batch.mu) if config.updates.several else batch
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        train_draft = due(config.draft_training, state, batch)
+
+        def gradients(params: Params, batch: Batch, replay: Batch | None) -> tuple[Params, Sums]:
+            return accumulate(
+                policy,
+                drafter,
+                params,
+                batch,
+                law,
+                config.loss,
+                microbatches=config.microbatches,
+                train_draft=train_draft,
+                replay=replay,
+                verifier=config.rollout.verifier,
+                ladder=config.ladder,
+                budget=config.rollout.max_new_tokens,
+            )
+
+        value = reward_less_kl(batch, config.loss) if config.loss.in_reward else batch.reward
+        rows = replace(batch, advantage=group_advantages(value, size, config.advantage))
+        if config.ladder:
+            rows = sort_rows(rows, mesh, config.microbatches, config.updates.minibatches)
+        params, optimizer, seen = run_updates(
+            gradients, optimizers, state.params, state.optimizer, rows, replayed(state), train_draft, config.updates
+        )
+        drafting = bool(jax.tree.leaves(state.params.draft))
+        metrics = update_metrics(seen, batch, config.gap_alarm, with_draft=drafting, train_draft=train_draft)
+        # What training promises is reckoned under the whole law.
+        state, watched = adapt(state, batch, None if law.truncates else seen.promised, train_draft)
+        step, reference = state.step + 1, state.reference
+        if reference is not None and config.reference_every:
+            renewed = step % config.reference_every == 0
+            reference = jax.tree.map(lambda new, old: jnp.where(renewed, new, old), params.policy, reference)
+        state = replace(state, step=step, params=params, optimizer=optimizer, reference=reference)
+        return state, metrics | watched
+
+    return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
+
+
+def optimizers_of(config: TrainConfig) -> Params:
+    """A chain for each network; a frozen draft's leaves it as it is."""
+    return make_optimizers(
+        config.policy_optimizer, None if config.draft_training.mode == "frozen" else config.draft_optimizer
+    )

@@ -1,0 +1,90 @@
+"""Several updates a rollout, with gradients that can be written down."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specjax.batch import Batch
+from specjax.gradients import Sums
+from specjax.optimizer import OptimizerConfig, make_optimizers
+from specjax.types import Params
+from specjax.updates import Report, UpdateConfig, run_updates
+
+ROWS, RATE = 6, 0.1
+OPTIMIZERS = Params(optax.sgd(RATE), optax.sgd(RATE))
+REPLAY = Batch(jnp.arange(2 * ROWS, dtype=jnp.int32).reshape(2, ROWS, 1), jnp.ones((2, ROWS, 1), bool))
+
+
+def gradients(params: Params, batch: Batch, replay: Batch | None) -> tuple[Params, Sums]:
+    """The policy is pulled towards the mean reward of its minibatch, the draft by as much as tokens say."""
+    policy = params.policy - jnp.mean(batch.reward)
+    taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
+    sums = dict.fromkeys(Sums._fields, jnp.float32(1)) | {"gap_max": params.policy, "promised": jnp.mean(batch.reward)}
+    return Params(policy, taught.astype(jnp.float32)), Sums(**sums)
+
+
+def batch_of(rewards: list[float]) -> Batch:
+    tokens = jnp.arange(ROWS, dtype=jnp.int32)[:, None]
+    return Batch(tokens, jnp.ones((ROWS, 1), bool), reward=jnp.array(rewards))
+
+
+def run(
+    config: UpdateConfig, batch: Batch, replay: Batch | None = None, optimizers: Params = OPTIMIZERS
+) -> tuple[Params, Params, Report]:
+    start = Params(jnp.float32(1), jnp.float32(0))
+    states = Params(optimizers.policy.init(start.policy), optimizers.draft.init(start.draft))
+    return run_updates(gradients, optimizers, start, states, batch, replay, True, config)
+
+
+REWARDS = [0.0, 1.0, 2.0, 5.0, -1.0, 3.0]
+
+
+@pytest.mark.parametrize("minibatches, epochs", [(1, 1), (2, 1), (3, 2), (1, 3)])
+def test_every_update_starts_where_the_one_before_ended(minibatches: int, epochs: int) -> None:
+    params, _, seen = run(UpdateConfig(minibatches, epochs), batch_of(REWARDS))
+    policy, draft, norms, before = 1.0, 0.0, [], []
+    for _ in range(epochs):
+        for first in range(minibatches):
+            gradient, taught = policy - np.mean(REWARDS[first::minibatches]), np.arange(ROWS)[first::minibatches].sum()
+            norms.append((abs(gradient), taught))
+            before.append(policy)
+            policy, draft = policy - RATE * gradient, draft - RATE * taught
+    np.testing.assert_allclose([params.policy, params.draft], [policy, draft], rtol=1e-5)
+    np.testing.assert_allclose([seen.norms.policy, seen.norms.draft], np.mean(norms, axis=0), rtol=1e-5)
+    assert seen.updates == seen.sums.tokens == minibatches * epochs
+    np.testing.assert_allclose(seen.sums.gap_max, max(before), rtol=1e-6)
+    assert seen.first.gap_max == 1
+    # Of the first epoch alone.
+    each = [np.mean(REWARDS[first::minibatches]) for first in range(minibatches)]
+    np.testing.assert_allclose(seen.promised, np.sum(each), rtol=1e-6)
+    assert (seen.skipped.policy, seen.skipped.draft) == (0, 0)
+
+
+def test_each_minibatch_has_its_share_of_the_replay() -> None:
+    params, _, _ = run(UpdateConfig(minibatches=3), batch_of(REWARDS), REPLAY)
+    np.testing.assert_allclose(params.draft, -RATE * (np.arange(2 * ROWS).sum() + np.arange(ROWS).sum()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
+    """The second of three minibatches; parameters and moments are those of the other two."""
+    optimizers = make_optimizers(OptimizerConfig(RATE), OptimizerConfig(RATE))
+    spoilt = [0.0, bad, 2.0, 5.0, bad, 3.0]
+    params, states, seen = jax.jit(lambda batch: run(UpdateConfig(3), batch, optimizers=optimizers))(batch_of(spoilt))
+    kept = jax.tree.map(lambda x: jnp.delete(x, jnp.array([1, 4]), axis=0), batch_of(REWARDS))
+    expected, moments, _ = run(UpdateConfig(2), kept, optimizers=optimizers)
+    np.testing.assert_allclose(params.policy, expected.policy, rtol=1e-6)
+    for got, wanted in zip(jax.tree.leaves(states.policy), jax.tree.leaves(moments.policy), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert (seen.skipped.policy, seen.skipped.draft) == (1, 0)
+    assert not np.isfinite(seen.norms.policy) and np.isfinite(seen.norms.draft)
+
+
+def test_one_update_is_not_several() -> None:
+    assert not UpdateConfig().several and UpdateConfig(epochs=2).several and UpdateConfig(minibatches=2).several
+    with pytest.raises(ValueError, match="epochs = 0: must be at least 1"):
+        replace(UpdateConfig(), epochs=0)
