@@ -1,4 +1,4 @@
-"""The policy network: one decoder for Qwen3, Qwen2.5 and Llama 3.x, told apart by its configuration."""
+"""The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral, told apart by its configuration."""
 
 from typing import cast
 
@@ -67,15 +67,17 @@ class Decoder(nn.Module):
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
         table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
         x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        windows, count = self.config.windows, tokens.shape[1]
         if cache is None:
-            view = uncached_view(start, tokens.shape[1])
+            views = {window: uncached_view(start, count, window) for window in windows}
         else:
-            view = decode_view(start, tokens.shape[1], cache[0].k.shape[2], first)
+            room = cache[0].k.shape[2]
+            views = {window: decode_view(start, count, room, first, window) for window in windows}
         features, layers = [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
                 features.append(x)
-            x, layer = block(x, None if cache is None else cache[i], view)
+            x, layer = block(x, None if cache is None else cache[i], views[windows[i]])
             layers.append(layer)
         hidden = self.norm(x)
         return PolicyOutput(
