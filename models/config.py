@@ -6,6 +6,9 @@ from typing import Literal
 from models.rope import RopeScaling
 
 Dtype = Literal["float32", "bfloat16"]
+# What the backward pass of a training forward computes again, a layer at a time: nothing; all but the products with
+# weights, attention's scores above all; or everything.
+Remat = Literal["none", "dots", "full"]
 
 
 def at_least_one(config: object, *names: str) -> None:
