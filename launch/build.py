@@ -97,7 +97,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
             decoder = read_by(saved, model.feature_layers, decoder)
         stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
         _check_tokens(tokenizer, stop_tokens, decoder.vocab_size)
-        policy = make_policy(decoder)
+        policy = make_policy(decoder, model.remat)
         if saved is not None:
             saved = fit_draft(saved, config, decoder, policy.embedding(weights))
         elif draft.kind == "eagle3" and draft.vocab_size is not None:

@@ -27,9 +27,8 @@ class SkippedUpdates:
             self._saved = self._directory / f"skipped_step_{step}.npz"
             completions = {"tokens": rollout.tokens, "lengths": rollout.lengths, "log_probs": rollout.full}
             arrays = {f"prompt_{name}": x for name, x in vars(prompts).items()} | completions
-            np.savez(
-                self._saved, **{name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
-            )
+            kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
+            np.savez(self._saved, **kept)  # pyright: ignore[reportArgumentType]
         if self._row and self._row == self._limit:
             raise RunStopped(
                 f"step {step}: the policy's gradient was not finite in {self._limit} steps in a row, and nothing was "

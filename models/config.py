@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from models.rope import RopeScaling
+
 Dtype = Literal["float32", "bfloat16"]
+# What the backward pass of a training forward computes again, a layer at a time: nothing; all but the products with
+# weights, attention's scores above all; or everything.
+Remat = Literal["none", "dots", "full"]
 
 
 def at_least_one(config: object, *names: str) -> None:
@@ -11,16 +16,6 @@ def at_least_one(config: object, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """The rope scaling of Llama 3.1 and later: wavelengths beyond the original context are stretched by `factor`."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +30,7 @@ class LayerConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     rope_theta: float = 10_000.0
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
@@ -52,8 +47,12 @@ class LayerConfig:
 class DecoderConfig(LayerConfig):
     """A dense pre-norm decoder with RMSNorm.
 
-    Qwen3 is `qk_norm`, Qwen2.5 is `qkv_bias`, Llama 3.x may carry `rope_scaling`. `feature_layers` are the layers on
-    whose entry the residual stream is captured for the drafter (0-based, ascending); empty captures nothing.
+    Qwen3 is `qk_norm`, Qwen2.5 is `qkv_bias`, Llama 3.x and Mistral have neither. Layers are counted from 0.
+
+    feature_layers: on whose entry the residual stream is captured for the drafter, ascending; empty captures nothing.
+    sliding_window: how many of the last positions, its own included, a token attends to in `sliding_layers`; None for
+                    all.
+    sliding_layers: those that have the window, ascending; None for every layer.
     """
 
     vocab_size: int
@@ -61,15 +60,26 @@ class DecoderConfig(LayerConfig):
     tie_embeddings: bool = False
     max_positions: int = 32_768
     feature_layers: tuple[int, ...] = ()
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(self, "vocab_size", "num_layers", "max_positions")
-        ids = self.feature_layers
-        if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
-            raise ValueError(
-                f"feature_layers = {ids}: must be distinct, ascending and within 0 .. {self.num_layers - 1}"
-            )
+        for name in ("feature_layers", "sliding_layers"):
+            ids = getattr(self, name) or ()
+            if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
+                raise ValueError(f"{name} = {ids}: must be distinct, ascending and within 0 .. {self.num_layers - 1}")
+        if self.sliding_window is not None:
+            at_least_one(self, "sliding_window")
+        elif self.sliding_layers is not None:
+            raise ValueError(f"sliding_layers = {self.sliding_layers}: must be none without sliding_window")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None where it attends to all positions."""
+        within = range(self.num_layers) if self.sliding_layers is None else self.sliding_layers
+        return tuple(self.sliding_window if i in within else None for i in range(self.num_layers))
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:

@@ -1,12 +1,13 @@
-"""The policy network: one decoder for Qwen3, Qwen2.5 and Llama 3.x, told apart by its configuration."""
+"""The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral, told apart by its configuration."""
 
 from typing import cast
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from models.config import DecoderConfig, LayerConfig
+from models.config import DecoderConfig, LayerConfig, Remat
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
@@ -36,10 +37,25 @@ class Block(nn.Module):
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
 
+# What is saved of a layer for its backward pass.
+_SAVED = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def _uncached(block: Block, x: Float[Array, "B T D"], view: View) -> Float[Array, "B T D"]:
+    return block(x, None, view)[0]
+
+
 class Decoder(nn.Module):
-    """tokens [B, T], start [B], cache, only, first -> PolicyOutput, as `specjax.types.Policy.apply` describes it."""
+    """tokens [B, T], start [B], cache, only, first -> PolicyOutput, as `specjax.types.Policy.apply` describes it.
+
+    remat: what a backward pass computes again; a forward with a cache has none, and is left as it is.
+    """
 
     config: DecoderConfig
+    remat: Remat = "none"
 
     def setup(self) -> None:
         c = self.config
@@ -67,16 +83,22 @@ class Decoder(nn.Module):
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
         table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
         x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        windows, count = self.config.windows, tokens.shape[1]
         if cache is None:
-            view = uncached_view(start, tokens.shape[1])
+            views = {window: uncached_view(start, count, window) for window in windows}
         else:
-            view = decode_view(start, tokens.shape[1], cache[0].k.shape[2], first)
+            room = cache[0].k.shape[2]
+            views = {window: decode_view(start, count, room, first, window) for window in windows}
         features, layers = [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
                 features.append(x)
-            x, layer = block(x, None if cache is None else cache[i], view)
-            layers.append(layer)
+            if cache is not None:
+                x, layer = block(x, cache[i], views[windows[i]])
+                layers.append(layer)
+            else:
+                forward = _uncached if self.remat == "none" else nn.remat(_uncached, policy=_SAVED[self.remat])
+                x = forward(block, x, views[windows[i]])
         hidden = self.norm(x)
         return PolicyOutput(
             logits=self.unembed(hidden if only is None else token_at(hidden, only)),
@@ -91,9 +113,9 @@ class Decoder(nn.Module):
         return constrain(self.head(hidden), "batch", None, None)
 
 
-def make_policy(config: DecoderConfig) -> Policy:
-    """The decoder as the functions that the algorithms call."""
-    decoder = Decoder(config)
+def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
+    """The decoder as the functions that the algorithms call; `remat` trades time for memory in training."""
+    decoder = Decoder(config, remat)
     return Policy(
         apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from models.config import DecoderConfig
 from models.eagle3 import Eagle3Config
-from models.hf_config import FAMILIES, config_from_hf, config_to_hf
+from models.hf_config import config_from_hf, config_to_hf
+from models.hf_families import FAMILIES
+from models.hf_fields import check
 
 Dialect = Literal["specforge", "speculators"]
 
@@ -144,8 +146,7 @@ def _head(
     if sliding:
         layer.pop("use_sliding_window", None)
     decoder = config_from_hf(layer, ())
-    if decoder.qkv_bias:
-        raise ValueError(f'model_type = "{layer["model_type"]}": must be "llama" or "qwen3"')
+    check("model_type", layer["model_type"], ("llama", "qwen3"))
     width, size = fields.get("target_hidden_size"), decoder.hidden_size
     if width not in (None, size):
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")

@@ -1,6 +1,5 @@
 """The parts that decoders and draft heads share: projections, rotary attention, SwiGLU."""
 
-import math
 from typing import cast
 
 import flax.linen as nn
@@ -8,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from models.config import LayerConfig, Llama3Scaling
+from models.config import LayerConfig
+from models.rope import rope
 from specjax import cache as kv
 from specjax.cache import View
 from specjax.mesh import constrain
@@ -54,27 +54,6 @@ class RMSNorm(nn.Module):
         return (wide * jnp.expand_dims(scale, range(x.ndim - 1))).astype(self.config.dtype)
 
 
-def rope(
-    x: Float[Array, "B T H d"], positions: Int[Array, "B T"], theta: float, scaling: Llama3Scaling | None
-) -> Float[Array, "B T H d"]:
-    """Rotary embedding in the half-split layout, angles in float32."""
-    half = x.shape[-1] // 2
-    frequency = 1.0 / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
-    if scaling is not None:
-        frequency = _llama3(frequency, scaling)
-    angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-def _llama3(frequency: Float[Array, "h"], s: Llama3Scaling) -> Float[Array, "h"]:
-    """Long wavelengths divided by `factor`, short ones kept, a linear blend in frequency between (Llama 3.1)."""
-    turns = s.original_max_position_embeddings * frequency / (2 * math.pi)
-    blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
-    return (1 - blend) * frequency / s.factor + blend * frequency
-
-
 class Attention(nn.Module):
     """Grouped-query attention: (x, cache or None, view) -> (output [B, T, hidden_size], the cache with x written).
 
@@ -107,7 +86,8 @@ class Attention(nn.Module):
         else:
             # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
-                y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+                window = None if view.window is None else (view.window - 1, 0)
+                y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
         out = projection(c, c.hidden_size, ("heads", None, "embed"), contract=(-2, -1), name="o")
         return constrain(out(y), "batch", None, None), cache
 

@@ -62,7 +62,9 @@ class MTPConfig(LayerConfig):
 
 
 def mtp_config(policy: DecoderConfig, convention: str) -> MTPConfig:
-    """The head that a policy carries under the convention of that name."""
+    """The head that a policy carries under the convention of that name. It attends to all positions, whatever windows
+    the policy's layers have.
+    """
     block = {field.name: getattr(policy, field.name) for field in fields(LayerConfig)}
     return MTPConfig(**block, convention=CONVENTIONS[convention], vocab_size=policy.vocab_size)
 

@@ -11,13 +11,17 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from models.config import DecoderConfig, LayerConfig, Llama3Scaling
+from models.config import DecoderConfig, LayerConfig
 from models.decoder import init_decoder
 from models.files import errors_name, new_directory, read_json, write_json
 from models.params import abstract_params
+from models.rope import scaling_from_json
 from specjax.types import PyTree
 
 Config = TypeVar("Config", bound=LayerConfig)
+
+# Fields that older checkpoints do not have, and mean None.
+_LATER = {"sliding_window", "sliding_layers"}
 
 
 def save_policy_checkpoint(directory: Path, params: PyTree, config: DecoderConfig) -> None:
@@ -76,8 +80,8 @@ def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> C
     Raises ValueError naming a field that is missing or that `of` does not have.
     """
     expected = {field.name for field in fields(kind)}
+    found = {name: None for name in _LATER & expected} | {**found}
     if odd := sorted(found.keys() ^ expected):
         raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else f'not a field of {of}'}")
-    scaling = found["rope_scaling"]
     lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    return kind(**{**found, **lists, "rope_scaling": None if scaling is None else Llama3Scaling(**scaling)})
+    return kind(**{**found, **lists, "rope_scaling": scaling_from_json(found["rope_scaling"])})

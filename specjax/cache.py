@@ -7,14 +7,14 @@ attends to and that later writes replace.
 """
 
 from collections.abc import Callable
+from dataclasses import field
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from specjax.types import LayerCache, PyTree, TextCache
+from specjax.types import LayerCache, PyTree, TextCache, pytree
 
 # Measured with 12 layers of 4 heads of 16 and 54 positions.
 _FEW_QUERIES, _MANY_MATMULS = 64, 32
@@ -97,17 +97,20 @@ def resize(tree: PyTree, by: int) -> PyTree:
     return jax.tree.map(resized, tree, is_leaf=lambda x: isinstance(x, LayerCache | TextCache))
 
 
-class View(NamedTuple):
+@pytree
+class View:
     """Where the T tokens of a forward sit, and what each of them attends to.
 
     positions: int32 [B, T], for the rotary embedding.
     write:     int32 [B], the cache index of the first; None without a cache.
     mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row.
+    window:    without a mask, how many of the last of these tokens, its own included; None for all. Static.
     """
 
     positions: Int[Array, "B T"]
     write: Int[Array, "B"] | None = None
     mask: Bool[Array, "B T S"] | None = None
+    window: int | None = field(default=None, metadata={"static": True})
 
     def at(self, index: Int[Array, "B"]) -> "View":
         """The view of token `index` of each row alone."""
@@ -136,9 +139,9 @@ def decode_view(
     return View(positions, start, mask)
 
 
-def uncached_view(start: Int[Array, "B"], count: int) -> View:
+def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:
     """The same tokens without a cache, attending to one another causally."""
-    return View(_positions(start, count))
+    return View(_positions(start, count), window=window)
 
 
 def unrolled_view(rows: int, count: int, depth: int, window: int | None = None) -> View:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from models.config import DecoderConfig, Dtype, at_least_one
+from models.config import DecoderConfig, Dtype, Remat, at_least_one
 from models.mtp import ConventionName
 from specjax.drafters.distillation import Objective
 from specjax.drafters.lookup import check_lengths
@@ -19,6 +19,8 @@ class ModelConfig:
         feature_layers: the layers on whose entry an EAGLE-3 draft reads the policy; empty for the paper's choice.
         dtype:          of the computation.
         param_dtype:    of the master weights.
+        remat:          what the backward pass of training computes again to save memory, a layer at a time: nothing,
+                        all but the products with weights (dots), or everything (full).
     """
 
     path: str | None = None
@@ -26,6 +28,7 @@ class ModelConfig:
     feature_layers: tuple[int, ...] = ()
     dtype: Dtype = "bfloat16"
     param_dtype: Dtype = "float32"
+    remat: Remat = "none"
 
 
 @dataclass(frozen=True)

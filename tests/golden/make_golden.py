@@ -2,7 +2,8 @@
 
 `python tests/golden/make_golden.py`, made with torch 2.13.0 and transformers 5.23.0. Each directory is a Hugging Face
 checkpoint of a tiny random decoder; `expected.npz` holds tokens [B, T] and, in float32, the logits, the residual
-stream on entry of FEATURE_LAYERS side by side, and the last hidden state after the final norm.
+stream on entry of FEATURE_LAYERS side by side, and the last hidden state after the final norm. `rope.json` holds the
+frequencies and the attention factor of the ways to stretch a rotary embedding.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HERE = Path(__file__).parent
 FEATURE_LAYERS = (1, 2, 3)
@@ -27,6 +29,24 @@ LLAMA3 = dict(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
+)
+LINEAR = dict(rope_type="linear", rope_theta=100.0, factor=3.0)
+# Of the four bands the first is kept, the second blended and the rest stretched.
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=8.0, original_max_position_embeddings=32)
+ROPES = (
+    LINEAR,
+    LLAMA3,
+    YARN,
+    {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0},
+    {**YARN, "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False},
+    {**YARN, "attention_factor": 0.9},
+    {**YARN, "factor": 1.0},
+)
+# Every other layer, and narrower than the sequences are long.
+WINDOW = dict(
+    use_sliding_window=True,
+    sliding_window=7,
+    layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
 )
 
 
@@ -75,6 +95,13 @@ def write(name: str, config: PreTrainedConfig, seed: int, length: int, transform
     np.savez_compressed(directory / "expected.npz", **expected(model, tokens))
 
 
+def rope_parity(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """What transformers makes of the rope parameters, beside them."""
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=dict(rope))
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return {"rope": rope, "head_dim": head_dim, "frequencies": frequencies.tolist(), "attention_factor": factor}
+
+
 def main() -> None:
     qwen3 = Qwen3Config(
         **SHAPE,
@@ -97,6 +124,12 @@ def main() -> None:
     write("qwen3", qwen3, seed=1, length=24, transformers_4=False)
     write("qwen2", qwen2, seed=2, length=24, transformers_4=True)
     write("llama", llama, seed=3, length=44, transformers_4=True)
+    windows = Qwen3Config(
+        **SHAPE, **WINDOW, num_attention_heads=2, num_key_value_heads=1, head_dim=8, rope_parameters=YARN
+    )
+    write("qwen3_windows", windows, seed=4, length=44, transformers_4=False)
+    ropes = [rope_parity(rope, head_dim) for rope in ROPES for head_dim in (8, 16)]
+    (HERE / "rope.json").write_text(json.dumps(ropes, indent=1) + "\n")
     # The first again, in bfloat16 and over several files.
     directory = HERE / "qwen3_sharded"
     shutil.rmtree(directory, ignore_errors=True)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import DecoderConfig, Llama3Scaling
+from models.config import DecoderConfig
 from models.draft_checkpoint import (
     MadeFor,
     load_draft_checkpoint,
@@ -18,6 +18,7 @@ from models.draft_checkpoint import (
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json, write_json
 from models.params import by_path, init_params
+from models.rope import Llama3Scaling
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.config import DecoderConfig, Llama3Scaling
+from models.config import DecoderConfig
 from models.draft_checkpoint import SavedDraft
 from models.eagle3_dialects import check_stated_policy
 from models.eagle3_files import check_embedding, has_embedding, load_eagle3, save_eagle3
 from models.files import read_json, write_json
 from models.params import by_path
+from models.rope import Llama3Scaling
 from specjax.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 
@@ -209,7 +210,7 @@ FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
         r"eagle_aux_hidden_state_layer_ids = \[-1, 2, 3\]: must be a list of layers",
     ),
     "vocabulary": (SPECFORGE, {"draft_vocab_size": 18}, "draft_vocab_size = 18: must be within 1 .. 17"),
-    "scaling": (SPECFORGE, {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type = .*: must be .*"),
+    "scaling": (SPECFORGE, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.rope_type = .*: must be .*"),
 }
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from models.config import DecoderConfig, Llama3Scaling
+from models.config import DecoderConfig
 from models.hf_config import carried_fields, config_from_hf, config_to_hf, read_hf_config
+from models.rope import Llama3Scaling
 
 # As published, written by transformers 4.
 QWEN3_8B = {
@@ -203,6 +204,51 @@ def test_what_may_be_absent():
     assert config_from_hf(changed(LLAMA32_1B, num_key_value_heads=None)).num_kv_heads == 32
 
 
+def windows(**changes: Any) -> dict[str, Any]:
+    """As Qwen3 says it, on the shape of the Llama."""
+    said = dict(use_sliding_window=True, sliding_window=8, max_window_layers=12)
+    return {"model_type": "qwen3", "architectures": ..., **said, **changes}
+
+
+MIXED = ["full_attention", "sliding_attention"] * 8
+
+
+@pytest.mark.parametrize(
+    ("said", "window", "within"),
+    [
+        (windows(), 8, (12, 13, 14, 15)),
+        (windows(max_window_layers=0), 8, None),
+        (windows(max_window_layers=16), None, None),
+        (windows(sliding_window=None), None, None),
+        (windows(layer_types=MIXED), 8, tuple(range(1, 16, 2))),
+        (windows(model_type="qwen2", layer_types=MIXED), 8, tuple(range(1, 16, 2))),
+        ({"model_type": "mistral", "architectures": ..., "sliding_window": 8}, 8, None),
+        ({"model_type": "mistral", "architectures": ..., "sliding_window": None}, None, None),
+    ],
+)
+def test_sliding_windows(said: dict[str, Any], window: int | None, within: tuple[int, ...] | None) -> None:
+    fields = changed(LLAMA32_1B, **said)
+    config = config_from_hf(fields)
+    assert (config.sliding_window, config.sliding_layers) == (window, within)
+    expected = tuple(window if window and i in (within or range(16)) else None for i in range(16))
+    assert config.windows == expected
+    assert config_from_hf({**carried_fields(fields), **config_to_hf(config)}) == config
+
+
+def test_no_family_has_these_windows() -> None:
+    config = replace(config_from_hf(LLAMA32_1B), sliding_window=8, sliding_layers=(1,))
+    with pytest.raises(ValueError, match=r"^sliding_layers = \(1,\): llama and mistral have none, or no others$"):
+        config_to_hf(config)
+    assert config_to_hf(replace(config, sliding_layers=None))["model_type"] == "mistral"
+    for options, message in (
+        (dict(sliding_window=None), r"sliding_layers = \(1,\): must be none without sliding_window"),
+        (dict(sliding_window=0), "sliding_window = 0: must be at least 1"),
+        (dict(sliding_layers=(16,)), r"sliding_layers = \(16,\): must be distinct, ascending and within 0 .. 15"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            replace(config, **options)
+
+
 def test_carried_fields():
     assert carried_fields(changed(QWEN3_8B, pad_token_id=3)) == {
         "bos_token_id": 151643,
@@ -233,6 +279,15 @@ REFUSED = [
     ({"mlp_bias": True}, "mlp_bias = true: must be false"),
     ({"mlp_bias": 0}, "mlp_bias = 0: must be false"),
     ({"use_sliding_window": True}, "use_sliding_window = true: must be false"),
+    ({"model_type": "mistral", "architectures": ...}, "sliding_window: missing, must be null or a positive integer"),
+    (windows(max_window_layers=...), "max_window_layers = null: must be the first layer with a sliding window"),
+    (windows(sliding_window="8"), 'sliding_window = "8": must be a positive integer'),
+    (windows(layer_types=["sliding_attention"]), 'layer_types = ["sliding_attention"]: must name num_hidden_layers = '),
+    (windows(layer_types=["chunked_attention"]), 'layer_types = "chunked_attention": must be "full_attention" or '),
+    (
+        windows(use_sliding_window=False, layer_types=["sliding_attention"] * 16),
+        'layer_types = "sliding_attention": must be "full_attention"',
+    ),
     (
         {"layer_types": ["full_attention", "sliding_attention"]},
         'layer_types = "sliding_attention": must be "full_attention"',
@@ -241,8 +296,7 @@ REFUSED = [
     ({"quantization_config": {"bits": 4}}, 'quantization_config = {"bits": 4}: must be null'),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: must be null or 1"),
     (rope(partial_rotary_factor=0.5), "rope_scaling.partial_rotary_factor = 0.5: must be null or 1"),
-    (rope(rope_type="yarn"), 'rope_scaling.rope_type = "yarn": must be "default" or "llama3"'),
-    (rope(rope_type=..., type="linear"), 'rope_scaling.type = "linear": must be "default" or "llama3"'),
+    (rope(rope_type="longrope"), 'rope_scaling.rope_type = "longrope": must be "default" or "linear" or "llama3" or '),
     (rope(attention_factor=1.5), f"rope_scaling.attention_factor = 1.5: {UNKNOWN}"),
     (rope(rope_type="default"), f"rope_scaling.factor = 32.0: {UNKNOWN}"),
     (rope(factor=...), "rope_scaling.factor = null: must be a positive number"),

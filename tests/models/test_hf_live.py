@@ -23,6 +23,15 @@ CONFIGS = {
     "llama": lambda **options: transformers.LlamaConfig(
         max_position_embeddings=256, **{**options, "rope_parameters": make_golden.LLAMA3}
     ),
+    "mistral": lambda **options: transformers.MistralConfig(
+        sliding_window=9, max_position_embeddings=256, **{**options, "rope_parameters": make_golden.YARN}
+    ),
+    "qwen2_windows": lambda **options: transformers.Qwen2Config(
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=3,
+        **{**options, "rope_parameters": make_golden.LINEAR},
+    ),
 }
 
 

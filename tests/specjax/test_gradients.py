@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from specjax.batch import Batch
 from specjax.gradients import Sums, accumulate, log_probs_of
@@ -231,3 +232,24 @@ def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatch
     with jax.set_mesh(MESH):
         got = run(params.policy, batch)
     np.testing.assert_allclose(got, np.where(batch.completion, expected, 0.0), atol=1e-5)
+
+
+def test_in_bfloat16_the_weights_are_multiplied_in_bfloat16_and_their_gradients_are_float32(params, batch) -> None:
+    policy, drafter = networks("bfloat16")
+    # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        program = jax.make_jaxpr(lambda params: accumulate(policy, drafter, params, batch, LAW, LossConfig())[0])
+        traced = program(params)
+    assert {x.dtype for x in traced.out_avals} == {jnp.dtype("float32")}
+    products = [
+        {str(x.aval.dtype) for x in line.invars} for line in lines(traced.jaxpr) if line.primitive.name == "dot_general"
+    ]
+    # Attention's scores and weights alone are float32.
+    assert len(products) > 50 and products.count({"bfloat16"}) > 0.7 * len(products)
+
+
+def lines(jaxpr: Any) -> Iterator[Any]:
+    for line in jaxpr.eqns:
+        yield line
+        for inner in jaxprs_in_params(line.params):
+            yield from lines(inner)

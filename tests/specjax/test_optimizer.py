@@ -1,21 +1,28 @@
+import functools
+from dataclasses import replace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from specjax.optimizer import OptimizerConfig, apply_gradients, make_optimizer, make_optimizers, update
+from specjax.matrices import hidden_matrices
+from specjax.optimizer import OptimizerConfig, apply_gradients, init_moments, make_optimizer, make_optimizers, update
 from specjax.types import Params, PyTree, TrainState
-from tests.specjax.training import CONFIG, last_gradients, mesh_of, state_on
+from tests.specjax.training import CONFIG, last_gradients, mesh_of, params_on, relative_gap, state_on
 
 
 def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[Params], params: Params):
     """The parameters and the optimiser states after each of the gradients."""
     optimizers = make_optimizers(policy, draft)
     states = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
-    history = []
+    history, step = [], jax.jit(functools.partial(apply_gradients, optimizers))
     for gradient in gradients:
-        params, states, _ = apply_gradients(optimizers, gradient, states, params)
+        params, states, _ = step(gradient, states, params)
         history.append((params, states))
     return history
 
@@ -28,7 +35,23 @@ def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.
         m, v = c.b1 * m + (1 - c.b1) * g, c.b2 * v + (1 - c.b2) * g**2
         rate = c.learning_rate * min(1.0, (t + 1) / (c.warmup_steps + 1))
         step = (m / (1 - c.b1 ** (t + 1))) / (np.sqrt(v / (1 - c.b2 ** (t + 1))) + 1e-8)
-        w = w - rate * (step + c.weight_decay * w)
+        w = w - rate * (step + (c.weight_decay * w if w.ndim > 1 else 0.0))
+    return w
+
+
+def muon(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
+    """Jordan et al. 2024 in float64: five Newton-Schulz steps on the Nesterov momentum, at the size of AdamW's update
+    (equation 4 of arXiv 2502.16982).
+    """
+    w, m, b = w.astype(np.float64), 0.0, c.momentum
+    for t, g in enumerate(gradients, start=1):
+        m = b * m + (1 - b) * g
+        x = b * m / (1 - b ** (t + 1)) + (1 - b) * g / (1 - b**t)
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        w = w - c.learning_rate * (0.2 * np.sqrt(max(w.shape)) * x + c.weight_decay * w)
     return w
 
 
@@ -41,8 +64,8 @@ def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.
 )
 def test_each_network_follows_adamw_by_its_own_options(config: OptimizerConfig) -> None:
     rng = np.random.default_rng(0)
-    gradients = [rng.normal(size=5) * scale for scale in (1.0, 10.0, 0.1, 3.0, 1.0)]
-    weights, other = rng.normal(size=5), OptimizerConfig(learning_rate=0.03)
+    gradients = [rng.normal(size=(5, 1)) * scale for scale in (1.0, 10.0, 0.1, 3.0, 1.0)]
+    weights, other = rng.normal(size=(5, 1)), OptimizerConfig(learning_rate=0.03)
     for policy, draft in ((config, other), (other, config)):
         as_params = [Params(*(jnp.array(x, jnp.float32) for x in (g, 7 * g))) for g in gradients]
         start = Params(*(jnp.array(weights, jnp.float32) for _ in range(2)))
@@ -51,16 +74,132 @@ def test_each_network_follows_adamw_by_its_own_options(config: OptimizerConfig) 
         np.testing.assert_allclose(final.draft, adamw(draft, [7 * g for g in gradients], weights), rtol=1e-4, atol=1e-5)
 
 
-def test_with_steps_the_rate_falls_to_zero_by_a_cosine() -> None:
+def test_norms_and_biases_do_not_decay() -> None:
+    rng = np.random.default_rng(1)
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.3, clip_norm=1e9)
+    shapes = {"q": {"kernel": (4, 2, 3), "bias": (2, 3)}, "norm": {"scale": (4,)}, "embed": {"embedding": (5, 4)}}
+    weights, gradient = (_filled(shapes, rng) for _ in range(2))
+    final, _ = run(config, None, [Params(gradient, {})], Params(weights, {}))[-1]
+    decayed = {"q": {"kernel": 0.03, "bias": 0.0}, "norm": {"scale": 0.0}, "embed": {"embedding": 0.03}}
+
+    def check(found: jax.Array, g: jax.Array, w: jax.Array, decay: float) -> None:
+        g, w = np.asarray(g), np.asarray(w)
+        expected = adamw(replace(config, weight_decay=0.0), [g], w) - decay * w
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    jax.tree.map(check, final.policy, gradient, weights, decayed)
+
+
+def _filled(shapes: PyTree, rng: np.random.Generator) -> PyTree:
+    return jax.tree.map(
+        lambda shape: jnp.array(rng.normal(size=shape), jnp.float32), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+
+def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list[float]:
     """Without momentum, decay and clipping AdamW's step is the rate, in the direction of the gradient's sign."""
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.4, warmup_steps=3, b1=0.0, b2=0.0, clip_norm=1e9), 11)
-    weights, state, rates = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
-    for _ in range(12):
+    optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
+    weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
+    for _ in range(count):
         after, state = update(optimizer, jnp.ones(1), state, weights)
-        rates.append(float((weights - after)[0]))
+        found.append(float((weights - after)[0]))
         weights = after
+    return found
+
+
+def test_with_steps_the_rate_falls_to_zero_by_a_cosine() -> None:
     falling = [0.2 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
-    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, *falling], atol=1e-6)
+    config = OptimizerConfig(learning_rate=0.4, warmup_steps=3)
+    np.testing.assert_allclose(rates(config, 12, 11), [0.1, 0.2, 0.3, *falling], atol=1e-6)
+
+
+def test_schedules_fall_behind_the_warm_up_to_their_floor() -> None:
+    config = OptimizerConfig(learning_rate=0.4, warmup_steps=1, schedule="linear", decay_steps=4, floor=0.25)
+    np.testing.assert_allclose(rates(config, 7), [0.2, 0.4, 0.325, 0.25, 0.175, 0.1, 0.1], atol=1e-6)
+    falling = [0.1 + 0.15 * (1 + np.cos(np.pi * i / 4)) for i in (0, 1, 2, 3, 4, 4)]
+    np.testing.assert_allclose(rates(replace(config, schedule="cosine"), 7), [0.2, *falling], atol=1e-6)
+
+
+MUON = OptimizerConfig(kind="muon", learning_rate=0.1, weight_decay=0.2, clip_norm=1e9)
+
+
+NETWORK = {
+    "attention": {"q": {"kernel": (12, 2, 4), "bias": (2, 4)}, "o": {"kernel": (2, 4, 12)}},
+    "mlp": {"up": {"kernel": (12, 16)}},
+    "norm": {"scale": (12,)},
+    "embed": {"embedding": (20, 12)},
+    "head": {"kernel": (12, 20)},
+}
+# As matrices, what is contracted by what is given.
+HIDDEN = {
+    ("attention", "q", "kernel"): (12, 8),
+    ("attention", "o", "kernel"): (8, 12),
+    ("mlp", "up", "kernel"): (12, 16),
+}
+
+
+def test_muon_is_for_the_matrices_within_the_network_and_adam_for_the_rest() -> None:
+    rng = np.random.default_rng(2)
+    weights, *gradients = (_filled(NETWORK, rng) for _ in range(3))
+    as_params = [Params(g, {}) for g in gradients]
+    once, final = (state[0].policy for state in run(MUON, None, as_params, Params(weights, {})))
+    by_adam = run(replace(MUON, kind="adamw"), None, as_params, Params(weights, {}))[-1][0].policy
+    for path, shape in HIDDEN.items():
+        start, first, last, *steps = (
+            np.asarray(functools.reduce(dict.__getitem__, path, tree), np.float64).reshape(shape)
+            for tree in (weights, once, final, *gradients)
+        )
+        np.testing.assert_allclose(last, muon(MUON, steps, start), rtol=1e-4, atol=1e-4)
+        # A step is nearly orthogonal: it goes about as far in every direction.
+        moved = ((1 - 0.1 * 0.2) * start - first) / (0.1 * 0.2 * np.sqrt(max(shape)))
+        singular = np.linalg.svd(moved, compute_uv=False)
+        assert 0.6 < singular.min() and singular.max() < 1.3
+    for name in ("norm", "embed", "head"):
+        jax.tree.map(np.testing.assert_array_equal, final[name], by_adam[name])
+    np.testing.assert_array_equal(final["attention"]["q"]["bias"], by_adam["attention"]["q"]["bias"])
+
+
+def test_every_matrix_of_our_networks_is_read_right() -> None:
+    params = params_on(mesh_of(1, 1, 1))
+    found = {
+        "/".join(key.key for key in path): axes
+        for path, axes in jax.tree.leaves_with_path(
+            hidden_matrices(params.policy), is_leaf=lambda x: isinstance(x, optax.contrib.MuonDimensionNumbers)
+        )
+    }
+    assert sorted(name.partition("/")[2] for name in found if name.startswith("layer_0/")) == sorted(
+        [f"attention/{name}/kernel" for name in "qkvo"] + [f"mlp/{name}/kernel" for name in ("gate", "up", "down")]
+    )
+    assert found["layer_0/attention/q/kernel"] == ((0,), (1, 2))
+    assert found["layer_0/attention/o/kernel"] == ((0, 1), (2,))
+    assert len(found) == 2 * 7
+    draft = jax.tree.leaves(hidden_matrices(params.draft), is_leaf=lambda x: isinstance(x, tuple))
+    assert len(draft) == 8  # fc, and those of one layer
+
+
+def test_muon_on_a_mesh_with_donation_is_what_it_is_on_one_device() -> None:
+    weights, gradient = (_filled(NETWORK, np.random.default_rng(3)) for _ in range(2))
+    alone = run(MUON, None, [Params(gradient, {})], Params(weights, {}))[-1][0].policy
+    mesh, optimizer = mesh_of(2, 2, 2), make_optimizer(MUON)
+
+    def axes(x: jax.Array) -> NamedSharding:
+        return NamedSharding(mesh, P("fsdp", "tensor") if x.ndim == 2 else P("tensor"))
+
+    layout = jax.tree.map(axes, weights)
+    weights, gradient = jax.device_put((weights, gradient), (layout, layout))
+    state = init_moments(optimizer, weights, mesh)
+    laid_out = jax.tree.map(lambda x: x.sharding, state)
+    (muon_state,) = (x for x in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(x))
+    assert muon_state.mu["mlp"]["up"]["kernel"].sharding == layout["mlp"]["up"]["kernel"]
+    assert all(isinstance(x, NamedSharding) for x in jax.tree.leaves(laid_out))
+    step = jax.jit(functools.partial(update, optimizer), out_shardings=(layout, laid_out), donate_argnums=(1, 2))
+    found, state = step(gradient, state, weights)
+    assert relative_gap(found, alone) < 1e-5
+    assert jax.tree.leaves(weights)[0].is_deleted()
+
+
+def _is_muon(x: object) -> bool:
+    return isinstance(x, optax.contrib.MuonState)
 
 
 def test_without_a_config_the_draft_stands_still() -> None:
@@ -98,8 +237,19 @@ def test_moments_are_laid_out_as_their_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [dict(learning_rate=-1.0), dict(warmup_steps=-1), dict(weight_decay=-0.1), dict(clip_norm=0.0)]
+    "options",
+    [
+        dict(learning_rate=-1.0),
+        dict(warmup_steps=-1),
+        dict(weight_decay=-0.1),
+        dict(clip_norm=0.0),
+        dict(momentum=1.0),
+        dict(decay_steps=0, schedule="linear"),
+        dict(decay_steps=5),
+        dict(floor=0.5),
+        dict(floor=1.5, schedule="cosine", decay_steps=5),
+    ],
 )
-def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         OptimizerConfig(**options)

@@ -1,0 +1,78 @@
+"""Frequencies against transformers' (tests/golden/make_golden.py), and what a config may say of them."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.hf_rope import rope_from_hf, rope_to_hf
+from models.rope import LinearScaling, YarnScaling, frequencies, rope, scaling_from_json
+from tests.models.parity import GOLDEN
+
+CASES = json.loads((GOLDEN / "rope.json").read_text())
+FIELDS = {"max_position_embeddings": 2048}
+
+
+def old_style(found: dict[str, Any]) -> dict[str, Any]:
+    found = dict(found)
+    return {"rope_theta": found.pop("rope_theta"), "rope_scaling": {"type": found.pop("rope_type"), **found}}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['rope']['rope_type']}-{case['head_dim']}")
+def test_frequencies_and_magnitude_are_those_of_transformers(case: dict[str, Any]) -> None:
+    theta, scaling = rope_from_hf(FIELDS | {"rope_parameters": case["rope"]})
+    half = case["head_dim"] // 2
+    np.testing.assert_allclose(frequencies(half, theta, scaling), case["frequencies"], rtol=1e-6)
+    x = jnp.ones((1, 1, 1, 2 * half))
+    at_zero = rope(x, jnp.zeros((1, 1), jnp.int32), theta, scaling)
+    np.testing.assert_allclose(at_zero, x * case["attention_factor"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=lambda case: case["rope"]["rope_type"])
+def test_both_styles_the_export_and_our_own_json_say_the_same(case: dict[str, Any]) -> None:
+    theta, scaling = rope_from_hf(FIELDS | {"rope_parameters": case["rope"]})
+    assert rope_from_hf(FIELDS | old_style(case["rope"])) == (theta, scaling)
+    assert rope_from_hf(FIELDS | rope_to_hf(theta, scaling)) == (theta, scaling)
+    assert scaling is not None and scaling_from_json(json.loads(json.dumps(asdict(scaling)))) == scaling
+
+
+def test_yarn_without_an_original_length_has_the_positions_of_the_model() -> None:
+    scaling = rope_from_hf(FIELDS | {"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": None}})[1]
+    assert scaling == YarnScaling(4.0, 2048)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"type": "dynamic", "factor": 2.0}, 'rope_scaling.type = "dynamic": must be "default" or "linear" or '),
+        ({"rope_type": "linear"}, "rope_scaling.factor = null: must be a positive number"),
+        ({"rope_type": "linear", "factor": 2, "truncate": True}, "rope_scaling.truncate = true: unknown field"),
+        ({"rope_type": "yarn", "factor": -1}, "rope_scaling.factor = -1: must be a positive number"),
+        ({"rope_type": "yarn", "factor": 2, "mscale": "1"}, 'rope_scaling.mscale = "1": must be a positive number'),
+        ({"rope_type": "yarn", "factor": 2, "truncate": 1}, "rope_scaling.truncate = 1: must be true or false"),
+        (
+            {"rope_type": "yarn", "factor": 2, "beta_fast": 0.5},
+            "rope_scaling.beta_fast = 0.5: must be at least rope_scaling.beta_slow = 1.0",
+        ),
+        (
+            {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 1.5},
+            "rope_scaling.original_max_position_embeddings = 1.5: must be a positive integer",
+        ),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        rope_from_hf(FIELDS | {"rope_scaling": fields})
+    assert str(error.value).startswith(message)
+
+
+def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^factor = 0.0: must be above 0"):
+        LinearScaling(0.0)
+    with pytest.raises(ValueError, match=r"^beta_fast = 1.0: must be at least beta_slow = 2.0$"):
+        YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0)
+    with pytest.raises(ValueError, match="^rope_scaling: no kind of scaling has the fields alpha, factor$"):
+        scaling_from_json({"factor": 2.0, "alpha": 1.0})
