@@ -22,8 +22,9 @@ class StepRecord:
     def __init__(
         self, logger: RunLogger, switches: Switches | None = None, first: Callable[[Values], None] | None = None
     ) -> None:
-        """first: called with the metrics of the first step alone."""
+        """first: called with the metrics of the first step alone. `logged` is the line of the step last logged."""
         self._logger, self._switches, self._first = logger, switches, first
+        self.logged: dict[str, float | None] = {}
         self._pending: Pending | None = None
         self._done = 0.0
 
@@ -63,7 +64,7 @@ class StepRecord:
         if step is None:
             return
         number, _, metrics, choice = step
-        self._logger.log(number, metrics | (more or {}))
+        self.logged = self._logger.log(number, metrics | (more or {}))
         if self._first is not None:
             self._first(metrics)
             self._first = None
