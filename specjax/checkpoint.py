@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from specjax.manifest import check_manifest, write_manifest
+from specjax.manifest import DamagedSave, check_manifest, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -168,10 +168,11 @@ class Checkpointer:
 
     def _read_score(self, step: int) -> Score | None:
         try:
+            check_manifest(self._directory / str(step))
             items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
-            return Score(**items["score"])
-        except (OSError, ValueError, KeyError, TypeError):  # it has none, or is damaged
+        except (DamagedSave, OSError, KeyError):  # or being swept by another process, or without one
             return None
+        return Score(**items["score"])
 
 
 class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):

@@ -40,19 +40,22 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def set_damaged_aside(directory: Path) -> list[str]:
-    """Rename the damaged saves of a directory, so that the newest whole one is the newest of all.
+    """Rename the damaged saves that are newer than the newest whole one, so that this is the newest of all.
 
-    A run that goes on from there saves their steps anew. Returns a line for each of them, and raises DamagedSave where
-    all of them are damaged: then nothing is renamed.
+    A run that goes on from there saves their steps anew. Older ones stay: they may be half swept by a process that was
+    killed, and are swept by the next. Returns a line for each that is renamed, and raises DamagedSave where no save is
+    whole: then none is.
     """
-    damaged = {}
-    for step in reversed(steps := saved_steps(directory)):
+    damaged: dict[int, str] = {}
+    for step in reversed(saved_steps(directory)):
         try:
             check_manifest(directory / str(step))
+            break
         except DamagedSave as error:
             damaged[step] = str(error)
-    if damaged and len(damaged) == len(steps):
-        raise DamagedSave(f"{damaged[steps[-1]]}; none of {len(steps)} saves is whole")
+    else:
+        if damaged:
+            raise DamagedSave(f"{damaged[max(damaged)]}; none of {len(damaged)} saves is whole")
     for step in damaged:
         aside = directory / f"{step}.damaged"
         shutil.rmtree(aside, ignore_errors=True)  # of the same step, from another time

@@ -141,6 +141,18 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
     assert sorted(path.name for path in copy.iterdir()) == ["1", "2.damaged"]
 
 
+def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_path: Path):
+    """It may be half swept. It is the best of none, and swept by the next process."""
+    copy = shutil.copytree(two_saves, tmp_path / "copy")
+    (copy / "1" / "files.json").unlink()
+    (copy / "1" / "state" / "_METADATA").unlink()
+    assert set_damaged_aside(copy) == []
+    with Checkpointer(copy, keep=1, best="reward/mean") as saves:
+        assert saves.best_step() == 2
+        saves.save(3, make_state(), DATA, EXTRA, 0.25)
+    assert saved_steps(copy) == [2, 3]
+
+
 def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     assert set_damaged_aside(tmp_path / "nowhere") == []
     copy = shutil.copytree(two_saves, tmp_path / "copy")
