@@ -28,6 +28,7 @@ from launch.run_directory import new_out, restore_params, restore_policy, write_
 from launch.setup import Setup, set_up
 from models.draft_checkpoint import MadeFor, state_made_for
 from models.eagle3 import Eagle3Config
+from specjax.checkpoint import Which
 from specjax.types import Params
 
 console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -40,16 +41,18 @@ class DistillArgs:
     """Options of launch.distill alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:     the directory of a run, whose newest save has the policy; None takes that of model.path.
-        start:          the draft to begin with: as the recipe starts it, or that of `checkpoint`.
-        dialect:        whose layout to write an EAGLE-3 head in as well; ours writes DIR/draft alone.
-        responses:      a JSONL file of answers to learn from, with the fields `prompt` and `response`; None generates.
-        save_responses: a file to write the generated answers to, which --responses reads.
-        temperatures:   to measure acceptance at, beside the run's own.
-        repeats:        timings of a step's rollout with the draft and without.
+        checkpoint:      the directory of a run, which has the policy; None takes that of model.path.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        start:           the draft to begin with: as the recipe starts it, or that of `checkpoint`.
+        dialect:         whose layout to write an EAGLE-3 head in as well; ours writes DIR/draft alone.
+        responses:       a JSONL file of answers to learn from, with the fields `prompt` and `response`; None generates.
+        save_responses:  a file to write the generated answers to, which --responses reads.
+        temperatures:    to measure acceptance at, beside the run's own.
+        repeats:         timings of a step's rollout with the draft and without.
     """
 
     checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
     start: Literal["recipe", "checkpoint"] = "recipe"
     dialect: Literal["ours", "specforge", "speculators"] = "ours"
     responses: str | None = None
@@ -122,8 +125,8 @@ def _start(setup: Setup, own: DistillArgs) -> Params:
     if own.checkpoint is None:
         return params
     if own.start == "checkpoint":
-        return restore_params(Path(own.checkpoint), setup)
-    return replace(params, policy=restore_policy(Path(own.checkpoint), setup))
+        return restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
+    return replace(params, policy=restore_policy(Path(own.checkpoint), setup, own.checkpoint_step))
 
 
 def _made_for(setup: Setup, policy: str | None, measured: Acceptance) -> MadeFor:

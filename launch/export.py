@@ -1,6 +1,6 @@
 """What a run has trained, for others to load: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
 
-CONFIG and the options behind it are those of the run, whose newest save is written: the policy in Hugging Face's layout
+CONFIG and the options behind it are those of the run, of which a save is written: the policy in Hugging Face's layout
 with its tokenizer, an MTP head stitched in under the names of its family; or the draft by itself.
 """
 
@@ -21,6 +21,7 @@ from models.hf_config import carried_fields
 from models.hf_export import save_policy
 from models.mtp import MTPConfig
 from models.mtp_files import load_mtp
+from specjax.checkpoint import Which
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,15 @@ class ExportArgs:
     """Options of launch.export alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:  the directory of the run.
-        part:        policy, with an MTP head where that is the draft; or draft, an EAGLE-3 head or a small model.
-        dialect:     of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
-        param_dtype: to write parameters in; kept leaves them in model.param_dtype, that of training.
+        checkpoint:      the directory of the run.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        part:            policy, with an MTP head where that is the draft; or draft, an EAGLE-3 head or a small model.
+        dialect:         of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
+        param_dtype:     to write parameters in; kept leaves them in model.param_dtype, that of training.
     """
 
     checkpoint: str
+    checkpoint_step: Which = "newest"
     part: Literal["policy", "draft"] = "policy"
     dialect: Literal["ours", "specforge", "speculators"] = "ours"
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
@@ -60,7 +63,7 @@ def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
     dialect = None if own.dialect == "ours" else own.dialect
     check_draft(setup.networks, config.draft.kind, dialect)
     dtype = None if own.param_dtype == "kept" else own.param_dtype
-    draft = cast(restore_params(Path(own.checkpoint), setup).draft, dtype)
+    draft = cast(restore_params(Path(own.checkpoint), setup, own.checkpoint_step).draft, dtype)
     networks, head = setup.networks, setup.networks.head
     if head is not None and dtype is not None:
         networks = replace(networks, head=replace(head, param_dtype=dtype))
@@ -72,10 +75,10 @@ def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
     networks, path, mtp = setup.networks, setup.config.model.path, None
     dtype = None if own.param_dtype == "kept" else own.param_dtype
     if isinstance(networks.head, MTPConfig):
-        params = restore_params(Path(own.checkpoint), setup)
+        params = restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
         policy, mtp = params.policy, (networks.head, cast(params.draft, dtype))
     else:
-        policy = restore_policy(Path(own.checkpoint), setup)
+        policy = restore_policy(Path(own.checkpoint), setup, own.checkpoint_step)
         if path is not None:  # a head that the run has not drafted with stays as it came
             mtp = load_mtp(Path(path), networks.decoder, setup.mesh, dtype)
     save_policy(out, cast(policy, dtype), networks.decoder, _carried(path), mtp=mtp)

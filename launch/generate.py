@@ -15,6 +15,7 @@ from launch.errors import ConfigError
 from launch.pipeline import PromptTable, fixed_batches
 from launch.run_directory import restore_params
 from launch.setup import Setup, set_up
+from specjax.checkpoint import Which
 from specjax.generate import make_generate
 from specjax.keys import seed_step
 from specjax.mesh import batch_shards
@@ -29,14 +30,15 @@ class GenerateArgs:
     """Options of launch.generate alone.
 
     Attributes:
-        prompt:     what to answer.
-        checkpoint: the directory of a run, whose newest save is used; None takes the networks as the recipe starts
-                    them.
-        samples:    how many answers.
+        prompt:          what to answer.
+        checkpoint:      the directory of a run; None takes the networks as the recipe starts them.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        samples:         how many answers.
     """
 
     prompt: str
     checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
     samples: int = 1
 
 
@@ -51,7 +53,9 @@ def main(argv: list[str]) -> int:
     if own.checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
     setup = set_up(config, training=False)
-    params = setup.networks.params if own.checkpoint is None else restore_params(Path(own.checkpoint), setup)
+    params = setup.networks.params
+    if own.checkpoint is not None:
+        params = restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.

@@ -58,8 +58,10 @@ class RunLogger:
         self._file.close()
         self._events.close()
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
         """Record the metrics of a step, scalars of any kind: the file is complete to this step when it returns.
+
+        Returns them as they are written.
 
         Names that are missing, and values that are not finite, which JSON does not know, are null. Raises ValueError
         for a name that is no metric, and for a step that is not behind the one logged before.
@@ -78,6 +80,7 @@ class RunLogger:
                 self._events.add_scalar(name, value, step)
         self._events.flush()
         self._print(step, values)
+        return values
 
 
 def _number(value: Any) -> float | int | None:

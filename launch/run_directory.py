@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from configs.schema import RunConfig
 from launch.errors import ConfigError
 from launch.setup import Setup
 from models.files import write_atomically
-from specjax.checkpoint import Checkpointer
+from specjax.checkpoint import Checkpointer, Which
+from specjax.manifest import DamagedSave, saved_steps, set_damaged_aside
 from specjax.types import Params, PyTree
 
 RUNS = Path("runs")
@@ -28,17 +29,24 @@ FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "print_every", "eval"
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
 
-def open_run(config: RunConfig) -> Path:
+def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
     """The directory of a new run, made, or with `resume` that of the run to continue; its config.json says `config`.
 
-    Raises ConfigError where a new run would overwrite one, where there is no save to resume from, and where the run to
-    resume had another configuration, but for what may change.
+    report: told of each save of the run to continue that is damaged, and out of the way now.
+
+    Raises ConfigError where a new run would overwrite one, where there is no whole save to resume from, and where the
+    run to resume had another configuration, but for what may change.
     """
     directory = _existing(config) if config.resume else _new(config)
     text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
     if config.resume:
         free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
         _check_unchanged(directory / CONFIG_FILE, json.loads(text), free)
+        try:
+            for damaged in set_damaged_aside(directory / CHECKPOINTS):
+                report(damaged)
+        except DamagedSave as error:
+            raise ConfigError(f"resume: {error}") from error
     write_atomically(directory / CONFIG_FILE, text)
     return directory
 
@@ -53,22 +61,22 @@ def new_out(config: RunConfig) -> Path:
     return out
 
 
-def restore_params(directory: Path, setup: Setup) -> Params:
-    """The networks of a run's newest save, on the mesh of `setup`, without what the drafter remembers of its prompts.
+def restore_params(directory: Path, setup: Setup, which: Which = "newest") -> Params:
+    """The networks of a run's save, on the mesh of `setup`, without what the drafter remembers of its prompts.
 
     Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
     """
     with _saves(directory) as saves:
-        params, extra = saves.restore_params(_abstract(setup.networks.params))
+        params, extra = saves.restore_params(_abstract(setup.networks.params), which)
     if extra["draft_vocabulary"] != setup.draft_vocabulary:
         raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
     return params
 
 
-def restore_policy(directory: Path, setup: Setup) -> PyTree:
+def restore_policy(directory: Path, setup: Setup, which: Which = "newest") -> PyTree:
     """The policy alone of what `restore_params` reads, whatever the draft beside it."""
     with _saves(directory) as saves:
-        return saves.restore_policy(_abstract(setup.networks.params.policy))
+        return saves.restore_policy(_abstract(setup.networks.params.policy), which)
 
 
 @contextlib.contextmanager
@@ -119,9 +127,8 @@ def _holds_a_run(directory: Path) -> bool:
 
 def _existing(config: RunConfig) -> Path:
     directory = _newest(config.name) if config.out is None else Path(config.out)
-    with Checkpointer(directory / CHECKPOINTS) as saves:
-        if saves.latest_step() is None:
-            raise ConfigError(f"resume: no checkpoint in {directory / CHECKPOINTS}")
+    if not saved_steps(directory / CHECKPOINTS):
+        raise ConfigError(f"resume: no checkpoint in {directory / CHECKPOINTS}")
     return directory
 
 

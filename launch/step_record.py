@@ -29,8 +29,9 @@ class StepRecord:
         first: Callable[[Values], None] | None = None,
         skipped: SkippedUpdates | None = None,
     ) -> None:
-        """first: called with the metrics of the first step alone."""
+        """first: called with the metrics of the first step alone. `logged` is the line of the step last logged."""
         self._logger, self._switches, self._first, self._skipped = logger, switches, first, skipped
+        self.logged: dict[str, float | None] = {}
         self._pending: Pending | None = None
         self._done = 0.0
 
@@ -78,7 +79,7 @@ class StepRecord:
         if step is None:
             return
         number, _, metrics, choice, generated = step
-        self._logger.log(number, metrics | (more or {}))
+        self.logged = self._logger.log(number, metrics | (more or {}))
         if self._first is not None:
             self._first(metrics)
             self._first = None

@@ -1,5 +1,6 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
+import difflib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
+from configs.schema import RunConfig
 from launch.begin import Begun, begin, beside_the_state, resume, warmup_length
 from launch.cli import parse_run, run_program, use_compile_cache
 from launch.compile_clock import CompileClock
@@ -17,9 +19,10 @@ from launch.console import reasons
 from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.distillation import check_distillation
 from launch.drafting import Switches, losing, made_with, misloaded
+from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
-from launch.loggers import RunLogger
+from launch.loggers import RunLogger, metric_names
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.run_directory import CHECKPOINTS, open_run
 from launch.saved_draft import made_for
@@ -27,6 +30,7 @@ from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.step_record import StepRecord, Values
+from launch.stopping import Stopping
 from models.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
@@ -40,49 +44,55 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main(argv: list[str]) -> int:
-    """Run, or continue, what the command line describes."""
+    """Run, or continue, what the command line describes.
+
+    The exit code of a run that was told to stop is that of the signal, 143 or 130: it is not complete.
+    """
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
     setup = set_up(config)
     pool = make_pool(config.reward)
     with pool or nullcontext():
-        train(
+        return train(
             setup,
             make_reward(pool, setup.problems.train, setup.tokenizer, setup.mesh),
             make_reward(pool, setup.problems.held_out, setup.tokenizer, setup.mesh),
         )
-    return 0
 
 
-def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> None:
-    """The run: warm-up and distillation or resume, the steps, the closing comparison."""
+def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
+    """The run: warm-up and distillation or resume, the steps, the closing comparison. Returns the exit code."""
     config, networks = setup.config, setup.networks
     pipeline = PromptPipeline(setup.train_prompts, config.data.prompts, config.seed)
     evaluate = _evaluator(setup, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, setup.train, setup.mesh
     step, probe = make_train_step(*parts), ProbeStep(*parts)
     cells = _checked(setup)
-    directory = open_run(config)
+    directory = open_run(config, report=lambda said: console.print(said, markup=False))
     _say_what_was_read(setup, directory)
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
-    with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep) as saves:
+    with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
         if config.resume:
             begun = resume(setup, saves, pipeline, costs, console)
         else:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
-        with RunLogger(directory, max(config.rollout.lengths), config.print_every, last) as logger:
+        logger = RunLogger(directory, max(config.rollout.lengths), config.print_every, last)
+        with logger, Stopping(console.print) as stopping:
             switches = Switches(setup.phases, config.rollout.draft_lengths, console.print)
             skipped = SkippedUpdates(directory, config.max_skipped)
             record = StepRecord(logger, switches, _first_step(setup, begun), skipped)
-            state = Steps(setup, begun, step, probe, pipeline, evaluate, costs, saves, record).run()
+            state = Steps(setup, begun, step, probe, pipeline, evaluate, costs, saves, record, stopping).run()
+    if stopping.signal is not None:
+        return 128 + stopping.signal
     if begun.accuracy is not None:
         console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {evaluate(state.params):.1%} after")
     if config.speedup.slots:
         compared = networks.policy, networks.drafter, state.params, setup.train.rollout, setup.held_out_prompts
         print_speedup(*compare_plans(*compared, config.speedup, setup.mesh), console)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,10 @@ class Steps:
     costs: CostTable | None
     saves: Checkpointer
     record: StepRecord
+    stopping: Stopping
 
     def run(self) -> TrainState:
-        """The state after the last step."""
+        """The state after the last step, or after the one in which the run was told to stop."""
         config, clock, state = self.setup.config, CompileClock(), self.begun.state
         if self.begun.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
             # These may have taken longer than many steps.
@@ -110,11 +121,19 @@ class Steps:
             if _due(number, config.eval.every):
                 self.record.wait()
                 self.record.finish({"eval/accuracy": self.evaluate(state.params)})
-            if _due(number, config.checkpoint.every) or (config.checkpoint.every and number == config.steps):
+            stopped = self.stopping.signal is not None
+            if _due(number, config.checkpoint.every) or (
+                config.checkpoint.every and (number == config.steps or stopped)
+            ):
                 # Logged first: a run killed behind the save resumes behind this step's line.
                 self.record.finish()
                 self._save(number, state)
+            if stopped:
+                saved = "--resume continues it" if config.checkpoint.every else "nothing is saved: checkpoint.every = 0"
+                console.print(f"stopped after step {number}; {saved}")
+                break
         self.record.finish()
+        self.saves.wait()
         return state
 
     def _take(self, number: int, state: TrainState, clock: CompileClock) -> TrainState:
@@ -155,8 +174,9 @@ class Steps:
             console.print(said)
 
     def _save(self, number: int, state: TrainState) -> None:
-        extra = beside_the_state(self.setup, self.begun, self.costs)
-        self.saves.save(number, state, self.pipeline.get_state(), extra)
+        extra, best = beside_the_state(self.setup, self.begun, self.costs), self.setup.config.checkpoint.best
+        score = None if best is None else self.record.logged.get(best)
+        self.saves.save(number, state, self.pipeline.get_state(), extra, score)
 
 
 def _checked(setup: Setup) -> list[Cell]:
@@ -166,11 +186,21 @@ def _checked(setup: Setup) -> list[Cell]:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
     if config.distill.steps and not config.resume:
         check_distillation(setup)
+    _check_best(config)
     check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(setup.mesh))
     # A resumed run keeps to the cells in its checkpoint.
     if config.cost_table is None or config.resume:
         return []
     return load_cells(Path(config.cost_table), setup.phases, config.rollout.draft_lengths)
+
+
+def _check_best(config: RunConfig) -> None:
+    best, names = config.checkpoint.best, metric_names(max(config.rollout.lengths))
+    if best is not None and best not in names:
+        (closest,) = difflib.get_close_matches(best, names, n=1, cutoff=0)
+        raise ConfigError(f"checkpoint.best = {best}: must be a metric; did you mean {closest}?")
+    if best == "eval/accuracy" and not config.eval.every:
+        raise ConfigError(f"checkpoint.best = {best}: is not measured with eval.every = 0")
 
 
 def _say_what_was_read(setup: Setup, directory: Path) -> None:

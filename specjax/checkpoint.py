@@ -1,12 +1,14 @@
 """Saves of a run: everything a resume needs, written in the background, each there as a whole or not at all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
+from specjax.manifest import DamagedSave, check_manifest, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -19,19 +21,37 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
+# Which save: of a step, or the newest, or the one that scored highest.
+Which = int | Literal["newest", "best"]
+
+
+class Score(NamedTuple):
+    """What a save is compared with others by: a metric of its step, the higher the better."""
+
+    metric: str
+    value: float
+
+
 class Checkpointer:
     """The saves in a directory. Leaving the `with` block waits until the last one is complete.
 
     keep: how many saves stay, the newest; None where they are only read, which may be while another process writes.
+    best: the metric by which the best save stays too; None for whichever was used last, where they are only read.
     """
 
-    def __init__(self, directory: Path, keep: int | None = None) -> None:
-        self._directory = directory.absolute()
+    def __init__(self, directory: Path, keep: int | None = None, best: str | None = None) -> None:
+        self._directory, self._best = directory.absolute(), best
+        self._saving: int | None = None
         options = ocp.CheckpointManagerOptions(create=False)
         if keep is not None:
+            policies: list[ocp.checkpoint_managers.PreservationPolicy] = [ocp.checkpoint_managers.LatestN(keep)]
+            if best is not None:
+                policies.append(_KeepBest(self))
             # What a killed process left half written never counts as a save; it is swept up by the next one.
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=ocp.checkpoint_managers.LatestN(keep), cleanup_tmp_directories=True
+                preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
+                cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
             )
         self._manager = ocp.CheckpointManager(
             self._directory,
@@ -40,8 +60,10 @@ class Checkpointer:
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": ocp.JsonCheckpointHandler(),
                 "extra": ocp.JsonCheckpointHandler(),
+                "score": ocp.JsonCheckpointHandler(),
             },
         )
+        self._scores = {step: score for step in self._manager.all_steps() if (score := self._read_score(step))}
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -49,63 +71,121 @@ class Checkpointer:
     def __exit__(self, *exception: object) -> None:
         self._manager.close()
 
+    def wait(self) -> None:
+        """Until a save that is under way is complete. Raises what kept it from that."""
+        self._manager.wait_until_finished()
+
     def latest_step(self) -> int | None:
         """The newest step that is saved, or None. Waits for a save that is under way."""
-        self._manager.wait_until_finished()
+        self.wait()
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, data: dict[str, Any], extra: dict[str, Any]) -> None:
+    def best_step(self) -> int | None:
+        """The step whose save scored highest by the metric of `best`, the newest of equals; None where none did."""
+        metric = self._best or next((self._scores[step].metric for step in sorted(self._scores, reverse=True)), None)
+        known = {step: score.value for step, score in self._scores.items() if score.metric == metric}
+        return max(known, key=lambda step: (known[step], step), default=None)
+
+    def save(
+        self, step: int, state: TrainState, data: dict[str, Any], extra: dict[str, Any], score: float | None = None
+    ) -> None:
         """Save in the background; the state may be donated at once. The newest step is not saved a second time.
 
-        data, extra: JSON-serialisable. Raises what kept the save before from being completed.
+        data, extra: JSON-serialisable. score: the metric of `best` at this step; None where it was not measured.
+        Raises what kept the save before from being completed.
         """
-        if step != self._manager.latest_step():
-            items = ocp.args.Composite(
-                state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra)
-            )
-            self._manager.save(step, args=items, force=True)
+        if step == self._manager.latest_step():
+            return
+        items = dict[str, Any](
+            state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra)
+        )
+        if self._best is not None and score is not None:
+            self._scores[step] = Score(self._best, score)
+            items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
+        self.wait()
+        self._saving = step
+        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
-    def restore(self, abstract: TrainState, step: int | None = None) -> Checkpoint:
-        """The save of `step`, by default the newest, with the shapes, dtypes and shardings of `abstract`.
+    def restore(self, abstract: TrainState, which: Which = "newest") -> Checkpoint:
+        """A save, by default the newest, with the shapes, dtypes and shardings of `abstract`.
 
         The mesh may be another than the one it was saved on. Raises ValueError with one line where there is no such
-        save or it holds other arrays.
+        save, it holds other arrays, or it is damaged (DamagedSave).
         """
-        step = self._checked_step(step, abstract, ("",))
+        step = self._checked_step(which, abstract, ("",))
         items = self._manager.restore(
             step,
             args=ocp.args.Composite(state=_onto(abstract), data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore()),
         )
         return Checkpoint(step, items["state"], items["data"], items["extra"])
 
-    def restore_params(self, abstract: Params, step: int | None = None) -> tuple[Params, dict[str, Any]]:
+    def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
         """Both networks and `extra` of what `restore` would return, for generation; no moments, and no memory."""
         abstract = replace(abstract, memory=())
-        step = self._checked_step(step, {"params": abstract}, ("params.policy.", "params.draft."))
+        step = self._checked_step(which, {"params": abstract}, ("params.policy.", "params.draft."))
         state = _onto({"params": abstract})
         items = self._manager.restore(step, args=ocp.args.Composite(state=state, extra=ocp.args.JsonRestore()))
         return items["state"]["params"], items["extra"]
 
-    def restore_policy(self, abstract: PyTree, step: int | None = None) -> PyTree:
+    def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
         """The policy's parameters of what `restore` would return, whatever else was saved."""
         like = {"params": {"policy": abstract}}
-        step = self._checked_step(step, like, ("params.policy.",))
+        step = self._checked_step(which, like, ("params.policy.",))
         return self._manager.restore(step, args=ocp.args.Composite(state=_onto(like)))["state"]["params"]["policy"]
 
-    def _checked_step(self, step: int | None, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
+    def _checked_step(self, which: Which, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
         """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
-        self._manager.wait_until_finished()
-        found = self._manager.all_steps()
-        if step is None and found:
-            step = max(found)
-        if step is None or step not in found:
-            raise ValueError(f"{self._directory}: no save{'' if step is None else f' of step {step}'}")
+        step = self._step(which)
+        check_manifest(self._directory / str(step))
         saved, expected = _arrays(self._manager.item_metadata(step).state.tree), _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
             there, here = saved.get(name, "absent"), expected.get(name, "absent")
             if name.startswith(prefixes) and there != here:
                 raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
         return step
+
+    def _step(self, which: Which) -> int:
+        self.wait()
+        found = self._manager.all_steps()
+        if which == "best":
+            step = self.best_step()
+            if step is None:
+                raise ValueError(f"{self._directory}: no save has a score to be the best by")
+            return step
+        if not found:
+            raise ValueError(f"{self._directory}: no save")
+        if which == "newest":
+            return max(found)
+        if which not in found:
+            steps = ", ".join(map(str, sorted(found)))
+            raise ValueError(f"{self._directory}: no save of step {which}, only of {steps}")
+        return which
+
+    def _list_files(self) -> None:
+        """Called when a save is written and has not yet the name under which it counts."""
+        for path in self._directory.glob(f"{self._saving}.*tmp*"):
+            write_manifest(path)
+
+    def _read_score(self, step: int) -> Score | None:
+        try:
+            check_manifest(self._directory / str(step))
+            items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
+        except (DamagedSave, OSError, KeyError):  # or being swept by another process, or without one
+            return None
+        return Score(**items["score"])
+
+
+class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):
+    """Orbax's own BestN reads the metrics of all saves at the start, and fails where those of one are damaged."""
+
+    def __init__(self, saves: Checkpointer) -> None:
+        self._saves = saves
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: ocp.checkpoint_managers.PreservationContext
+    ) -> Sequence[bool]:
+        best = self._saves.best_step()
+        return [checkpoint.step == best for checkpoint in checkpoints]
 
 
 def _onto(abstract: PyTree) -> ocp.args.PyTreeRestore:

@@ -155,10 +155,13 @@ class CheckpointConfig:
     Attributes:
         every: steps from one to the next; 0 never saves.
         keep:  how many stay, the newest.
+        best:  a metric of metrics.jsonl, say eval/accuracy: of the saves of steps that measured it, the one where it
+               was highest stays too. None keeps the newest alone.
     """
 
     every: int = 50
     keep: int = 2
+    best: str | None = None
 
     def __post_init__(self) -> None:
         at_least_one(self, "keep")

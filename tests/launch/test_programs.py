@@ -51,15 +51,28 @@ def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def steps(killed: tuple[Path, int, list[int]]) -> int:
-    return killed[1] + 2
+def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
+    """What the killed run said when it was resumed, and two steps later told to stop; it saves for that alone."""
+    run, save, _ = killed
+    out = {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1000"}
+    process = start("gsm8k", shrunk | out, "--resume")
+    try:
+        deadline = time.monotonic() + 300
+        while (run / "metrics.jsonl").read_text().count("\n") != save + 2 and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.005)
+        process.terminate()
+        said, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    return said
 
 
 @pytest.fixture(scope="module")
-def resumed(killed: tuple[Path, int, list[int]], shrunk: Options, steps: int) -> str:
-    """What the killed run said when it was resumed."""
-    out = {"--out": str(killed[0]), "--steps": str(steps), "--checkpoint.every": "1"}
-    return finish(start("gsm8k", shrunk | out, "--resume"))
+def steps(killed: tuple[Path, int, list[int]], stopped: str) -> int:
+    """Of which the last is not complete before the run was told to stop."""
+    return saves(killed[0])[-1]
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +105,13 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     assert list(finished.glob("events.out.tfevents.*"))
 
 
-def test_killed_and_resumed_is_as_if_it_had_never_been_killed(
-    killed: tuple[Path, int, list[int]], resumed: str, finished: Path, steps: int
+def test_killed_resumed_and_stopped_is_as_if_it_had_never_been(
+    killed: tuple[Path, int, list[int]], stopped: str, finished: Path, steps: int
 ):
     run, save, _ = killed
-    assert f"resumed after step {save}\n" in resumed
-    assert saves(run)[-1] == steps
+    assert f"resumed after step {save}\n" in stopped
+    assert stopped.endswith(f"stopped after step {steps}; --resume continues it\n")
+    assert steps >= save + 2
     lines, expected = metrics(run), metrics(finished)
     assert len(lines) == len(expected) == steps
     for line, other in zip(lines, expected, strict=True):

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.adaptation import DraftTrainingConfig
 from specjax.checkpoint import Checkpointer
+from specjax.manifest import DamagedSave, check_manifest, saved_steps, set_damaged_aside
 from specjax.mesh import MeshConfig, make_mesh
+from specjax.plan import RolloutConfig
 from specjax.stages import TrainConfig
 from specjax.train_step import init_train_state
 from specjax.types import Params, PyTree, TrainState
@@ -75,10 +78,93 @@ def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
 
 
 def test_onto_another_mesh(tmp_path: Path):
+    """With all that a state can have; what is kept of each sequence lies on the shards of its mesh."""
+
+    def full(mesh: MeshConfig) -> TrainState:
+        config = TrainConfig(
+            rollout=RolloutConfig(group_size=2, max_new_tokens=3, draft_lengths=(0, 2)),
+            draft_training=DraftTrainingConfig(replay=2),
+        )
+        params = replace(make_state(mesh).params, memory=jax.device_put(np.ones((3, 2, 3), np.int32), whole(mesh)))
+        state = init_train_state(params, config, make_mesh(mesh), True, np.ones((1, 2), np.float32), (4, 5))
+        assert state.adaptation is not None
+        rows = jax.tree.map(lambda x: jax.device_put(numbered(x), x.sharding), state.adaptation.replay)
+        return replace(state, adaptation=replace(state.adaptation, replay=rows))
+
     with Checkpointer(tmp_path, keep=1) as saves:
-        saves.save(1, make_state(), DATA, EXTRA)
-        other = make_state(MeshConfig(data=1, fsdp=4, tensor=1))
-        assert_same(saves.restore(abstract(other)).state, other)
+        saves.save(1, full(MESH), DATA, EXTRA)
+        for shape in ((1, 4, 1), (8, 1, 1), (1, 1, 1)):
+            other = full(MeshConfig(*shape))
+            assert_same(saves.restore(abstract(other)).state, other)
+
+
+def whole(mesh: MeshConfig) -> NamedSharding:
+    return NamedSharding(make_mesh(mesh), P())
+
+
+def numbered(x: jax.Array) -> np.ndarray:
+    return np.arange(x.size, dtype=x.dtype).reshape(x.shape)
+
+
+@pytest.fixture(scope="module")
+def two_saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("two")
+    with Checkpointer(directory, keep=2, best="reward/mean") as saves:
+        for step in (1, 2):
+            saves.save(step, make_state(), DATA, EXTRA, 0.5)
+    return directory
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut", "emptied"])
+def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, how: str):
+    files = [path.relative_to(two_saves) for path in sorted((two_saves / "2").rglob("*")) if path.is_file()]
+    # A restore does without.
+    files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
+    assert len(files) > 10
+    for number, file in enumerate(files):
+        copy = shutil.copytree(two_saves, tmp_path / str(number))
+        if how == "deleted":
+            (copy / file).unlink()
+        else:
+            (copy / file).write_bytes((copy / file).read_bytes()[:-1] if how == "cut" else b"")
+        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: \S+ (is gone|has \d+ bytes of \d+)"):
+            check_manifest(copy / "2")
+        (said,) = set_damaged_aside(copy)
+        assert said.endswith("; it is now 2.damaged") and saved_steps(copy) == [1]
+        assert set_damaged_aside(copy) == []
+    # The step is saved anew, and may be damaged anew.
+    state = make_state()
+    with Checkpointer(copy, keep=2) as saves:
+        assert saves.restore(abstract(state)).step == 1
+        saves.save(2, state, DATA, EXTRA)
+    shutil.rmtree(copy / "2" / "state")
+    assert len(set_damaged_aside(copy)) == 1
+    assert sorted(path.name for path in copy.iterdir()) == ["1", "2.damaged"]
+
+
+def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_path: Path):
+    """It may be half swept. It is the best of none, and swept by the next process."""
+    copy = shutil.copytree(two_saves, tmp_path / "copy")
+    (copy / "1" / "files.json").unlink()
+    (copy / "1" / "state" / "_METADATA").unlink()
+    assert set_damaged_aside(copy) == []
+    with Checkpointer(copy, keep=1, best="reward/mean") as saves:
+        assert saves.best_step() == 2
+        saves.save(3, make_state(), DATA, EXTRA, 0.25)
+    assert saved_steps(copy) == [2, 3]
+
+
+def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
+    assert set_damaged_aside(tmp_path / "nowhere") == []
+    copy = shutil.copytree(two_saves, tmp_path / "copy")
+    for step in ("1", "2"):
+        shutil.rmtree(copy / step / "data")
+    with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: data/\S+ is gone; none of 2 saves is whole$"):
+        set_damaged_aside(copy)
+    assert saved_steps(copy) == [1, 2]
+    with Checkpointer(copy) as saves:
+        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged"):
+            saves.restore_params(abstract(make_state()).params)
 
 
 def test_the_newest_are_kept(tmp_path: Path):
@@ -90,9 +176,30 @@ def test_the_newest_are_kept(tmp_path: Path):
         saves.save(5, state, DATA, EXTRA)
         assert saves.latest_step() == 5
         assert int(saves.restore(abstract(state)).state.step) == 5
-        assert int(saves.restore(abstract(state), step=2).state.step) == 2
-        with pytest.raises(ValueError, match=f"^{tmp_path}: no save of step 1$"):
-            saves.restore(abstract(state), step=1)
+        assert int(saves.restore(abstract(state), 2).state.step) == 2
+        with pytest.raises(ValueError, match=f"^{tmp_path}: no save of step 1, only of 2, 5$"):
+            saves.restore(abstract(state), 1)
+        with pytest.raises(ValueError, match=f"^{tmp_path}: no save has a score to be the best by$"):
+            saves.restore(abstract(state), "best")
+
+
+def test_the_best_is_never_swept(tmp_path: Path):
+    state = make_state(with_draft=False)
+    scores = {1: 0.25, 2: 0.75, 3: None, 4: 0.5, 5: 0.75, 6: 0.5, 7: None}
+    kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}
+    for step, score in scores.items():
+        # One process after the other.
+        with Checkpointer(tmp_path, keep=1, best="eval/accuracy") as saves:
+            saves.save(step, state, DATA, EXTRA, score)
+        assert saved_steps(tmp_path) == kept[step]
+    with Checkpointer(tmp_path) as saves:
+        assert saves.best_step() == 5
+    # Scores of one metric say nothing of another.
+    with Checkpointer(tmp_path, keep=1, best="reward/mean") as saves:
+        assert saves.best_step() is None
+        saves.save(8, state, DATA, EXTRA, -3.0)
+        assert saves.best_step() == 8
+    assert saved_steps(tmp_path) == [8]
 
 
 def test_a_state_may_be_donated_at_once(tmp_path: Path):

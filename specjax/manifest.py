@@ -1,0 +1,69 @@
+"""The list of a save's files, by which it is known to be whole before any of it is read.
+
+Orbax finds out late what is gone or cut off, in many threads and hundreds of lines.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+MANIFEST = "files.json"
+
+
+class DamagedSave(ValueError):
+    """A save whose files are not those that were written. The message is one line that names it and the first."""
+
+
+def write_manifest(save: Path) -> None:
+    """List the files of a save, with their sizes. Called before the save gets its name."""
+    (save / MANIFEST).write_text(json.dumps(_sizes(save)), encoding="utf-8")
+
+
+def check_manifest(save: Path) -> None:
+    """Raise DamagedSave unless all files of a save are there, and as long as they were."""
+    try:
+        listed = json.loads((save / MANIFEST).read_text(encoding="utf-8"))
+        expected = {name: int(size) for name, size in listed.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise DamagedSave(f"{save} is damaged: {MANIFEST} is gone or garbled") from None
+    found = _sizes(save)
+    for name, size in expected.items():
+        if name not in found:
+            raise DamagedSave(f"{save} is damaged: {name} is gone")
+        if found[name] != size:
+            raise DamagedSave(f"{save} is damaged: {name} has {found[name]} bytes of {size}")
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps that are saved in a directory, ascending, damaged or not; none where there is no such directory."""
+    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal() and path.is_dir())
+
+
+def set_damaged_aside(directory: Path) -> list[str]:
+    """Rename the damaged saves that are newer than the newest whole one, so that this is the newest of all.
+
+    A run that goes on from there saves their steps anew. Older ones stay: they may be half swept by a process that was
+    killed, and are swept by the next. Returns a line for each that is renamed, and raises DamagedSave where no save is
+    whole: then none is.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(saved_steps(directory)):
+        try:
+            check_manifest(directory / str(step))
+            break
+        except DamagedSave as error:
+            damaged[step] = str(error)
+    else:
+        if damaged:
+            raise DamagedSave(f"{damaged[max(damaged)]}; none of {len(damaged)} saves is whole")
+    for step in damaged:
+        aside = directory / f"{step}.damaged"
+        shutil.rmtree(aside, ignore_errors=True)  # of the same step, from another time
+        (directory / str(step)).rename(aside)
+    return [f"{said}; it is now {step}.damaged" for step, said in damaged.items()]
+
+
+def _sizes(save: Path) -> dict[str, int]:
+    """Of the files of its items; beside these, orbax keeps notes that it still writes to, and restores without."""
+    files = (path for path in sorted(save.glob("*/**/*")) if path.is_file())
+    return {path.relative_to(save).as_posix(): path.stat().st_size for path in files}

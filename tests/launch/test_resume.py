@@ -1,0 +1,165 @@
+"""A run whose newest save is damaged goes on from the one before as if nothing had happened."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from configs.schema import ArithmeticConfig, CheckpointConfig, DataConfig, RewardConfig, RunConfig
+from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
+from launch.errors import ConfigError
+from launch.run_directory import restore_params
+from launch.setup import set_up
+from launch.train import train
+from models.config import DecoderConfig
+from specjax.adaptation import DraftTrainingConfig
+from specjax.cost import Cell
+from specjax.loss import LossConfig
+from specjax.mesh import MeshConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.plan import RolloutConfig
+from specjax.types import Prompts, PyTree, Reward, Rollout
+from tests.launch.programs import metrics, saves
+
+SHAPE = DecoderConfig(
+    vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
+)
+# All that a state can have: a reference policy, a draft that learns from earlier rollouts too and not in every step, a
+# history to look things up in, and draft lengths chosen by what rounds cost. Epochs end on the way.
+CONFIG = RunConfig(
+    name="everything",
+    steps=6,
+    probe_every=0,
+    mesh=MeshConfig(data=2),
+    model=ModelConfig(architecture=SHAPE, dtype="float32"),
+    draft=DraftConfig(kind="model", architecture=SHAPE, lookup=LookupConfig(kind="history", kept=2)),
+    data=DataConfig(
+        tokenizer="characters",
+        prompts=2,
+        max_prompt_tokens=6,
+        held_out_count=4,
+        arithmetic=ArithmeticConfig(problems=9, min_terms=2, max_terms=3),
+    ),
+    reward=RewardConfig(scorer="exact_traced"),
+    rollout=RolloutConfig(group_size=2, max_new_tokens=8, draft_lengths=(0, 2)),
+    loss=LossConfig(kl_coefficient=0.1),
+    policy_optimizer=OptimizerConfig(learning_rate=0.1),
+    draft_optimizer=OptimizerConfig(learning_rate=0.1),
+    draft_training=DraftTrainingConfig(replay=2, every=2),
+    checkpoint=CheckpointConfig(every=3, best="reward/mean"),
+)
+# Drafting costs next to nothing until step 5, when it becomes dear.
+CELLS = [Cell(2, 14, k, 1 + k / 200) for k in (0, 2)] + [Cell(2, 14, 2, 2, 5)] * 9
+
+
+def odd(rollout: Rollout, prompts: Prompts) -> Reward:
+    """How many tokens are odd; correct where three are."""
+    count = jnp.sum(rollout.tokens % 2, axis=1, dtype=jnp.float32)
+    return Reward(count, (count > 2).astype(jnp.float32))
+
+
+def run(config: RunConfig) -> int:
+    return train(set_up(config), odd, odd)
+
+
+def saved_state(run: Path, step: int) -> PyTree:
+    with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sharding info not provided")
+        return checkpointer.restore(run / "checkpoints" / str(step) / "state")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole")
+    table = directory / "table.json"
+    table.write_text(json.dumps({"cells": [cell._asdict() for cell in CELLS]}))
+    assert run(replace(CONFIG, out=str(directory / "run"), cost_table=str(table))) == 0
+    return directory / "run"
+
+
+def copy(whole: Path, to: Path) -> RunConfig:
+    """Another run directory like this; the configuration that continues it, without the table it was given."""
+    shutil.copytree(whole, to)
+    return replace(CONFIG, out=str(to), cost_table=str(whole.parent / "table.json"), resume=True)
+
+
+def damage(run: Path, step: int) -> Path:
+    """Cut the longest file of a save in half."""
+    (longest, *_) = sorted(
+        (run / "checkpoints" / str(step) / "state").rglob("*"), key=lambda path: -path.stat().st_size
+    )
+    longest.write_bytes(longest.read_bytes()[: longest.stat().st_size // 2])
+    return longest
+
+
+def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
+    path = damage(again, 6)
+    with (again / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "rew')
+    assert run(config) == 0
+    said = capsys.readouterr().out.splitlines()
+    damaged = again / "checkpoints" / "6"
+    (line,) = [line for line in said if "damaged" in line]
+    assert line.startswith(f"{damaged} is damaged: {path.relative_to(damaged)} has ")
+    assert line.endswith("; it is now 6.damaged")
+    assert "resumed after step 3" in said
+
+    lines, expected = metrics(again), metrics(whole)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line, other in zip(lines, expected, strict=True):
+        for name in line:
+            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
+    found, wanted = saved_state(again, 6), saved_state(whole, 6)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+    # All of that was at work.
+    assert [line["rollout/draft_length"] for line in lines] == [0, 2, 2, 2, 0, 0]
+    assert all(line["kl/reference"] for line in lines[1:])
+    assert [line["grad_norm/draft"] is not None for line in lines] == [True, False] * 3
+    for name in ("memory", "tokens", "reference", "predicted"):
+        leaves = [x for path, x in jax.tree.leaves_with_path(found) if name in jax.tree_util.keystr(path)]
+        assert leaves and all(np.asarray(x).any() for x in leaves), name
+
+
+def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
+    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
+    for step in saves(again):
+        damage(again, step)
+    before = sorted(again.rglob("*"))
+    with pytest.raises(ConfigError, match=r"^resume: \S+/6 is damaged: \S+ has \d+ bytes of \d+; none of 2 saves is"):
+        run(config)
+    assert sorted(again.rglob("*")) == before
+
+
+def test_other_networks_are_no_damage(whole: Path, tmp_path: Path):
+    """What does not fit the newest save is refused, and not tried on the one before."""
+    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
+    stored = json.loads((again / "config.json").read_text())
+    stored["model"]["architecture"]["intermediate_size"] = 16
+    (again / "config.json").write_text(json.dumps(stored))
+    wider = replace(config, model=replace(CONFIG.model, architecture=replace(SHAPE, intermediate_size=16)))
+    with pytest.raises(ConfigError, match=r"^resume: \S+/6: \S+ is float32\[8, 8\], expected float32\[\d+, \d+\]$"):
+        run(wider)
+    assert saves(again) == [3, 6]
+
+
+def test_programs_name_a_save(whole: Path):
+    setup = set_up(CONFIG)
+    by_step = {step: restore_params(whole, setup, step) for step in (3, 6)}
+    means = {step: metrics(whole)[step - 1]["reward/mean"] or 0.0 for step in by_step}
+    best = max(means, key=lambda step: (means[step], step))
+    for which, step in (("newest", 6), ("best", best)):
+        jax.tree.map(np.testing.assert_array_equal, restore_params(whole, setup, which), by_step[step])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^checkpoint: \S+: no save of step 4, only of 3, 6$"):
+        restore_params(whole, setup, 4)

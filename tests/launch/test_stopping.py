@@ -1,0 +1,121 @@
+"""Runs that are told to stop, and runs that are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.stopping import SIGNALS, Stopping
+from specjax.manifest import check_manifest
+from tests.launch.programs import Options, finish, metrics, saves, start
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_only_noted(number: signal.Signals):
+    said, handlers = [], [signal.getsignal(number) for number in SIGNALS]
+    with Stopping(said.append) as stopping:
+        assert stopping.signal is None
+        os.kill(os.getpid(), number)
+        deadline = time.monotonic() + 20
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert stopping.signal == number
+    assert said == [f"{number.name}: the run ends behind the step under way; a second one ends it at once"]
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+
+
+BUSY = """
+import hashlib
+from launch.stopping import Stopping
+with Stopping(lambda said: print(said, flush=True)):
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal
+"""
+
+
+def test_the_second_signal_ends_even_what_python_cannot_interrupt():
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("SIGINT: ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+
+
+SMALL = {
+    **{f"--model.architecture.{name}": "8" for name in ("hidden-size", "intermediate-size", "head-dim")},
+    **{f"--model.architecture.{name}": "1" for name in ("num-layers", "num-heads", "num-kv-heads")},
+    "--mesh.data": "1",
+    "--model.feature-layers": "0",
+    "--draft.intermediate-size": "8",
+    "--draft.lookup.kind": "history",
+    "--data.arithmetic.problems": "64",
+    "--data.arithmetic.max-terms": "3",
+    "--data.held-out-count": "16",
+    "--data.max-prompt-tokens": "6",
+    "--rollout.group-size": "2",
+    "--rollout.max-new-tokens": "16",
+    "--warmup.steps": "0",
+    "--eval.every": "0",
+    "--probe-every": "0",
+    "--checkpoint.best": "rollout/acceptance_length",
+}
+
+
+def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
+    return start("tiny", SMALL | {"--out": str(run)} | options, "--speedup.slots", *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
+    """Killed while it starts, while it steps and saves, and now and then only asked to stop."""
+    run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
+    newest, starting_s = 0, 5.0
+    for kill in range(20):
+        begun = time.monotonic()
+        process = train(run, {"--steps": "100000", "--checkpoint.every": "1"}, *(["--resume"] if newest else []))
+        asked = kill % 5 == 4
+        try:
+            if newest and kill % 5 == 3:
+                time.sleep(chance.uniform(0, 1.5 * starting_s))
+            else:
+                while (saves(run) or [0])[-1] <= newest and process.poll() is None:
+                    time.sleep(0.001)
+                starting_s = time.monotonic() - begun
+                time.sleep(chance.uniform(0, 1))
+            assert process.poll() is None, process.communicate()
+        finally:
+            if asked:
+                process.terminate()
+                said, _ = process.communicate(timeout=120)
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        found = saves(run)
+        assert found and found[-1] >= newest
+        newest = found[-1]
+        check_manifest(run / "checkpoints" / str(newest))
+        if asked:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert said.endswith(f"stopped after step {newest}; --resume continues it\n")
+            assert [line["step"] for line in metrics(run)] == list(range(1, newest + 1))
+        else:
+            assert process.returncode == -signal.SIGKILL
+    steps = {"--steps": str(newest + 2)}
+    assert f"resumed after step {newest}\n" in finish(train(run, steps, "--resume"))
+    assert not list((run / "checkpoints").glob("*damaged*"))
+    finish(train(whole, steps))
+    for line, other in zip(metrics(run), metrics(whole), strict=True):
+        for name in line:
+            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
