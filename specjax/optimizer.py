@@ -68,7 +68,7 @@ def update(
 ) -> tuple[PyTree, PyTree]:
     """(params, optimiser state) after one step of one network."""
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 

@@ -86,16 +86,18 @@ def make_stages(
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
 ) -> Stages:
-    """The stages of a step, not jitted."""
+    """The stages of a step, not jitted; a profile shows each under its name."""
     sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
     optimizers = _optimizers(config)
     law = config.rollout.law
     # What training promises is reckoned under the whole law.
     promised = not law.truncates
 
+    @jax.named_scope("generate")
     def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
 
+    @jax.named_scope("reward")
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
         rows = len(rollout.lengths) // batch_shards(mesh)
         if rows % config.microbatches:
@@ -107,6 +109,7 @@ def make_stages(
             batch = sort_rows(batch, mesh, config.microbatches)
         return batch, rollout_metrics(rollout) | reward_metrics(scores, advantages)
 
+    @jax.named_scope("logprob")
     def logprob(reference: PyTree | None, batch: Batch) -> Array | None:
         if reference is None:
             if config.loss.kl_coefficient:
@@ -114,6 +117,7 @@ def make_stages(
             return None
         return reference_log_probs(policy, reference, batch, law, config.microbatches, config.ladder)
 
+    @jax.named_scope("update")
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
         train_draft = due(config.draft_training, state, batch)
         gradients, sums = accumulate(
