@@ -19,6 +19,7 @@ Choice = Int[Array, "phases"] | None
 Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
+@jax.named_scope("prepare")
 def prepare(params: Params, policy: Policy) -> Params:
     """The parameters in the compute dtype: the cast half of what the paper calls "prepare"."""
 

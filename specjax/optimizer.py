@@ -136,7 +136,7 @@ def update(
     """(params, optimiser state) after one step of one network; as they were where the gradient is not finite."""
     finite = jnp.isfinite(optax.tree.norm(gradient))
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
         updates, next_state = optimizer.update(gradient, state, params)
         after = optax.apply_updates(params, updates), next_state
     # Chosen element by element, in the pass that writes them: a conditional would hold both.

@@ -70,8 +70,8 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     """The record of sequences that have not begun."""
     none, zeros = jnp.zeros((sequences, config.slack - 1), jnp.int32), jnp.zeros(sequences, jnp.int32)
     tokens = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
-    log_probs = tokens.astype(jnp.float32)
-    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, first=tokens)
+    log_probs, wrote = tokens.astype(jnp.float32), tokens.astype(jnp.int8)
+    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, first=tokens, wrote=wrote)
 
 
 def seat(
@@ -107,6 +107,7 @@ def seat(
         drafted=none,
         accepted=none,
         first=record.astype(jnp.int32),
+        wrote=record.astype(jnp.int8),
         rounds=zeros,
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
@@ -114,6 +115,7 @@ def seat(
     return commit(decoding, state, own.logits, features, no_proposal(rows, policy), noise)
 
 
+@jax.named_scope("admit")
 def let_in(
     decoding: Decoding,
     state: RoundState,
@@ -166,6 +168,7 @@ def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollou
         drafted=state.drafted,
         accepted=state.accepted,
         first=jnp.where(_known_whole(state, decoding)[:, None], cut(state.first), 0),
+        wrote=cut(state.wrote),
         rounds=state.rounds,
     )
     into = jnp.where(state.done, state.sequence, len(record.lengths))
@@ -180,6 +183,7 @@ def _known_whole(state: RoundState, decoding: Decoding) -> Bool[Array, "B"]:
     return jnp.ones_like(state.done) if begun is None else begun == 0
 
 
+@jax.named_scope("shrink")
 def compact(state: RoundState, slots: int) -> RoundState:
     """The rows still at work, and some finished ones, in so many slots; there must be no more of the former."""
     rows = jnp.argsort(state.done, stable=True)[:slots]

@@ -16,7 +16,7 @@ from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.plan import RolloutConfig
 from specjax.sampling import full_log_probs, pick, process_logits
-from specjax.types import Cache, Params, Policy, pytree
+from specjax.types import Cache, Params, Policy, Writer, pytree
 from specjax.verify import Noise, Verifier, find_verifier
 
 
@@ -50,6 +50,7 @@ class RoundState:
     drafted: Int[Array, "B K"]
     accepted: Int[Array, "B K"]
     first: Int[Array, "B C+K+1"]
+    wrote: Int[Array, "B C+K+1"]
     rounds: Int[Array, "B"]
 
     @property
@@ -160,6 +161,7 @@ def commit(
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
             first=put(state.first, _of_first(proposal, offered, kept), state.emitted),
+            wrote=put(state.wrote, _writers(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
         )
 
 
@@ -184,6 +186,12 @@ def _of_first(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array,
     if proposal.foretold is not None:
         fate = jnp.where(proposal.foretold[:, None], fate, 0)
     return jnp.pad(fate, ((0, 0), (0, offered.shape[1] + 1 - fate.shape[1])))
+
+
+def _writers(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> Int[Array, "B T"]:
+    """What `Rollout.wrote` holds of a verification, in `width` columns of which the first accepted + 1 count."""
+    last = jnp.where(accepted < length, Writer.RECOVERED, jnp.where(length == 0, Writer.POLICY, Writer.BONUS))
+    return jnp.where(jnp.arange(width)[None] < accepted[:, None], Writer.DRAFT, last[:, None]).astype(jnp.int8)
 
 
 def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:

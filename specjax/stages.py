@@ -97,14 +97,16 @@ def make_stages(
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
 ) -> Stages:
-    """The stages of a step for this mesh."""
+    """The stages of a step for this mesh; a profile shows each under its name."""
     sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
     optimizers = optimizers_of(config)
     law, size, parts = config.rollout.law, config.rollout.group_size, config.updates.minibatches * config.microbatches
 
+    @jax.named_scope("generate")
     def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
 
+    @jax.named_scope("reward")
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
         scores, selection = reward_fn(rollout, prompts), config.selection
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
@@ -121,6 +123,7 @@ def make_stages(
             )
         return batch, rollout_metrics(rollout) | reward_metrics(scores, equal, jnp.any(batch.trained, axis=1))
 
+    @jax.named_scope("logprob")
     def logprob(state: TrainState, batch: Batch) -> Batch:
         def under(weights: PyTree) -> Array:
             return log_probs_of(policy, weights, batch, law, mesh, microbatches=parts, ladder=config.ladder)
@@ -134,6 +137,7 @@ def make_stages(
             return replace(batch, old=under(state.params.policy))
         return replace(batch, old=batch.mu) if config.updates.several else batch
 
+    @jax.named_scope("update")
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         train_draft = due(config.draft_training, state, batch)
 

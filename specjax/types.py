@@ -11,6 +11,7 @@ Sequence r is sample r % G of prompt r // G. Prompts, completions and cache rows
 token in its row is its position.
 """
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, dataclass_transform, no_type_check
@@ -127,6 +128,23 @@ class Policy:
     dtype: jnp.dtype
 
 
+class Writer(enum.IntEnum):
+    """How a token of a completion came to be there. The law is the same for all of them.
+
+    NOBODY:    behind the end of the completion.
+    POLICY:    drawn where nothing was drafted: the first token of a row, and all of them at draft length 0.
+    DRAFT:     drafted and accepted.
+    RECOVERED: drawn in the place of the drafted token that was refused.
+    BONUS:     drawn behind a draft that was accepted whole.
+    """
+
+    NOBODY = 0
+    POLICY = 1
+    DRAFT = 2
+    RECOVERED = 3
+    BONUS = 4
+
+
 @pytree
 class Rollout:
     """Completions of R = N * G sequences, without their prompts. Only tokens and lengths are required of a fork.
@@ -146,6 +164,7 @@ class Rollout:
               where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
               beside `drafted`.
+    wrote:    int8 [R, C], who wrote each token: a `Writer`.
     """
 
     tokens: Int[Array, "R C"]
@@ -160,6 +179,7 @@ class Rollout:
     k: Int[Array, "shards phases"] | None = None
     gained: Int[Array, "shards phases"] | None = None
     first: Int[Array, "R C"] | None = None
+    wrote: Int[Array, "R C"] | None = None
 
 
 @pytree

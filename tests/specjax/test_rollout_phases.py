@@ -69,14 +69,14 @@ def these(*plans: str) -> list[Any]:
 
 @pytest.mark.parametrize("plan", these("queue", "shrinking", "growing"))
 def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
-    assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds")
+    assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds", "wrote")
 
 
 @pytest.mark.parametrize("plan", these("queue of part groups", "shrinking", "growing"))
 def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
-    assert_same(rollout, drafted["rejection"], "rounds", "drafted", "accepted")
+    assert_same(rollout, drafted["rejection"], "rounds", "drafted", "accepted", "wrote")
 
 
 @pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
@@ -148,6 +148,12 @@ def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
     shrinking = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["shrinking"]), RUN)
     trips = np.asarray(shrinking.trips)[0]
     assert (trips > 0).all() and trips.sum() == np.asarray(shrinking.rounds).max()
+
+
+@pytest.mark.parametrize("plan, name", [("queue", "admit"), ("shrinking", "shrink")])
+def test_a_profile_shows_what_happens_between_the_rounds(plan: str, name: str):
+    program: Any = WORLD.program("none", config(draft_length=0, **PLANS[plan]))
+    assert f"/{name}/" in program.lower(WORLD.params("none"), WORLD.batch, RUN).as_text(debug_info=True)
 
 
 @pytest.mark.parametrize("plan", ["shrinking", "growing", "queue"])

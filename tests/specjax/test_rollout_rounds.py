@@ -17,7 +17,7 @@ from specjax.rollout import Carry, begin
 from specjax.rounds import Decoding, RoundState, round_once
 from specjax.sampling import SamplingLaw
 from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Params, Prompts, Rollout, Writer
 from tests.tiny import ENUMERABLE, WANDERING
 
 GROUP, BUDGET, K = 4, 12, 3
@@ -163,7 +163,7 @@ def test_the_budget_is_the_same_when_less_than_a_draft_is_left(budget: int):
 def test_every_record_ends_with_its_row():
     rollout = coupled("policy", "identical", 4)
     beyond = np.arange(BUDGET) >= np.asarray(rollout.lengths)[:, None]
-    for record in (rollout.tokens, rollout.law, rollout.full):
+    for record in (rollout.tokens, rollout.law, rollout.full, rollout.wrote):
         assert record.shape == beyond.shape
         assert not np.asarray(record)[beyond].any()
 
@@ -178,13 +178,19 @@ def test_rows_end_inside_accepted_spans():
     plain = coupled("none", "none", 0)
     np.testing.assert_array_equal(lengths, plain.lengths)
     np.testing.assert_array_equal(stopped, plain.stopped)
+    # Nothing was refused, and nothing drafted.
+    assert set(np.unique(rollout.wrote)) == {Writer.NOBODY, Writer.POLICY, Writer.DRAFT, Writer.BONUS}
+    assert (np.asarray(rollout.wrote) == Writer.POLICY).sum(axis=1).tolist() == [1] * len(lengths)
+    np.testing.assert_array_equal(plain.wrote, (np.arange(BUDGET) < lengths[:, None]) * Writer.POLICY)
 
 
 def read_counts(
     tokens: list[int], table: tuple[int, ...], stops: tuple[int, ...], k: int, budget: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """(drafted, accepted, rounds) of one finished row whose every draft follows from its last token."""
+) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+    """(drafted, accepted, rounds, wrote) of one finished row whose every draft follows from its last token."""
     drafted, accepted, rounds, at = np.zeros(k, int), np.zeros(k, int), 0, 1
+    wrote = np.zeros(budget, int)
+    wrote[0] = Writer.POLICY
     while at < len(tokens):
         rounds += 1
         last, kept = tokens[at - 1], True
@@ -194,11 +200,14 @@ def read_counts(
             kept = kept and at < len(tokens) and tokens[at] == last
             if kept:
                 accepted[i] += 1
+                wrote[at] = Writer.DRAFT
                 at += 1
             if last in stops:
                 break
+        if at < len(tokens):
+            wrote[at] = Writer.BONUS if kept else Writer.RECOVERED
         at += 1
-    return drafted, accepted, rounds
+    return drafted, accepted, rounds, wrote
 
 
 def test_counts_are_those_of_a_slow_reading():
@@ -210,7 +219,8 @@ def test_counts_are_those_of_a_slow_reading():
         )
         for tokens, length in zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     ]
-    for i, got in enumerate((rollout.drafted, rollout.accepted, rollout.rounds)):
+    for i, got in enumerate((rollout.drafted, rollout.accepted, rollout.rounds, rollout.wrote)):
         np.testing.assert_array_equal(got, np.stack([row[i] for row in counts]))
+    assert set(np.unique(rollout.wrote)) == set(Writer)
     assert int(rollout.trips.sum()) == np.max(rollout.rounds)
     assert (np.asarray(rollout.accepted).sum(axis=0) > 0).all()

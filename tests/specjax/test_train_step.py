@@ -1,4 +1,5 @@
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -74,6 +75,13 @@ def test_three_steps_trace_once_and_count_up(step, first) -> None:
         seen.append(np.asarray(rollout.tokens).tobytes())
         assert all(np.isfinite(x) for x in metrics.values())
     assert state.step == 3 and len(set(seen)) == 3
+
+
+def test_a_profile_shows_the_stages_and_their_parts_by_name(step, first) -> None:
+    text = step.lower(state_on(MESH), make_prompts()).as_text(debug_info=True)
+    rounds, updates = ("prefill", "draft", "verify", "commit"), ("policy_gradient", "draft_gradient", "optimizer")
+    for name in ("generate", *rounds, "reward", "update", *updates):
+        assert re.search(rf'loc\("([^"]*[/(])?{name}[)/]', text), name
 
 
 def test_noise_differs_from_step_to_step_even_when_nothing_was_learnt(step, first) -> None:
