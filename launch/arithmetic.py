@@ -38,8 +38,13 @@ def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value:
 
 def exact_answer(completion: str, answer: str) -> float:
     """1.0 where the text after the last '#' of the completion is the answer, else 0.0."""
+    return float(final_answer(completion) == answer)
+
+
+def final_answer(completion: str) -> str | None:
+    """The text after the last '#'; None where there is no '#'."""
     _, marker, given = completion.rpartition("#")
-    return float(bool(marker) and given.strip() == answer)
+    return given.strip() if marker else None
 
 
 def _problem(terms: tuple[int, ...]) -> Problem:

@@ -64,17 +64,18 @@ def build_problems(config: RunConfig) -> Problems:
     """What the data section names: files, or the built-in task."""
     data = config.data
     if data.train is not None:
-        problems = _load(data.train, data)
+        problems = load_problems(data.train, data)
     elif (a := data.arithmetic) is not None:
         problems = arithmetic(config.seed, a.problems, a.min_terms, a.max_terms, a.max_value)
     else:
         raise ConfigError("data.train = None: must be a JSONL file of problems")
     if data.held_out is None:
         return Problems(*split(problems, data.held_out_count))
-    return Problems(problems, _load(data.held_out, data))
+    return Problems(problems, load_problems(data.held_out, data))
 
 
-def _load(path: str, data: DataConfig) -> list[Problem]:
+def load_problems(path: str, data: DataConfig) -> list[Problem]:
+    """Those of a JSONL file, read as the data section says."""
     return load_jsonl(path, data.prompt_field, data.answer_field, data.solution_field, data.answer_after)
 
 

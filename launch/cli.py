@@ -9,7 +9,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -103,8 +103,14 @@ def parse_run(argv: Sequence[str], prog: str, description: str) -> RunConfig:
     return parse_run_and(NoOptions, argv, prog, description)[0]
 
 
-def parse_run_and(own: type[T], argv: Sequence[str], prog: str, description: str) -> tuple[RunConfig, T]:
-    """As `parse_run`, for a program with options of its own, the fields of the dataclass `own`."""
+def parse_run_and(
+    own: type[T], argv: Sequence[str], prog: str, description: str, *, trains: bool = True, **defaults: Any
+) -> tuple[RunConfig, T]:
+    """As `parse_run`, for a program with options of its own, the fields of the dataclass `own`.
+
+    trains:   where False, any law of the rollout will do.
+    defaults: fields of the recipe that are others for this program, unless the command line says so.
+    """
     # Nameless, so that the options of both stand side by side without a prefix.
     nameless = tyro.conf.arg(name="")
     fields: list[Any] = [("own", Annotated[own, nameless]), ("recipe", Annotated[RunConfig, nameless])]
@@ -113,17 +119,18 @@ def parse_run_and(own: type[T], argv: Sequence[str], prog: str, description: str
         parse(dataclasses.make_dataclass("Arguments", fields), argv, f"{prog} CONFIG", description)
     if not argv or argv[0].startswith("-"):
         raise ConfigError(f"CONFIG must come first: {_choices()}")
-    fields[1] += (dataclasses.field(default=load_recipe(argv[0])),)
+    fields[1] += (dataclasses.field(default=replace(load_recipe(argv[0]), **defaults)),)
     # A flag by itself; to tyro, with FlagConversionOff, every boolean takes a value.
     options = list(argv[1:])
     if "--resume" in options and options[options.index("--resume") + 1 :][:1] not in (["True"], ["False"]):
         options.insert(options.index("--resume") + 1, "True")
     arguments: Any = parse(dataclasses.make_dataclass("Arguments", fields), options, f"{prog} {argv[0]}", description)
+    recipe = arguments.recipe if trains else replace(arguments.recipe, allow_truncated_law=True)
     try:
-        arguments.recipe.train_config()
+        recipe.train_config()
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return arguments.recipe, arguments.own
+    return recipe, arguments.own
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:

@@ -24,7 +24,7 @@ from launch.distillation import check_distillation, distill
 from launch.draft_files import check_draft, write_draft
 from launch.errors import ConfigError
 from launch.payback import measure_payback
-from launch.run_directory import new_out, restore_params, restore_policy, write_atomically
+from launch.run_directory import check_source, new_out, restore_params, restore_policy, write_atomically
 from launch.setup import Setup, set_up
 from models.draft_checkpoint import MadeFor, state_made_for
 from models.eagle3 import Eagle3Config
@@ -142,8 +142,7 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
         raise ConfigError("draft.kind = none: there is no draft to distil")
     if max(config.rollout.lengths) == 0:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
-    if own.checkpoint is None and config.model.path is None:
-        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+    check_source(config, own.checkpoint)
     if own.save_responses is not None and not Path(own.save_responses).absolute().parent.is_dir():
         raise ConfigError(f"save_responses = {own.save_responses}: its directory does not exist")
 

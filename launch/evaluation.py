@@ -1,7 +1,8 @@
-"""Accuracy on held-out prompts, through the same rollout and reward as training."""
+"""Completions of held-out prompts and their scores, through the same rollout and reward as training."""
 
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,73 @@ from jax.sharding import Mesh
 
 from specjax.drafters import Drafter
 from specjax.generate import make_generate
+from specjax.keys import seed_step
 from specjax.plan import RolloutConfig
 from specjax.rewards import RewardFn
 from specjax.types import Params, Policy, Prompts
 
 Evaluate = Callable[[Params], float]
+# The step that keys the noise, which no training step has.
+STEP = -1
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Completions of a batch of prompts, those of a prompt one behind the other, without filler.
+
+    ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
+    value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
+    rounds:  verifications of all of them. seconds: of generation.
+    """
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    stopped: np.ndarray
+    value: np.ndarray
+    correct: np.ndarray
+    rounds: int
+    seconds: float
+
+
+class Sampler:
+    """Called with parameters, a jitted reward and prompts, samples and scores; rows with an id below 0 are filler.
+
+    The noise is that of (seed, -1) at every call: two calls differ by their parameters and prompts alone.
+    """
+
+    def __init__(
+        self, policy: Policy, drafter: Drafter, config: RolloutConfig, samples: int, seed: int, mesh: Mesh
+    ) -> None:
+        # Any draft length has the same law. Where a run chooses, its choice is for other batches than these.
+        config = replace(config, group_size=samples, draft_length=config.lengths[0], draft_lengths=())
+        self._generate = make_generate(policy, drafter, config, mesh)
+        self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, STEP)
+
+    def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
+        # What a drafter remembers it knows by the ids of other prompts.
+        params, start = replace(params, memory=()), time.perf_counter()
+        rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
+        seconds = time.perf_counter() - start
+        with jax.set_mesh(self._mesh):
+            reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
+        ids = np.repeat(prompts.id, self._samples)
+        real = ids >= 0
+        tokens, lengths, stopped, rounds, value, correct = (
+            np.asarray(x)[real]
+            for x in (rollout.tokens, rollout.lengths, rollout.stopped, rollout.rounds, reward.value, reward.correct)
+        )
+        scored = np.isfinite(value)
+        return Sampled(
+            ids=ids[real],
+            tokens=tokens,
+            lengths=lengths,
+            stopped=stopped,
+            value=value,
+            correct=(correct > 0.5) & scored,
+            rounds=int(rounds.sum()),
+            seconds=seconds,
+        )
 
 
 def make_evaluate(
@@ -29,24 +92,11 @@ def make_evaluate(
 ) -> Evaluate:
     """params -> the fraction of correct completions over `samples` of every prompt; rows with an id below 0 are filler.
 
-    The noise is that of (seed, -1), which no training step uses, and the same at every call: two evaluations differ by
-    their parameters alone. A completion that could not be scored counts as wrong.
+    A completion that could not be scored counts as wrong.
     """
-    # Any draft length has the same law. Where a run chooses, its choice is for other batches than these.
-    config = replace(config, group_size=samples, draft_length=config.lengths[0], draft_lengths=())
-    generate = make_generate(policy, drafter, config, mesh)
-    score = jax.jit(reward_fn)
-    noise = jnp.int32(seed), jnp.int32(-1)
+    sample, score = Sampler(policy, drafter, config, samples, seed, mesh), jax.jit(reward_fn)
 
     def evaluate(params: Params) -> float:
-        # What a drafter remembers it knows by the ids of other prompts.
-        params, right, total = replace(params, memory=()), 0, 0
-        with jax.set_mesh(mesh):
-            for prompts in batches:
-                rollout = generate(params, prompts, noise)
-                correct = np.asarray(score(rollout, jax.tree.map(jnp.asarray, prompts)).correct)
-                counted = np.repeat(prompts.id >= 0, samples)
-                right, total = right + correct[counted].sum(), total + counted.sum()
-        return float(right / total)
+        return float(np.mean(np.concatenate([sample(params, score, prompts).correct for prompts in batches])))
 
     return evaluate

@@ -3,7 +3,6 @@
 import itertools
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.data import Problem
 from launch.errors import ConfigError
 from launch.pipeline import PromptTable, fixed_batches
-from launch.run_directory import restore_params
+from launch.run_directory import check_source, params_of
 from launch.setup import Setup, set_up
 from specjax.checkpoint import Which
 from specjax.generate import make_generate
@@ -46,16 +45,13 @@ def main(argv: list[str]) -> int:
     """Print the answers, and how they came about."""
     use_compile_cache()
     config, own = parse_run_and(
-        GenerateArgs, argv, "python -m launch.generate", "Answer a prompt by speculative decoding."
+        GenerateArgs, argv, "python -m launch.generate", "Answer a prompt by speculative decoding.", trains=False
     )
     if own.samples < 1:
         raise ConfigError(f"samples = {own.samples}: must be at least 1")
-    if own.checkpoint is None and config.model.path is None:
-        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+    check_source(config, own.checkpoint)
     setup = set_up(config, training=False)
-    params = setup.networks.params
-    if own.checkpoint is not None:
-        params = restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
+    params = params_of(own.checkpoint, setup, own.checkpoint_step)
     rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.

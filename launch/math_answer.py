@@ -21,3 +21,12 @@ def math_answer(completion: str, answer: str) -> float:
         raise ValueError(f"cannot read the answer {answer!r}")
     given = parse(completion, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return float(verify(expected, given, timeout_seconds=None))
+
+
+def final_answer(completion: str) -> str | None:
+    """The completion's answer, boxed or last, in a form that other ways of writing it share; None where there is none.
+
+    Without a time limit: for completions that `math_answer` has scored within one.
+    """
+    given = parse(completion, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return str(given[0]) if given else None

@@ -54,12 +54,15 @@ def written(values: Sequence[float]) -> str:
     return "{:.3g} [{:.3g}, {:.3g}]".format(*interval(values))
 
 
+def origin(program: str) -> dict[str, str]:
+    """The command, device and versions that a result names."""
+    return {
+        "command": " ".join(["python -m", program, *sys.argv[1:]]),
+        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}",
+        "versions": f"Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}",
+    }
+
+
 def provenance(program: str) -> str:
-    """The command, device and versions that a committed result names, a line each."""
-    return "\n".join(
-        [
-            " ".join(["command   python -m", program, *sys.argv[1:]]),
-            f"device    {jax.devices()[0].device_kind}, {os.cpu_count()} cores, {platform.machine()}",
-            f"versions  Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}",
-        ]
-    )
+    """The same, a line each."""
+    return "\n".join(f"{name:<10}{value}" for name, value in origin(program).items())

@@ -61,6 +61,17 @@ def new_out(config: RunConfig) -> Path:
     return out
 
 
+def check_source(config: RunConfig, checkpoint: str | None) -> None:
+    """Raise ConfigError where a program that needs a policy is named neither a run nor a model."""
+    if checkpoint is None and config.model.path is None:
+        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+
+
+def params_of(checkpoint: str | None, setup: Setup, which: Which = "newest") -> Params:
+    """Those that `restore_params` reads, or the networks as the recipe starts them."""
+    return setup.networks.params if checkpoint is None else restore_params(Path(checkpoint), setup, which)
+
+
 def restore_params(directory: Path, setup: Setup, which: Which = "newest") -> Params:
     """The networks of a run's save, on the mesh of `setup`, without what the drafter remembers of its prompts.
 

@@ -1,0 +1,72 @@
+"""What samples of each prompt tell of a policy: pass@k, majority@k, and how sure either is over prompts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+LEVEL = 0.95
+INTERVAL = (
+    f"{LEVEL:.0%} intervals over prompts: Wilson's where every prompt comes to 0 or 1, else a bootstrap of the prompts"
+)
+DRAWS = 2000
+# The quantile of the normal distribution that LEVEL stands for.
+Z = 1.959964
+
+
+class Estimate(NamedTuple):
+    """A mean over prompts with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def pass_at_k(correct: Bool[np.ndarray, "prompts samples"], k: int) -> Float[np.ndarray, "prompts"]:
+    """The chance that of k samples of a prompt one is right, without bias for k up to all of them.
+
+    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n - c, k) / C(n, k), where c of n samples are right.
+    """
+    samples = correct.shape[1]
+    wrong, drawn = samples - correct.sum(axis=1, keepdims=True), np.arange(k)[None]
+    return 1 - np.prod(np.maximum(wrong - drawn, 0) / (samples - drawn), axis=1)
+
+
+def majority_at_k(
+    answers: Sequence[Sequence[str | None]], correct: Bool[np.ndarray, "prompts samples"], k: int
+) -> Float[np.ndarray, "prompts"]:
+    """The chance that the answer given most often among k samples of a prompt is right (arXiv 2203.11171).
+
+    The mean over as many groups of k different samples as there are. All that was scored as right is one answer;
+    others are the same where their text is. None gives no answer. Of answers given equally often each counts alike.
+    """
+    groups = correct.shape[1] // k
+    values = []
+    for given, right in zip(answers, correct, strict=True):
+        voted = [(True, None) if good else (False, answer) for answer, good in zip(given, right, strict=True)]
+        values.append(np.mean([_vote(voted[start : start + k]) for start in range(0, groups * k, k)]))
+    return np.array(values)
+
+
+def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
+    """Their mean with the interval that INTERVAL describes; each is within 0 .. 1."""
+    count, mean = len(values), float(np.mean(values))
+    if np.isin(values, (0, 1)).all():
+        center, half = mean + Z**2 / (2 * count), Z * np.sqrt(mean * (1 - mean) / count + Z**2 / (4 * count**2))
+        low, high = ((center + sign * half) / (1 + Z**2 / count) for sign in (-1, 1))
+        return Estimate(mean, max(float(low), 0.0), min(float(high), 1.0))
+    means = values[np.random.default_rng(1).integers(count, size=(DRAWS, count))].mean(axis=1)
+    low, high = np.quantile(means, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Estimate(mean, float(low), float(high))
+
+
+def _vote(voted: Sequence[tuple[bool, str | None]]) -> float:
+    """Share of the answers given most often that are right; 0 where none is given."""
+    counts = Counter(vote for vote in voted if vote != (False, None))
+    if not counts:
+        return 0.0
+    most = max(counts.values())
+    first = [right for (right, _), count in counts.items() if count == most]
+    return sum(first) / len(first)

@@ -1,0 +1,193 @@
+"""Accuracy, pass@k and majority@k: `python -m launch.evaluate CONFIG [--checkpoint DIR] [--section.field VALUE ...]`.
+
+Completions come about as in training: the same speculative rollout, the same reward. What they are drawn from is
+`--rollout.law`; no draft changes it.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import jax
+from rich.console import Console
+
+from configs.schema import RunConfig
+from launch.build import build_problems, load_problems
+from launch.cli import parse_run_and, run_program, use_compile_cache
+from launch.data import Problem
+from launch.errors import ConfigError
+from launch.estimates import INTERVAL
+from launch.evaluation import Sampled, Sampler
+from launch.evaluation_report import print_report, report
+from launch.final_answers import final_answer_of
+from launch.measure import origin
+from launch.pipeline import PromptTable, fixed_batches
+from launch.run_directory import check_source, params_of, write_atomically
+from launch.scoring import make_pool, make_reward
+from launch.setup import Setup, set_up
+from specjax.checkpoint import Which
+from specjax.drafters import NoDrafter
+from specjax.mesh import batch_shards
+from specjax.rewards import RewardFn
+from specjax.types import Prompts
+
+console = Console(highlight=False, soft_wrap=True, markup=False)
+
+HELD_OUT = "held-out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArgs:
+    """Options of launch.evaluate alone.
+
+    Attributes:
+        checkpoint:      the directory of a run; None takes the networks as the recipe starts them.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        files:           JSONL files of problems, with the fields that the data section names; empty takes the recipe's
+                         held-out problems.
+        prompts:         of each set, the first so many; None takes all.
+        samples:         completions of each prompt.
+        k:               of pass@k and majority@k, each within 1 .. samples; empty takes the powers of two.
+        json:            a file for the numbers.
+        save:            a JSONL file for the completions: set, id of the prompt (its place in the set), completion,
+                         reward.
+    """
+
+    checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
+    files: tuple[str, ...] = ()
+    prompts: int | None = None
+    samples: int = 1
+    k: tuple[int, ...] = ()
+    json: str | None = None
+    save: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "prompts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: must be at least 1")
+        if not all(1 <= k <= self.samples for k in self.k):
+            raise ValueError(f"k = {self.k}: each must be within 1 .. samples = {self.samples}")
+        for name in ("json", "save"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).absolute().parent.is_dir():
+                raise ValueError(f"{name} = {path}: its directory does not exist")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The k's, ascending; 1 is the accuracy and left to it."""
+        powers = (2**i for i in range(1, self.samples.bit_length()))
+        return tuple(k for k in sorted(set(self.k or powers)) if k > 1)
+
+
+def main(argv: list[str]) -> int:
+    """Sample, score, and print what that comes to, set by set."""
+    use_compile_cache()
+    config, own = parse_run_and(
+        EvaluateArgs, argv, "python -m launch.evaluate", "Accuracy, pass@k and majority@k.", trains=False
+    )
+    check_source(config, own.checkpoint)
+    sets = {path: load_problems(path, config.data) for path in own.files} or {HELD_OUT: _held_out(config)}
+    setup = set_up(config, training=False)
+    tables = {name: _table(setup, name, problems, own.prompts) for name, problems in sets.items()}
+    draft_length, sample = _sampler(setup, own)
+    save = None if own.save is None else _completions_file(Path(own.save), setup)
+    batch_size = _batch_size(setup, own.samples, max(len(table.rows) for table in tables.values()))
+    reports = []
+    pool = make_pool(config.reward)
+    with pool or nullcontext():
+        final_answer = final_answer_of(config.reward.scorer)
+        if final_answer is None and own.counts:
+            console.print(
+                f"no majority@k: the module of reward.scorer = {config.reward.scorer} has no function final_answer"
+            )
+        for name, table in tables.items():
+            score, parts = jax.jit(make_reward(pool, sets[name], setup.tokenizer, setup.mesh)), []
+            batches = fixed_batches(table, batch_size)
+            for prompts in batches:
+                parts.append(sample(score, prompts))
+                if save is not None:
+                    save(name, parts[-1])
+            # The first also compiles.
+            timed = parts[1:] or [sample(score, batches[0])]
+            reports.append(report(name, parts, timed, own.samples, own.counts, setup.tokenizer, final_answer))
+            print_report(reports[-1], draft_length, console)
+    if own.json is not None:
+        said = origin("launch.evaluate") | {
+            "recipe": config.name,
+            "checkpoint": own.checkpoint,
+            "checkpoint_step": own.checkpoint_step,
+        }
+        said |= {"draft_length": draft_length, "law": asdict(config.rollout.law), "scorer": config.reward.scorer}
+        said |= {"intervals": INTERVAL, "sets": [each.as_json() for each in reports]}
+        write_atomically(Path(own.json), json.dumps(said, indent=2) + "\n")
+    return 0
+
+
+def _held_out(config: RunConfig) -> list[Problem]:
+    held_out = config.data.held_out
+    return build_problems(config).held_out if held_out is None else load_problems(held_out, config.data)
+
+
+def _table(setup: Setup, name: str, problems: list[Problem], count: int | None) -> PromptTable:
+    table = PromptTable.build(problems, setup.tokenizer, setup.config.data.max_prompt_tokens)
+    if not table.rows:
+        raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
+    if table.dropped:
+        console.print(f"{name}: {table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+    return table if count is None else table.first(count)
+
+
+def _batch_size(setup: Setup, samples: int, prompts: int) -> int:
+    """Prompts a batch, for about as many sequences as a training step has."""
+    config, shards = setup.config, batch_shards(setup.mesh)
+    usual = config.data.prompts * config.rollout.group_size // samples
+    return -(-min(max(usual, 1), prompts) // shards) * shards
+
+
+def _sampler(setup: Setup, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:
+    """The draft length, and what samples at it."""
+    networks, rollout = setup.networks, setup.train.rollout
+    params, drafter, length = (
+        params_of(own.checkpoint, setup, own.checkpoint_step),
+        networks.drafter,
+        rollout.lengths[-1],
+    )
+    if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
+        console.print("the draft has random weights: decoding without it")
+        params, drafter, length = replace(params, draft={}), NoDrafter(), 0
+    rollout = replace(rollout, draft_length=length, draft_lengths=())
+    sampler = Sampler(networks.policy, drafter, rollout, own.samples, setup.config.seed, setup.mesh)
+    return length, partial(sampler, params)
+
+
+def _completions_file(path: Path, setup: Setup) -> Callable[[str, Sampled], None]:
+    """What writes completions behind those before, a line each; the file is empty to begin with."""
+
+    def write(text: str, mode: Literal["w", "a"]) -> None:
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"save = {path}: cannot write it: {error.strerror}") from None
+
+    def append(name: str, sampled: Sampled) -> None:
+        lines = []
+        for row, value in enumerate(sampled.value.tolist()):
+            text = setup.tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
+            prompt, reward = int(sampled.ids[row]), value if math.isfinite(value) else None
+            lines.append(json.dumps({"set": name, "id": prompt, "completion": text, "reward": reward}) + "\n")
+        write("".join(lines), "a")
+
+    write("", "w")
+    return append
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

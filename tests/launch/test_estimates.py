@@ -1,0 +1,65 @@
+"""pass@k, majority@k and their intervals, against what they stand for."""
+
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from launch.estimates import majority_at_k, over_prompts, pass_at_k
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(k: int):
+    correct = np.random.default_rng(k).random((20, 5)) < 0.3
+    expected = [np.mean([row[list(chosen)].any() for chosen in combinations(range(5), k)]) for row in correct]
+    np.testing.assert_allclose(pass_at_k(correct, k), expected, atol=1e-12)
+
+
+def test_pass_at_k_of_many_samples_does_not_overflow():
+    correct = np.arange(4096)[None] < 1
+    assert pass_at_k(correct, 1024) == pytest.approx(0.25)
+
+
+def test_the_majority_decides():
+    correct = np.array([[True, True, False, False, False, False]])
+
+    def majority(answers: str, k: int) -> float:
+        given = [None if answer == "-" else answer for answer in answers]
+        return majority_at_k([given], correct, k).item()
+
+    # Two right ones against four wrong ones: of one answer, of four, two of each of two, or none at all.
+    assert majority("--aaaa", 6) == 0
+    assert majority("--abcd", 6) == 1
+    assert majority("--aabb", 6) == pytest.approx(1 / 3)
+    assert majority("------", 6) == 1
+    # Groups of their own: both right, then nothing but wrong ones; what is left over belongs to none.
+    assert majority("--aabb", 2) == pytest.approx(1 / 3)
+    assert majority("--aabb", 4) == pytest.approx(1 / 2)
+    assert majority_at_k([["a", None]], np.array([[False, False]]), 2).item() == 0
+    assert majority_at_k([[None, None]], np.array([[False, False]]), 2).item() == 0
+
+
+def test_majority_at_1_is_the_accuracy():
+    correct = np.random.default_rng(0).random((20, 5)) < 0.3
+    answers = [[None if right else "wrong" for right in row] for row in correct]
+    np.testing.assert_allclose(majority_at_k(answers, correct, 1), correct.mean(axis=1))
+
+
+def test_right_and_wrong_have_the_interval_of_wilson():
+    # The textbook's: 20 of 100.
+    assert over_prompts(np.arange(100) < 20) == pytest.approx((0.2, 0.1334, 0.2888), abs=1e-4)
+    # Not of no width where all are wrong.
+    assert over_prompts(np.zeros(10)) == pytest.approx((0, 0, 0.2775), abs=1e-4)
+    assert over_prompts(np.ones(10)) == pytest.approx((1, 0.7225, 1), abs=1e-4)
+
+
+def test_shares_are_bootstrapped_and_covered_as_often_as_they_say():
+    truth, inside = 0.3, Counter()
+    source = np.random.default_rng(0)
+    for _ in range(60):
+        chances = source.choice([0.1, 0.5], 40)
+        value, low, high = over_prompts(source.binomial(4, chances) / 4)
+        assert low < value < high
+        inside[low <= truth <= high] += 1
+    assert inside[True] >= 51

@@ -1,0 +1,128 @@
+"""launch.evaluate as a user runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launch.evaluate
+from launch.cli import parse_run
+from launch.estimates import over_prompts, pass_at_k
+from launch.evaluate import EvaluateArgs
+from launch.run_directory import CHECKPOINTS
+from launch.setup import set_up
+from specjax.checkpoint import Checkpointer
+from specjax.train_step import init_train_state
+from tests.launch.checkpoints import write_problems
+from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def asked(shrunk: Options) -> Options:
+    return shrunk | {"--rollout.verifier": "coupled", "--samples": "4", "--reward.scorer": "exact"}
+
+
+@pytest.fixture(scope="module")
+def run(files: Path, asked: Options) -> Path:
+    """What a run leaves that has not taken a step."""
+    options = {name: value for name, value in asked.items() if name != "--samples"}
+    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
+    with Checkpointer(files / "run" / CHECKPOINTS, 1) as saves:
+        state = init_train_state(setup.networks.params, setup.train, setup.mesh)
+        saves.save(1, state, {}, {"draft_vocabulary": None})
+    return files / "run"
+
+
+def evaluated(tmp_path: Path, options: Options) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The numbers and the completions."""
+    out = {"--json": str(tmp_path / "numbers.json"), "--save": str(tmp_path / "completions.jsonl")}
+    assert launch.evaluate.main(argv("gsm8k", options | out)) == 0
+    lines = (tmp_path / "completions.jsonl").read_text().splitlines()
+    return json.loads((tmp_path / "numbers.json").read_text()), [json.loads(line) for line in lines]
+
+
+def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
+    files: Path, run: Path, asked: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """By the draft of a run and, with the recipe's random one, without."""
+    paths = files / "test.jsonl", tmp_path / "more.jsonl"
+    write_problems(paths[1], ["1", "2", "3", "1", "2"])
+    asked = asked | {"--files": " ".join(map(str, paths)), "--k": "4 2"}
+    drafted, completions = evaluated(tmp_path, asked | {"--checkpoint": str(run)})
+    said = capsys.readouterr().out
+    assert "tokens/s" in said and f"at draft length {DRAFT_LENGTH}" in said and "random weights" not in said
+    assert evaluated(tmp_path, asked)[1] == completions
+    assert "the draft has random weights: decoding without it" in capsys.readouterr().out
+    assert (drafted["recipe"], drafted["checkpoint"], drafted["draft_length"]) == ("gsm8k", str(run), DRAFT_LENGTH)
+    assert drafted["versions"].startswith("Python 3") and drafted["device"]
+    for path, found, prompts in zip(paths, drafted["sets"], (3, 5), strict=True):
+        rewards = [line["reward"] for line in completions if line["set"] == found["name"] == str(path)]
+        assert [line["id"] for line in completions if line["set"] == str(path)] == sorted([*range(prompts)] * 4)
+        right = np.array(rewards).reshape(prompts, 4) > 0.5
+        assert list(found["measures"]) == ["accuracy", "pass@2", "pass@4", "majority@2", "majority@4"]
+        for name, values in {"accuracy": right.mean(axis=1), "pass@2": pass_at_k(right, 2)}.items():
+            assert tuple(found["measures"][name].values()) == pytest.approx(over_prompts(values))
+        assert found["acceptance_length"] >= 1 and found["tokens_per_s"] > 0 and found["unscored"] == 0
+
+
+def test_what_cannot_be_scored_is_said_and_wrong(
+    asked: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Greedily, which training would not be allowed; of two prompts, each right by its answer alone or not scored."""
+    monkeypatch.syspath_prepend(HERE)
+    write_problems(tmp_path / "test.jsonl", ["value 1", "raise an error", "value 0"])
+    own = {"--data.held-out": str(tmp_path / "test.jsonl"), "--reward.scorer": "sample_scorers:by_answer"}
+    own |= {"--rollout.law.temperature": "0", "--prompts": "2"}
+    numbers, completions = evaluated(tmp_path, asked | own)
+    said = capsys.readouterr().out
+    assert "4 of 8 completions could not be scored: they count as wrong" in said
+    assert "no majority@k: the module of reward.scorer = sample_scorers:by_answer has no function final_answer" in said
+    (found,) = numbers["sets"]
+    assert (found["name"], found["prompts"], found["unscored"]) == ("held-out", 2, 4)
+    assert list(found["measures"]) == ["accuracy", "pass@2", "pass@4"]
+    assert found["measures"]["accuracy"]["value"] == 0.5
+    assert [line["reward"] for line in completions] == [1.0] * 4 + [None] * 4
+    # All samples of a prompt are the one likeliest completion.
+    assert len({(line["id"], line["completion"]) for line in completions}) == 2
+
+
+def test_math_answers_are_the_same_however_they_are_written():
+    pytest.importorskip("math_verify")
+    from launch.final_answers import final_answer_of
+
+    answer = final_answer_of("math")
+    assert answer is not None
+    assert answer(r"so \boxed{\frac{1}{2}}") == answer(r"hence \boxed{\frac12}.") == answer("It is $1/2$") is not None
+    assert answer("The answer is 1,000.") == answer(r"\boxed{1000}") != answer(r"\boxed{100}")
+    assert answer("no idea") is None
+
+
+def test_the_powers_of_two_unless_told_otherwise():
+    assert EvaluateArgs(samples=1).counts == ()
+    assert EvaluateArgs(samples=12).counts == (2, 4, 8)
+    assert EvaluateArgs(samples=12, k=(12, 3, 1, 3)).counts == (3, 12)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"--samples": "0"}, "samples = 0: must be at least 1"),
+        ({"--prompts": "0"}, "prompts = 0: must be at least 1"),
+        ({"--k": "2 5"}, "k = (2, 5): each must be within 1 .. samples = 4"),
+        ({"--save": "nowhere/x.jsonl"}, "save = nowhere/x.jsonl: its directory does not exist"),
+        ({"--files": "nowhere.jsonl"}, "nowhere.jsonl: cannot read it: No such file or directory"),
+        ({"--data.max-prompt-tokens": "2"}, "held-out: has no prompt of 1 .. 2 tokens (data.max_prompt_tokens)"),
+        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
+        ({"--rollout.law.top-p": "2"}, "rollout.law.top_p = 2.0: "),
+    ],
+)
+def test_it_refuses(refusal: Refusal, asked: Options, options: Options, message: str):
+    assert message in refusal(launch.evaluate.main, argv("gsm8k", asked | options))
+
+
+def test_it_needs_a_policy(refusal: Refusal):
+    assert "checkpoint = None: must be a run's directory" in refusal(launch.evaluate.main, ["tiny"])
