@@ -154,11 +154,8 @@ def _batch_size(setup: Setup, samples: int, prompts: int) -> int:
 def _sampler(setup: Setup, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:
     """The draft length, and what samples at it."""
     networks, rollout = setup.networks, setup.train.rollout
-    params, drafter, length = (
-        params_of(own.checkpoint, setup, own.checkpoint_step),
-        networks.drafter,
-        rollout.lengths[-1],
-    )
+    params = params_of(own.checkpoint, setup, own.checkpoint_step)
+    drafter, length = networks.drafter, rollout.lengths[-1]
     if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
         console.print("the draft has random weights: decoding without it")
         params, drafter, length = replace(params, draft={}), NoDrafter(), 0
