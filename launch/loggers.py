@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ from launch.console import StepPrinter
 from launch.run_directory import METRICS_FILE, write_atomically
 
 
-def metric_names(draft_length: int) -> tuple[str, ...]:
-    """Every metric of a step, in the order of the file; one acceptance rate for each position of a draft."""
+def metric_names(draft_length: int, rewards: Sequence[str] = ()) -> tuple[str, ...]:
+    """Every metric of a step, in the order of the file; one acceptance rate for each position of a draft, and one mean
+    for each of the `rewards` that are summed.
+    """
     return (
-        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "eval/accuracy"),
+        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed"),
+        *(f"reward/{name}" for name in rewards),
+        "eval/accuracy",
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
         *("groups/zero_variance", "groups/sequences_trained"),
@@ -37,12 +41,18 @@ class RunLogger:
     draft_length: K of the run's rollouts.
     print_every:  steps from one printed line to the next.
     resume_step:  the step that was restored; what was logged of later ones is dropped, so that none appears twice.
+    rewards:      names of the parts of a reward that has some.
     """
 
     def __init__(
-        self, directory: Path, draft_length: int, print_every: int = 1, resume_step: int | None = None
+        self,
+        directory: Path,
+        draft_length: int,
+        print_every: int = 1,
+        resume_step: int | None = None,
+        rewards: Sequence[str] = (),
     ) -> None:
-        self._names = metric_names(draft_length)
+        self._names = metric_names(draft_length, rewards)
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else _cut(path, resume_step)
         self._file = path.open("a", encoding="utf-8")

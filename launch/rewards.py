@@ -1,6 +1,7 @@
-"""Scores from the host: killable scorer processes, and the function that a compiled step calls for them."""
+"""Scores from the host: killable scorer processes."""
 
 import atexit
+import json
 import logging
 import os
 import queue
@@ -16,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from launch.data import Problem
+from configs.schema.rewards import RewardConfig
 from launch.errors import ConfigError
-from launch.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -31,34 +31,36 @@ Sample = tuple[str, str]
 class RewardPool:
     """Processes that score completions against answers.
 
-    scorer:       "exact" (the text after the last '#'), "math" (math-verify), or the import path
-                  "package.module:function" of a function (completion, answer) -> number, 1.0 for correct.
-    workers:      how many processes. They are started afresh, never forked: JAX is threaded.
-    time_limit_s: for one sample.
+    They are started afresh, never forked: JAX is threaded. Theirs are the scorers of `config` that go by the text; one
+    of a user's own is a function (completion, answer) -> number, 1.0 for correct.
 
-    Raises ConfigError where the scorer cannot be imported. The processes end with `close`, with the `with` block, and
+    Raises ConfigError where a scorer cannot be imported. The processes end with `close`, with the `with` block, and
     with the program however it ends.
     """
 
-    def __init__(self, scorer: str, workers: int, time_limit_s: float) -> None:
-        if workers < 1 or not time_limit_s > 0:
-            raise ConfigError(f"workers={workers}, time_limit_s={time_limit_s}: both must be positive")
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self.scorers = [name for name in config.names if name != "length"]
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        self._workers = [_Worker(scorer, time_limit_s, self._chunks, self._closing) for _ in range(workers)]
+        patterns = {"regex": config.pattern, "format": config.format}
+        scorers = json.dumps(self.scorers), json.dumps(patterns)
+        self._workers = [
+            _Worker(scorers, config.time_limit_s, self._chunks, self._closing) for _ in range(config.workers)
+        ]
         atexit.register(self.close)
         for worker in self._workers:
             worker.start()
         for problem in [worker.problem.result() for worker in self._workers]:
             if problem is not None:
                 self.close()
-                raise ConfigError(f"scorer={scorer!r}: {problem}")
+                raise ConfigError(problem)
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """The float32 value of each completion; NaN where the scorer raised, ran out of time, returned no finite
-        number, or died. Safe to call from several threads. Raises RuntimeError once the pool is closed."""
+        """float32 [completions, scorers]; a row is NaN where a scorer raised, ran out of time or died, and a value
+        where it is no finite number. Safe to call from several threads. Raises RuntimeError once the pool is closed."""
         samples = list(zip(completions, answers, strict=True))
         size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
         chunks = [_Chunk(samples[start : start + size]) for start in range(0, len(samples), size)]
@@ -70,7 +72,9 @@ class RewardPool:
         results = [result for chunk in chunks for result in chunk.results.result()]
         if not self._closing.is_set():
             self._report(results)
-        values = np.asarray([np.nan if isinstance(result, str) else result for result in results], np.float64)
+        failed = [np.nan] * len(self.scorers)
+        values = np.asarray([failed if isinstance(result, str) else result for result in results], np.float64)
+        values = values.reshape(len(results), len(self.scorers))
         return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
 
     def close(self) -> None:
@@ -93,7 +97,7 @@ class RewardPool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _report(self, results: Sequence[float | str]) -> None:
+    def _report(self, results: Sequence[list[float] | str]) -> None:
         for reason in (result for result in results if isinstance(result, str)):
             kind = reason.partition(":")[0]
             if kind not in self._reported:
@@ -102,11 +106,11 @@ class RewardPool:
 
 
 class _Chunk:
-    """Samples for one worker, and where their values appear: a number each, or in text why there is none."""
+    """Samples for one worker, and where their values appear: a number a scorer, or in text why there is none."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self.samples = samples
-        self.results: Future[list[float | str]] = Future()
+        self.results: Future[list[list[float] | str]] = Future()
 
 
 class _Worker(threading.Thread):
@@ -118,14 +122,14 @@ class _Worker(threading.Thread):
 
     def __init__(
         self,
-        scorer: str,
+        scorers: tuple[str, str],
         time_limit_s: float,
         chunks: "queue.SimpleQueue[_Chunk | None]",
         closing: threading.Event,
     ) -> None:
         super().__init__(daemon=True, name="reward worker")
         self.problem: Future[str | None] = Future()
-        self._scorer = scorer
+        self._scorers = scorers  # as launch.reward_worker takes them
         self._time_limit_s = time_limit_s
         self._chunks = chunks
         self._closing = closing
@@ -154,8 +158,8 @@ class _Worker(threading.Thread):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _score(self, samples: list[Sample]) -> list[float | str]:
-        results: list[float | str] = []
+    def _score(self, samples: list[Sample]) -> list[list[float] | str]:
+        results: list[list[float] | str] = []
         while len(results) < len(samples):
             try:
                 if self._process is None or self._process.poll() is not None:
@@ -172,7 +176,7 @@ class _Worker(threading.Thread):
         self._discard()
         self._pipe, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-P", "-m", "launch.reward_worker", self._scorer, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "launch.reward_worker", *self._scorers, str(theirs.fileno())]
             # A session of its own: Ctrl-C is for the launcher alone, and a kill reaches what the scorer started.
             self._process = subprocess.Popen(
                 command,
@@ -202,35 +206,3 @@ class _Worker(threading.Thread):
             self._process.wait()
             self._process = None
             self._pipe.close()
-
-
-class HostScorer:
-    """Scores token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32 numpy arrays.
-
-    `ids` are indices in `problems`; rows with an id below zero are padding and get NaN. `correct` is 1.0 where the
-    value is above 0.5. Made to be called from inside a compiled program, so it never raises: where something unexpected
-    happens, all values are NaN and the log says why, once.
-    """
-
-    def __init__(self, pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
-        self._pool = pool
-        self._tokenizer = tokenizer
-        self._problems = problems
-        self._reported = False
-
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            value = self._score(np.asarray(tokens), np.asarray(lengths), np.asarray(ids))
-        except Exception:
-            if not self._reported:
-                logger.exception("no sample of a batch could be scored (said once)")
-                self._reported = True
-            value = np.full(np.shape(ids), np.nan, np.float32)
-        return value, (value > 0.5).astype(np.float32)
-
-    def _score(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        value = np.full(ids.shape, np.nan, np.float32)
-        kept = np.flatnonzero(ids >= 0)
-        completions = [self._tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in kept]
-        value[kept] = self._pool.score(completions, [self._problems[ids[row]].answer for row in kept])
-        return value

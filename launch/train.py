@@ -79,7 +79,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
         else:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
-        logger = RunLogger(directory, max(config.rollout.lengths), config.print_every, last)
+        logger = RunLogger(directory, max(config.rollout.lengths), config.print_every, last, config.reward.parts)
         with logger, Stopping(console.print) as stopping:
             switches = Switches(setup.phases, config.rollout.draft_lengths, console.print)
             skipped = SkippedUpdates(directory, config.max_skipped)
@@ -195,7 +195,7 @@ def _checked(setup: Setup) -> list[Cell]:
 
 
 def _check_best(config: RunConfig) -> None:
-    best, names = config.checkpoint.best, metric_names(max(config.rollout.lengths))
+    best, names = config.checkpoint.best, metric_names(max(config.rollout.lengths), config.reward.parts)
     if best is not None and best not in names:
         (closest,) = difflib.get_close_matches(best, names, n=1, cutoff=0)
         raise ConfigError(f"checkpoint.best = {best}: must be a metric; did you mean {closest}?")

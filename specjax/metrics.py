@@ -42,7 +42,10 @@ def reward_metrics(reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array,
     count = jnp.maximum(_total(scored), 1.0)
     mean = jnp.sum(jnp.where(scored, reward.value, 0.0)) / count
     variance = jnp.sum(jnp.where(scored, (reward.value - mean) ** 2, 0.0)) / count
-    return {
+    parts = {
+        f"reward/{name}": jnp.sum(jnp.where(scored, part, 0.0)) / count for name, part in (reward.parts or {}).items()
+    }
+    return parts | {
         "reward/mean": mean,
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,

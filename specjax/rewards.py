@@ -14,27 +14,33 @@ from specjax.mesh import AXES, BATCH_AXES
 from specjax.types import Prompts, Reward, Rollout
 
 RewardFn = Callable[[Rollout, Prompts], Reward]
-HostScore = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+HostScore = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, ...]]
 
 
-def host_reward(score: HostScore, mesh: Mesh) -> RewardFn:
+def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> RewardFn:
     """A reward function that asks the host, once per data shard.
 
     score: (tokens int32 [r, C], lengths int32 [r], prompt ids int32 [r]) -> (value float32 [r], correct float32 [r]),
            all numpy. A failed sample is NaN. Shards may call it concurrently. Where it raises, or returns other
            shapes, its whole call counts as failed and the log says why: in a callback that would abort the process.
+    parts: names of what the value is put together from; where there are any, a third array float32 [r, parts] has it.
     """
 
-    def safely(*arrays: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    def shapes(rows: int) -> list[tuple[int, ...]]:
+        return [(rows,), (rows,), *([(rows, len(parts))] if parts else [])]
+
+    def safely(*arrays: jax.Array) -> tuple[np.ndarray, ...]:
         tokens, lengths, ids = map(np.asarray, arrays)
+        expected = shapes(len(lengths))
         try:
-            value, correct = (np.asarray(x, np.float32) for x in score(tokens, lengths, ids))
-            if not value.shape == correct.shape == lengths.shape:
-                raise ValueError(f"scores of shapes {value.shape} and {correct.shape} for {len(lengths)} samples")
-            return value, correct
+            scores = tuple(np.asarray(x, np.float32) for x in score(tokens, lengths, ids))
+            if (found := [x.shape for x in scores]) != expected:
+                raise ValueError(f"scores of shapes {found} for {len(lengths)} samples: must be {expected}")
+            return scores
         except Exception:
             logging.getLogger(__name__).exception("the scorer failed: %d samples are not scored", len(lengths))
-            return np.full(lengths.shape, np.nan, np.float32), np.zeros(lengths.shape, np.float32)
+            value, *rest = (np.zeros(shape, np.float32) for shape in expected)
+            return np.full_like(value, np.nan), *rest
 
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
@@ -42,17 +48,17 @@ def host_reward(score: HostScore, mesh: Mesh) -> RewardFn:
         call = jax.shard_map(
             _score_shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(AXES), check_vma=False
         )
-        return Reward(*call(rollout.tokens, rollout.lengths, ids))
+        value, correct, *rest = call(rollout.tokens, rollout.lengths, ids)
+        return Reward(value, correct, dict(zip(parts, rest[0].T, strict=True)) if rest else None)
 
-    def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
         # Replicas over tensor must agree on one answer, so the first asks and the others hear.
-        zeros = jnp.zeros(len(lengths), jnp.float32)
-        shape = jax.ShapeDtypeStruct(zeros.shape, zeros.dtype)
-        value, correct = jax.lax.cond(
+        zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes(len(lengths)))
+        scores = jax.lax.cond(
             jax.lax.axis_index("tensor") == 0,
-            lambda: io_callback(safely, (shape, shape), tokens, lengths, ids),
-            lambda: (zeros, zeros),
+            lambda: io_callback(safely, jax.tree.map(jax.typeof, zeros), tokens, lengths, ids),
+            lambda: zeros,
         )
-        return jax.lax.psum((value, correct), "tensor")
+        return jax.lax.psum(scores, "tensor")
 
     return reward

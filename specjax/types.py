@@ -184,7 +184,11 @@ class Rollout:
 
 @pytree
 class Reward:
-    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1."""
+    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1.
+
+    parts: by name, what the value is put together from, [R] each, whose means are logged; None where it is one thing.
+    """
 
     value: Float[Array, "R"]
     correct: Float[Array, "R"]
+    parts: dict[str, Float[Array, "R"]] | None = None

@@ -1,13 +1,14 @@
 """What a run is: typed, frozen dataclasses that recipes compose and the command line overrides.
 
-The options of an algorithm stand beside it in `specjax`, those of both networks in `configs.schema.networks`; here are
-the whole, and those of data, evaluation and logging.
+The options of an algorithm stand beside it in `specjax`, those of both networks in `configs.schema.networks`, those of
+rewards in `configs.schema.rewards`; here are the whole, and those of data, evaluation and logging.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from configs.schema.networks import DraftConfig, ModelConfig
+from configs.schema.rewards import RewardConfig
 from models.config import at_least_one
 from specjax.adaptation import DraftTrainingConfig
 from specjax.advantage import AdvantageConfig
@@ -72,22 +73,6 @@ class DataConfig:
     prompts: int = 32
     max_prompt_tokens: int = 512
     arithmetic: ArithmeticConfig | None = None
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    """How completions are scored.
-
-    Attributes:
-        scorer:       exact (what follows the last '#'), math (math-verify) or package.module:function, on the host;
-                      or exact_traced, the first inside the program, which wants the stop token behind the answer.
-        workers:      processes of a host scorer.
-        time_limit_s: for one sample; beyond it the sample counts as failed.
-    """
-
-    scorer: str = "exact"
-    workers: int = 2
-    time_limit_s: float = 5.0
 
 
 @dataclass(frozen=True)

@@ -31,3 +31,7 @@ def by_command(completion: str, answer: str) -> float:
 def by_answer(completion: str, answer: str) -> float:
     """Do what the answer says."""
     return by_command(answer, completion)
+
+
+def before_the_mark(completion: str, answer: str) -> float:
+    return float(completion.partition("#")[0])

@@ -141,10 +141,14 @@ def test_samples_that_cannot_be_scored_cost_nothing_else(
     files: Path, shrunk: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.syspath_prepend(HERE)
-    write_problems(tmp_path / "train.jsonl", ["value 1", "raise an error", "hang", "value 0.25"])
+    write_problems(tmp_path / "train.jsonl", ["value 1", "raise an error", "hang", "value nan", "value 0.25"])
     options = {
         "--data.train": str(tmp_path / "train.jsonl"),
         "--reward.scorer": "sample_scorers:by_answer",
+        "--reward.also": "format",
+        "--reward.format": ".*",
+        "--reward.weights": "1 2",
+        "--data.prompts": "5",
         "--reward.workers": "2",
         "--reward.time-limit-s": "1",
         "--rollout.group-size": "2",
@@ -153,12 +157,13 @@ def test_samples_that_cannot_be_scored_cost_nothing_else(
         "--out": str(tmp_path / "run"),
     }
     assert launch.train.main(argv("gsm8k", shrunk | options)) == 0
-    assert capsys.readouterr().out.count("4 not scored") == 2
-    # Every step asks all four problems twice.
+    assert capsys.readouterr().out.count("6 not scored") == 2
+    # Every step asks all five problems twice.
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2
     for line in lines:
-        assert (line["reward/failed"], line["reward/mean"], line["reward/accuracy"]) == (4, 0.625, 0.5)
+        assert (line["reward/failed"], line["reward/mean"], line["reward/accuracy"]) == (6, 2.625, 0.5)
+        assert (line["reward/sample_scorers.by_answer"], line["reward/format"]) == (0.625, 1)
         assert line["reward/std"] == 0.375
         assert math.isfinite(line["loss/draft"] or math.nan)
     assert children_of_tests_scorers() == []

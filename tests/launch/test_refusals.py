@@ -34,7 +34,7 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--rollout.group-size": "0"}, "rollout.group_size = 0: must be at least 1"),
         ({"--rollout.law.top-p": "0.9"}, "allowed only with allow_truncated_law"),
         ({"--reward.scorer": "nowhere:score"}, "scorer='nowhere:score': ModuleNotFoundError"),
-        ({"--reward.time-limit-s": "0"}, "time_limit_s=0.0: both must be positive"),
+        ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0: must be above 0 and finite"),
         ({"--draft.vocab-size": "100"}, "vocab_size = 100"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2: must be 0 with draft.kind none"),
         (
@@ -52,6 +52,11 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0: must be at least 1"),
         ({"--steps": "-1"}, "steps = -1: must be at least 1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
+        (
+            {"--checkpoint.best": "reward/meen"},
+            "= reward/meen: must be a metric; did you mean reward/mean?",
+        ),
+        ({"--checkpoint.best": "eval/accuracy"}, "best = eval/accuracy: is not measured with eval.every = 0"),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         (

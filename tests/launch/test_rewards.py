@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.schema.rewards import LengthConfig, RewardConfig
+from launch.cli import parse_run
 from launch.data import Problem
 from launch.errors import ConfigError
-from launch.rewards import HostScorer, RewardPool
+from launch.patterns import regex_answer, whole_format
+from launch.rewards import RewardPool
+from launch.scoring import HostScorer, length_penalty
 from launch.tokenizers import ByteTokenizer
 from tests.launch.processes import gone
 
@@ -25,19 +30,19 @@ TIME_LIMIT_S = 2.0
 def pool():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
-        with RewardPool("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S) as pool:
+        with RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S)) as pool:
             yield pool
 
 
 def score(pool: RewardPool, *completions: str) -> list[float]:
-    return pool.score(completions, [""] * len(completions)).tolist()
+    return pool.score(completions, [""] * len(completions))[:, 0].tolist()
 
 
 def test_values_come_back_in_order(pool: RewardPool):
     values = pool.score([f"value {i / 2}" for i in range(300)], ["?"] * 300)
     assert values.dtype == np.float32
-    np.testing.assert_array_equal(values, np.arange(300) / 2)
-    assert pool.score([], []).shape == (0,)
+    np.testing.assert_array_equal(values[:, 0], np.arange(300) / 2)
+    assert pool.score([], []).shape == (0, 1)
 
 
 def test_failures_cost_only_their_own_sample(pool: RewardPool):
@@ -107,7 +112,7 @@ def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: Rew
 def test_closing_ends_the_processes_and_calls_that_wait():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
-        pool = RewardPool("sample_scorers:by_command", workers=1, time_limit_s=60)
+        pool = RewardPool(RewardConfig("sample_scorers:by_command", workers=1, time_limit_s=60))
     pids = [int(pid) for pid in score(pool, "pid")]
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(score, pool, "hang", "value 1")
@@ -128,9 +133,10 @@ def test_no_process_outlives_the_program(ending: str):
     program = f"""
         import os, signal, sys, threading, time
         sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
+        from configs.schema.rewards import RewardConfig
         from launch.rewards import RewardPool
-        pool = RewardPool("sample_scorers:by_command", workers=2, time_limit_s=60)
-        print(*{{int(pid) for pid in pool.score(["pid"] * 64, [""] * 64)}})
+        pool = RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=60))
+        print(*{{int(pid) for pid in pool.score(["pid"] * 64, [""] * 64)[:, 0]}})
         threading.Thread(target=pool.score, args=(["hang"], [""]), daemon=True).start()
         time.sleep(0.2)
         if {ending!r} == "sigkill":
@@ -147,7 +153,7 @@ def test_no_process_outlives_the_program(ending: str):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("nonsense", r"scorer='nonsense': must be exact, math or package.module:function"),
+        ("nonsense", r"scorer='nonsense': must be exact, math, regex, format or package.module:function"),
         ("no_such_module:f", r"scorer='no_such_module:f': ModuleNotFoundError: No module named 'no_such_module'"),
         ("sample_scorers:missing", r"scorer='sample_scorers:missing': sample_scorers has no function missing"),
         ("sample_scorers:NOT_A_FUNCTION", r"has no function NOT_A_FUNCTION"),
@@ -156,13 +162,76 @@ def test_no_process_outlives_the_program(ending: str):
 def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
     with pytest.raises(ConfigError, match=message):
-        RewardPool(scorer, workers=1, time_limit_s=1)
+        RewardPool(RewardConfig("exact", also=(scorer,), workers=1, time_limit_s=1))
 
 
-def test_bad_sizes_are_config_errors():
-    for workers, time_limit_s in [(0, 1.0), (1, 0.0), (1, float("nan"))]:
-        with pytest.raises(ConfigError, match="must be positive"):
-            RewardPool("exact", workers, time_limit_s)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(workers=0), "workers = 0: must be at least 1"),
+        (dict(time_limit_s=0.0), "time_limit_s = 0.0: must be above 0 and finite"),
+        (dict(time_limit_s=float("nan")), "time_limit_s = nan: must be above 0"),
+        (dict(scorer="length"), "scorer = length: says of no answer that it is correct; must be one of also"),
+        (dict(also=("math", "exact")), "also = ('math', 'exact'): must name each scorer once, and not exact again"),
+        (dict(also=("exact_traced",)), "also = ('exact_traced',), weights = (): must be empty with exact_traced"),
+        (dict(scorer="exact_traced", weights=(2.0,)), "weights = (2.0,): must be empty with exact_traced"),
+        (dict(also=("format",), weights=(1.0,)), "weights = (1.0,): must be 2, of exact, format"),
+        (dict(weights=(float("inf"),)), "weights = (inf,): must be finite"),
+        (dict(scorer="regex"), "pattern = None: must be given with the scorer regex"),
+        (dict(pattern="x"), "pattern = x: must be given with the scorer regex, and with no other"),
+        (dict(scorer="regex", pattern="("), "pattern = (: no regular expression: missing ), unterminated"),
+        (dict(format="*"), "format = *: no regular expression: nothing to repeat"),
+        (dict(also=("length",)), "length.most = None: must be a number of tokens with the scorer length"),
+    ],
+)
+def test_what_a_reward_cannot_be(options: dict, message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        RewardConfig(**options)
+    with pytest.raises(ValueError, match=re.escape("least = 3, most = 2: must be 0 <= least <= most")):
+        LengthConfig(3, 2)
+
+
+def test_rewards_on_the_command_line():
+    options = "--reward.scorer regex --reward.pattern #(.*) --reward.also format length my.own:scorer"
+    more = "--reward.weights 1 0.5 0.25 -1 --reward.length.most 100 --reward.length.slack 20"
+    reward = parse_run(["gsm8k", *options.split(), *more.split()], "", "").reward
+    assert reward.names == ("regex", "format", "length", "my.own:scorer") and reward.weights == (1, 0.5, 0.25, -1)
+    assert reward.parts == ("regex", "format", "length", "my.own.scorer")
+    assert (reward.pattern, reward.length) == ("#(.*)", LengthConfig(0, 100, 20))
+    alone = parse_run(["gsm8k", "--reward.scorer", "my.own:scorer"], "", "").reward
+    assert alone.names == ("my.own:scorer",) and alone.parts == ()
+    with pytest.raises(ConfigError, match=r"^reward\.weights = \(1\.0, 2\.0\): must be 1, of math$"):
+        parse_run(["gsm8k", "--reward.weights", "1", "2"], "", "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "completion", "value"),
+    [
+        (r"answer is (\d+)", "answer is 3, no: answer is 18", 1.0),
+        (r"answer is (\d+)", "answer is 18, no: answer is 3", 0.0),
+        (r"answer is (\d+)", "18", 0.0),
+        (r"<answer>(.*?)</answer>", "<answer> 18 </answer>", 1.0),
+        (r"\[(.*)\]|\((.*)\)", "(18)", 1.0),
+        (r"^(?s:.)*\Z(18)?", "18", 0.0),
+        (r"(?i)the end", "This is The End.", 1.0),
+        (r"the end", "", 0.0),
+    ],
+)
+def test_a_pattern_finds_the_answer_or_is_found(pattern: str, completion: str, value: float):
+    assert regex_answer(pattern)(completion, "18 ") == value
+
+
+def test_a_format_is_that_of_the_whole_completion():
+    score = whole_format(RewardConfig().format)
+    completions = "<think>\nso\n</think>\n18", "<think>so</think> ", "well <think>so</think>18"
+    assert [score(completion, "") for completion in completions] == [1, 0, 0]
+
+
+def test_lengths_are_free_within_bounds_and_cost_up_to_one_outside():
+    overlong = length_penalty(np.array([0, 100, 105, 110, 1000]), LengthConfig(0, 100, 10))
+    np.testing.assert_array_equal(overlong, [0, 0, -0.5, -1, -1])
+    target = length_penalty(np.array([0, 10, 15, 20, 25, 40]), LengthConfig(20, 20, 10))
+    np.testing.assert_array_equal(target, [-1, -1, -0.5, 0, -0.5, -1])
 
 
 def test_math_answers():
@@ -178,15 +247,27 @@ def test_math_answers():
         (r"\boxed{18}", "", np.nan),
     ]
     completions, answers, expected = zip(*cases, strict=True)
-    with RewardPool("math", workers=1, time_limit_s=20) as pool:
-        np.testing.assert_array_equal(pool.score(completions, answers), np.asarray(expected))
+    with RewardPool(RewardConfig("math", workers=1, time_limit_s=20)) as pool:
+        np.testing.assert_array_equal(pool.score(completions, answers)[:, 0], np.asarray(expected))
 
 
 @pytest.fixture(scope="module")
 def exact():
     """Scores against four problems, whose answers are their ids."""
-    with RewardPool("exact", workers=1, time_limit_s=20) as pool:
+    with RewardPool(RewardConfig("exact", workers=1, time_limit_s=20)) as pool:
         yield HostScorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
+
+
+@pytest.fixture(scope="module")
+def summed():
+    """The same by a sum of three; the second is what stands before the '#', as a number."""
+    config = RewardConfig(
+        "exact", ("sample_scorers:before_the_mark", "length"), (1.0, 0.5, 2.0), length=LengthConfig(0, 4, 4), workers=1
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        with RewardPool(config) as pool:
+            yield HostScorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
 
 
 class TestHostScorer:
@@ -203,6 +284,16 @@ class TestHostScorer:
         assert value.dtype == correct.dtype == np.float32
         np.testing.assert_array_equal(value, [1, 0, 1, np.nan, 0])
         np.testing.assert_array_equal(correct, [1, 0, 1, 0, 0])
+
+    def test_sums_what_several_scorers_say(self, summed: HostScorer):
+        """The first alone decides what is correct, and one that fails costs its sample; a length counts the stop."""
+        tokens, lengths = self.batch("7#1", "7#2", "99999#2", "nan#2", "x#2", "1#2")
+        value, correct, said = summed(tokens, lengths, np.asarray([2, 2, 2, 2, 2, -1], np.int32))
+        none = [np.nan] * 3
+        expected = [[0, 7, 0], [1, 7, 0], [1, 99999, -1], [1, np.nan, -0.5], [np.nan, np.nan, 0], none]
+        np.testing.assert_array_equal(said, np.asarray(expected, np.float32))
+        np.testing.assert_array_equal(value, np.asarray([3.5, 4.5, 49998.5, np.nan, np.nan, np.nan], np.float32))
+        np.testing.assert_array_equal(correct, [0, 1, 1, 1, 0, 0])
 
     def test_reads_no_further_than_the_length(self, exact: HostScorer):
         tokens, lengths = self.batch("#2#3")

@@ -110,6 +110,26 @@ def test_failed_samples_are_counted_and_masked(shape: tuple[int, int, int]) -> N
     assert metrics["reward/failed"] == 4 and np.isfinite(metrics["reward/mean"])
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_what_a_value_is_put_together_from_comes_back_by_name(shape: tuple[int, int, int]) -> None:
+    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        value = np.where(ids == 3, np.nan, ids).astype(np.float32)
+        return value, (ids > 0).astype(np.float32), np.stack([value, 2 * value], axis=1)
+
+    mesh = mesh_of(*shape)
+    rollout, prompts = job(mesh)
+    with jax.set_mesh(mesh):
+        reward = jax.jit(host_reward(score, mesh, ("once", "twice")))(rollout, prompts)
+    assert reward.parts is not None and list(reward.parts) == ["once", "twice"]
+    np.testing.assert_array_equal(reward.parts["once"], reward.value)
+    np.testing.assert_array_equal(reward.parts["twice"], 2 * np.asarray(reward.value))
+    metrics = reward_metrics(
+        jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), reward),
+        group_advantages(jnp.asarray(np.asarray(reward.value)), GROUP),
+    )
+    assert metrics["reward/once"] == metrics["reward/mean"] and metrics["reward/twice"] == 2 * metrics["reward/mean"]
+
+
 def raises(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     raise RuntimeError("no answer today")
 
