@@ -8,6 +8,7 @@ from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
+    DistillConfig,
     EvalConfig,
     RewardConfig,
     RunConfig,
@@ -51,6 +52,8 @@ config = RunConfig(
     policy_optimizer=OptimizerConfig(learning_rate=1.3e-4, b2=0.99, warmup_steps=30),
     draft_optimizer=OptimizerConfig(learning_rate=5e-3, b2=0.98, warmup_steps=20),
     warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    # For launch.compare alone: in a run the draft learns online.
+    distill=DistillConfig(answers=512, chunks=1, batch_size=16),
     eval=EvalConfig(every=500, prompts=256),
     checkpoint=CheckpointConfig(every=500),
     speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=8, repeats=100),

@@ -30,24 +30,30 @@ class Begun(NamedTuple):
 
 def begin(setup: Setup, evaluate: Evaluate, costs: CostTable | None, console: Console) -> Begun:
     """A new run, before its first step."""
-    config, params = setup.config, setup.networks.params
-    if config.warmup.steps:
-        policy = warm_up(
-            setup.networks.policy,
-            params.policy,
-            setup.problems.train,
-            setup.tokenizer,
-            warmup_length(setup),
-            config.warmup,
-            config.seed,
-            setup.mesh,
-            report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
-        )
-        params = replace(params, policy=policy)
+    config, params = setup.config, warmed_up(setup, console)
     if config.distill.steps:
         params = replace(params, draft=distill(setup, params, console.print).draft)
-    state = _fresh(setup, params, None if costs is None else costs.update(params, 0))
+    state = fresh_state(setup, params, None if costs is None else costs.update(params, 0))
     return Begun(state, 0, evaluate(state.params) if config.eval.every else None)
+
+
+def warmed_up(setup: Setup, console: Console) -> Params:
+    """The networks as the recipe starts them, behind its supervised steps where it has any."""
+    config, params = setup.config, setup.networks.params
+    if not config.warmup.steps:
+        return params
+    policy = warm_up(
+        setup.networks.policy,
+        params.policy,
+        setup.problems.train,
+        setup.tokenizer,
+        warmup_length(setup),
+        config.warmup,
+        config.seed,
+        setup.mesh,
+        report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
+    )
+    return replace(params, policy=policy)
 
 
 def resume(
@@ -57,7 +63,7 @@ def resume(
     config = setup.config
     lengths = config.rollout.draft_lengths
     seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
-    fresh = _fresh(setup, setup.networks.params, seconds)
+    fresh = fresh_state(setup, setup.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
     try:
         checkpoint = saves.restore(abstract)
@@ -86,7 +92,8 @@ def warmup_length(setup: Setup) -> int:
     return setup.config.data.max_prompt_tokens + setup.config.rollout.max_new_tokens
 
 
-def _fresh(setup: Setup, params: Params, seconds: np.ndarray | None) -> TrainState:
+def fresh_state(setup: Setup, params: Params, seconds: np.ndarray | None) -> TrainState:
+    """The state of a run before its first step. seconds: of a round, where draft lengths are chosen."""
     config = setup.config
     prompts = config.data.prompts, config.data.max_prompt_tokens
     return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds, prompts)

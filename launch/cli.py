@@ -45,6 +45,23 @@ def _verifier_by_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] 
     )
 
 
+class Numbers(tuple[int, ...]):
+    """Integers that a command line may also separate by commas: `0,3,5`."""
+
+
+@_REGISTRY.primitive_rule
+def _numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Numbers] | None:
+    if info.type is not Numbers:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="INT,INT,...",
+        instance_from_str=lambda words: Numbers(int(number) for word in words for number in word.split(",")),
+        is_instance=lambda value: isinstance(value, Numbers),
+        str_from_instance=lambda numbers: [",".join(map(str, numbers))],
+    )
+
+
 def run_program(main: Callable[[list[str]], int]) -> int:
     """The exit code of `main`, called with the command line's arguments.
 

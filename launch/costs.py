@@ -79,21 +79,30 @@ class CostTable:
 class RoundClock:
     """Times rounds at every draft length in the last phase; where slots or window differ, at the shortest and longest.
 
-    Those are the other phases, and always a quarter of the slots and half of the window, without which a single phase
-    would not tell what weights, rows and positions cost. Programs are compiled on first use.
+    Those are the other phases, and with `beyond` a quarter of the slots and half of the window, without which a single
+    phase would not tell other runs what weights, rows and positions cost. Programs are compiled on first use.
     """
 
     def __init__(
-        self, networks: Networks, rollout: RolloutConfig, phases: Sequence[Phase], prompts: Prompts, mesh: Mesh
+        self,
+        networks: Networks,
+        rollout: RolloutConfig,
+        phases: Sequence[Phase],
+        prompts: Prompts,
+        mesh: Mesh,
+        beyond: bool = True,
     ) -> None:
         lengths, last = rollout.lengths, phases[-1]
-        shapes = {*phases, Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
+        shapes = {*phases}
+        if beyond:
+            shapes |= {Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
         shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
         self._prepare = jax.jit(partial(prepare, policy=networks.policy))
-        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, shape, k, leaving) for shape, k in sorted(wanted)}
+        begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
+        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k, begun[shape]) for shape, k in sorted(wanted)}
 
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
@@ -112,13 +121,10 @@ class RoundClock:
         return [Cell(*phase, k, seconds, step) for (phase, k), seconds in net.items()]
 
 
-def _rounds(
-    networks: Networks, config: RolloutConfig, mesh: Mesh, phase: Phase, k: int, leaving: bool
-) -> Callable[[Params, Prompts, int], float]:
-    """The seconds of so many rounds of this phase, run on all shards at once.
-
-    What a round costs does not hang on which rows are still at work, nor on what is in them.
-    """
+def _begun(
+    networks: Networks, config: RolloutConfig, mesh: Mesh, phase: Phase, leaving: bool
+) -> Callable[[Params, Prompts], RoundState]:
+    """The first rows of this phase on each shard, with room for the longest draft."""
     config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
 
     def first(params: Params, prompts: Prompts) -> RoundState:
@@ -126,21 +132,35 @@ def _rounds(
         decoding = Decoding(networks.policy, networks.drafter, params, config)
         return kv.resize(begin(decoding, prompts, noise, phase.slots, leaving=leaving).state, -by)
 
+    return jax.jit(_on_each_shard(first, mesh, P(), P(BATCH_AXES)))
+
+
+def _rounds(
+    networks: Networks, config: RolloutConfig, mesh: Mesh, k: int, begun: Callable[[Params, Prompts], RoundState]
+) -> Callable[[Params, Prompts, int], float]:
+    """The seconds of so many rounds from where `begun` leaves them, run on all shards at once.
+
+    What a round costs does not hang on which rows are still at work, nor on what is in them.
+    """
+    config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
+
     def some(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
         decoding = Decoding(networks.policy, networks.drafter, params, config)
         return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
 
-    rows = P(BATCH_AXES)
-    each_shard = partial(jax.shard_map, mesh=mesh, out_specs=rows, axis_names=set(BATCH_AXES), check_vma=False)
-    begun = jax.jit(each_shard(first, in_specs=(P(), rows)))
     # Donated, as a loop's own state is: what is timed copies no cache.
-    run = jax.jit(each_shard(some, in_specs=(P(), rows, P())), donate_argnums=1)
+    run = jax.jit(_on_each_shard(some, mesh, P(), P(BATCH_AXES), P()), donate_argnums=1)
 
     def measure(params: Params, prompts: Prompts, count: int) -> float:
         state, count_array = jax.block_until_ready((begun(params, prompts), jnp.int32(count)))
         return seconds(partial(run, params, state, count_array))
 
     return measure
+
+
+def _on_each_shard(run: Callable[..., RoundState], mesh: Mesh, *specs: P) -> Callable[..., RoundState]:
+    rows, axes = P(BATCH_AXES), set(BATCH_AXES)
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=rows, axis_names=axes, check_vma=False)
 
 
 def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> list[Cell]:

@@ -14,7 +14,7 @@ from specjax.generate import make_generate
 from specjax.keys import seed_step
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.plan import RolloutConfig
-from specjax.probe import ProbeStep
+from specjax.probe import ProbeStep, StagedStep
 from specjax.rewards import host_reward
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
@@ -40,6 +40,7 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "SamplingLaw",
+    "StagedStep",
     "TrainConfig",
     "TrainState",
     "host_reward",

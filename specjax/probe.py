@@ -9,23 +9,111 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.batch import Batch
 from specjax.drafters import Drafter
-from specjax.generate import RolloutFn, place
+from specjax.generate import Choice, RolloutFn, place
 from specjax.mesh import BATCH_AXES
+from specjax.metrics import Metrics
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
 from specjax.stages import TrainConfig, make_stages
 from specjax.train_step import StepResult, chosen_lengths, with_experience
-from specjax.types import Policy, Prompts, TrainState
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+
+Seconds = dict[str, float]
+
+
+class Clock:
+    """Functions compiled on first use, and run to their end against the clock, one behind the other."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, jax.stages.Compiled] = {}
+        self._last = 0.0
+
+    def start(self) -> None:
+        """The next call begins now."""
+        self._last = time.perf_counter()
+
+    def __call__(self, name: str, run: Callable, *args: PyTree, **jit_options: Any) -> tuple[Any, float]:
+        """What `run(*args)` returns, and the seconds since the call before ended, so that they add up.
+
+        Compiling, the first time that a name comes, is not in them.
+        """
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(run, **jit_options).lower(*args).compile()
+            self.start()
+        result = jax.block_until_ready(self._compiled[name](*args))
+        seconds = time.perf_counter() - self._last
+        self._last += seconds
+        return result, seconds
+
+
+class StagedStep:
+    """Called as the fused step is, it returns the step's result and the seconds of each stage, in their order.
+
+    `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
+    selected by them, `logprob` the forwards of policies that are not trained, `train` forward, backward and updates.
+    Compilation, on first use, is in none of them. The state is donated.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        drafter: Drafter,
+        reward_fn: RewardFn,
+        config: TrainConfig,
+        mesh: Mesh,
+        rollout_fn: RolloutFn = speculative_rollout,
+    ) -> None:
+        self._mesh, self._drafter, self._config = mesh, drafter, config
+        self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+        self._timed = Clock()
+        self._layout = self._gathered = None
+
+    def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
+        """chosen: the draft length of each phase, an index; None leaves the choice to the state."""
+        if chosen is None:
+            chosen = chosen_lengths(state, self._config)
+        jax.block_until_ready((state, chosen))
+        self._timed.start()
+        with jax.set_mesh(self._mesh):
+            prompts, stages, seconds = place(prompts, self._mesh), self._stages, {}
+            params, seconds["prepare"] = self.prepare(state)
+            rollout, seconds["generation"] = self._timed(
+                "generate", stages.generate, params, prompts, state.step, chosen
+            )
+            # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
+            del params
+            (batch, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
+            batch, seconds["logprob"] = self._timed("logprob", stages.logprob, state, batch)
+            update = state, batch, prompts, rollout
+            options = dict(out_shardings=(self._layout, None), donate_argnums=0)
+            (state, losses), seconds["train"] = self._timed("update", self._update, *update, **options)
+        return (state, rollout, metrics | losses), seconds
+
+    def prepare(self, state: TrainState) -> tuple[Params, float]:
+        """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
+        if self._layout is None:
+            self._layout = jax.tree.map(lambda x: x.sharding, state)
+            self._gathered = jax.tree.map(self._without_batch_axes, self._layout.params)
+        return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
+
+    def _update(
+        self, state: TrainState, batch: Batch, prompts: Prompts, rollout: Rollout
+    ) -> tuple[TrainState, Metrics]:
+        state, losses = self._stages.update(state, batch)
+        return with_experience(state, prompts, rollout, losses, self._drafter, self._config), losses
+
+    def _without_batch_axes(self, sharding: NamedSharding) -> NamedSharding:
+        return NamedSharding(self._mesh, P(*(None if _overlaps(axes) else axes for axes in sharding.spec)))
 
 
 class ProbeStep:
     """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
 
-    `time/prepare` gathers and casts the parameters, `time/generation` is the rollout alone, `time/logprob` the
-    reference policy's forward, `time/train` forward, backward and updates, `time/step` the sum of all stages.
-    `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor compilation,
-    on first use, is part of a step's time. The state is donated.
+    `time/prepare`, `time/generation`, `time/logprob` and `time/train` are those of `StagedStep`, `time/step` is the sum
+    of all stages. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor
+    compilation, on first use, is part of a step's time. The state is donated.
     """
 
     def __init__(
@@ -38,52 +126,28 @@ class ProbeStep:
         rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
         plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
-        self._mesh, self._drafter, self._config = mesh, drafter, config
-        self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
-        self._plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn)
-        self._compiled: dict[str, jax.stages.Compiled] = {}
+        self._mesh, self._timed = mesh, Clock()
+        self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn)
+        self._generate_plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):
-            return self._run(state, place(prompts, self._mesh))
-
-    def _run(self, state: TrainState, prompts: Prompts) -> StepResult:
-        layout = jax.tree.map(lambda x: x.sharding, state)
-        gathered = jax.tree.map(self._without_batch_axes, layout.params)
-        stages = self._stages
-        params, prepare_s = self._timed("prepare", stages.prepare, state.params, out_shardings=gathered)
-        chosen = chosen_lengths(state, self._config)
-        rollout, generation_s = self._timed("generate", stages.generate, params, prompts, state.step, chosen)
-        plain, plain_s = self._timed("generate_plain", self._plain.generate, params, prompts, state.step, None)
-        (batch, metrics), reward_s = self._timed("reward", stages.reward, rollout, prompts)
-        batch, logprob_s = self._timed("logprob", stages.logprob, state, batch)
-        del params  # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
-        (state, losses), train_s = self._timed(
-            "update", stages.update, state, batch, out_shardings=(layout, None), donate_argnums=0
-        )
-        speed = int(rollout.lengths.sum()) / generation_s
-        times = {
-            "time/prepare": prepare_s,
-            "time/generation": generation_s,
-            "time/logprob": logprob_s,
-            "time/train": train_s,
-            "time/step": prepare_s + generation_s + reward_s + logprob_s + train_s,
+            prompts = place(prompts, self._mesh)
+            params, _ = self._step.prepare(state)
+            self._timed.start()
+            plain, plain_s = self._timed("generate", self._generate_plain, params, prompts, state.step, None)
+            del params
+        (state, rollout, metrics), seconds = self._step(state, prompts)
+        speed = int(rollout.lengths.sum()) / seconds["generation"]
+        times: dict[str, Any] = {
+            f"time/{stage}": seconds[stage] for stage in ("prepare", "generation", "logprob", "train")
+        }
+        times |= {
+            "time/step": sum(seconds.values()),
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }
-        state = with_experience(state, prompts, rollout, losses, self._drafter, self._config)
-        return state, rollout, metrics | losses | times
-
-    def _timed(self, name: str, stage: Callable, *args: Any, **jit_options: Any) -> tuple[Any, float]:
-        if name not in self._compiled:
-            self._compiled[name] = jax.jit(stage, **jit_options).lower(*args).compile()
-        jax.block_until_ready(args)
-        start = time.perf_counter()
-        result = jax.block_until_ready(self._compiled[name](*args))
-        return result, time.perf_counter() - start
-
-    def _without_batch_axes(self, sharding: NamedSharding) -> NamedSharding:
-        return NamedSharding(self._mesh, P(*(None if _overlaps(axes) else axes for axes in sharding.spec)))
+        return state, rollout, metrics | times
 
 
 def _overlaps(axes: str | tuple[str, ...] | None) -> bool:

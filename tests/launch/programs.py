@@ -9,6 +9,11 @@ from pathlib import Path
 
 import jax
 
+from launch.run_directory import CHECKPOINTS
+from launch.setup import Setup
+from specjax.checkpoint import Checkpointer
+from specjax.train_step import init_train_state
+
 DRAFT_LENGTH = 2
 SHRUNK = {
     "--data.prompts": "4",
@@ -54,6 +59,13 @@ def finish(process: subprocess.Popen[str]) -> str:
         process.kill()
     assert process.returncode == 0, errors
     return out
+
+
+def leave_run(directory: Path, setup: Setup) -> None:
+    """What a run leaves that has not taken a step, as far as other programs read it."""
+    with Checkpointer(directory / CHECKPOINTS, 1) as made:
+        state = init_train_state(setup.networks.params, setup.train, setup.mesh)
+        made.save(1, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
 
 
 def saves(run: Path) -> list[int]:

@@ -11,12 +11,9 @@ import launch.evaluate
 from launch.cli import parse_run
 from launch.estimates import over_prompts, pass_at_k
 from launch.evaluate import EvaluateArgs
-from launch.run_directory import CHECKPOINTS
 from launch.setup import set_up
-from specjax.checkpoint import Checkpointer
-from specjax.train_step import init_train_state
 from tests.launch.checkpoints import write_problems
-from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
+from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 
 HERE = Path(__file__).parent
 
@@ -28,12 +25,8 @@ def asked(shrunk: Options) -> Options:
 
 @pytest.fixture(scope="module")
 def run(files: Path, asked: Options) -> Path:
-    """What a run leaves that has not taken a step."""
     options = {name: value for name, value in asked.items() if name != "--samples"}
-    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
-    with Checkpointer(files / "run" / CHECKPOINTS, 1) as saves:
-        state = init_train_state(setup.networks.params, setup.train, setup.mesh)
-        saves.save(1, state, {}, {"draft_vocabulary": None})
+    leave_run(files / "run", set_up(parse_run(argv("gsm8k", options), "", "")))
     return files / "run"
 
 

@@ -1,0 +1,98 @@
+"""Two arms of a comparison trained side by side: what they are rewarded, step by step, and where they part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from launch.arms import Arm
+from launch.bench.plots import load_pyplot
+from launch.parting import Parting, parting
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+MEASURES = {"reward": "reward/mean", "accuracy": "reward/accuracy"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Of one arm: its mean reward and the share that was right in each step, and the seconds of all steps."""
+
+    reward: list[float]
+    accuracy: list[float]
+    seconds: float
+
+
+def train_both(plain: Arm, other: Arm, steps: int) -> tuple[Curve, Curve, Parting | None]:
+    """Both from their start, one after the other, on the same prompts, and where `other` first has other tokens."""
+    curves, kept, apart = [], [], None
+    for arm in (plain, other):
+        values, seconds = {name: [] for name in MEASURES}, 0.0
+        for number, (ids, rollout, metrics, step_s) in enumerate(arm.train(steps), start=1):
+            for name, metric in MEASURES.items():
+                values[name].append(float(metrics[metric]))
+            seconds += step_s
+            if arm is plain:
+                kept.append(rollout)
+            elif apart is None:
+                apart = parting(number, ids, kept[number - 1], rollout)
+        curves.append(Curve(**values, seconds=seconds))
+    return *curves, apart
+
+
+def print_curves(
+    curves: Mapping[str, Curve], apart: Parting | None, verifier: str, dtype: str, console: Console
+) -> None:
+    """The curves as lines of bars on one scale, means of their first and last quarters, and where the runs part."""
+    steps = len(next(iter(curves.values())).reward)
+    quarter = -(-steps // 4)
+    for name in MEASURES:
+        rows = {arm: getattr(curve, name) for arm, curve in curves.items()}
+        low, high = (bound(value for row in rows.values() for value in row) for bound in (min, max))
+        columns = Column(), Column(f"{name}, {low:.3g} .. {high:.3g}"), f"first {quarter}", f"last {quarter}", "seconds"
+        table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+        for arm, row in rows.items():
+            means = (f"{np.mean(part):.3f}" for part in (row[:quarter], row[-quarter:]))
+            table.add_row(arm, sparkline(row, low, high), *means, f"{curves[arm].seconds:.3g}")
+        console.print(table)
+    if apart is None:
+        console.print(f"the two runs are identical: the same tokens in all {steps} steps")
+    elif verifier == "coupled":
+        why = "a near-tie that rounding flips" if dtype == "float32" else f"which {dtype} rounds to often"
+        console.print(f"the two runs: {apart} ({why})")
+    else:
+        console.print(f"the two runs: {apart} (verifier {verifier} keeps the law; coupled keeps the tokens)")
+
+
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """The values as bars between the two levels; of more than there is width for, means of neighbours."""
+    parts = np.array_split(np.asarray(values), min(len(values), WIDTH))
+    share = (np.array([part.mean() for part in parts]) - low) / (high - low if high > low else 1)
+    return "".join(BARS[round(x * (len(BARS) - 1))] for x in np.clip(share, 0, 1).tolist())
+
+
+def save_plot(directory: Path, curves: Mapping[str, Curve]) -> None:
+    """curves.png: both measures, a line for each arm."""
+    plt = load_pyplot()
+    figure, axes = plt.subplots(1, len(MEASURES), figsize=(10, 4), layout="constrained", squeeze=False)
+    for axis, name in zip(axes[0], MEASURES, strict=True):
+        # The second is dashed: where both are the same, both are seen.
+        for (arm, curve), style in zip(curves.items(), ("-", "--"), strict=True):
+            values = getattr(curve, name)
+            axis.plot(range(1, len(values) + 1), values, style, label=arm)
+        axis.set_xlabel("step")
+        axis.set_ylabel(name)
+        axis.legend(fontsize="small")
+    directory.mkdir(parents=True, exist_ok=True)
+    figure.savefig(directory / "curves.png", dpi=150)
+    plt.close(figure)
+
+
+def as_json(curves: Mapping[str, Curve], apart: Parting | None) -> dict[str, Any]:
+    """{"curves": {arm: {reward, accuracy, seconds}}, "parting": where the runs part, or None}"""
+    arms = {name: asdict(curve) for name, curve in curves.items()}
+    return {"curves": arms, "parting": None if apart is None else apart._asdict()}

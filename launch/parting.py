@@ -1,0 +1,45 @@
+"""Where two runs that may have the same tokens first have others."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.types import Rollout
+
+
+class Parting(NamedTuple):
+    """The first token of the first sequence that differs.
+
+    prompt: the id of its prompt. sample: which of that prompt's. position: in the completion, from 0.
+    plain, other: the tokens there; None where that completion has ended.
+    """
+
+    step: int
+    prompt: int
+    sample: int
+    position: int
+    plain: int | None
+    other: int | None
+
+    def __str__(self) -> str:
+        plain, other = ("the end" if token is None else f"token {token}" for token in (self.plain, self.other))
+        return (
+            f"first apart in step {self.step}, prompt {self.prompt}, sample {self.sample}, position {self.position}: "
+            f"{plain} autoregressively, {other} here"
+        )
+
+
+def parting(step: int, ids: np.ndarray, plain: Rollout, other: Rollout) -> Parting | None:
+    """Of two rollouts of the same prompts, whose ids are given; None where all tokens are the same."""
+    lengths = np.asarray(plain.lengths), np.asarray(other.lengths)
+    tokens = [
+        np.where(np.arange(rollout.tokens.shape[1])[None] < ends[:, None], np.asarray(rollout.tokens), -1)
+        for rollout, ends in zip((plain, other), lengths, strict=True)
+    ]
+    apart = np.argwhere(tokens[0] != tokens[1])
+    if not len(apart):
+        return None
+    row, at = apart[0].tolist()
+    prompt, sample = divmod(row, len(lengths[0]) // len(ids))
+    here = [None if token < 0 else token for token in (int(found[row, at]) for found in tokens)]
+    return Parting(step, int(ids[prompt]), sample, at, *here)

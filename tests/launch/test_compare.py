@@ -1,0 +1,186 @@
+"""launch.compare as a user runs it, on networks of almost no size."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launch.compare
+from launch.cli import parse_run
+from launch.comparison import STAGES, step_speedup
+from launch.curves import WIDTH, sparkline
+from launch.parting import parting
+from launch.setup import set_up
+from specjax.types import Rollout
+from tests.launch.programs import Options, Refusal, argv, leave_run
+
+ARMS = ["autoregressive", "2", "automatic"]
+SMALL = {
+    "--model.architecture.hidden-size": "16",
+    "--model.architecture.intermediate-size": "16",
+    "--model.architecture.num-layers": "2",
+    "--model.architecture.num-heads": "2",
+    "--model.architecture.num-kv-heads": "1",
+    "--model.architecture.head-dim": "8",
+    "--model.feature-layers": "0 1",
+    "--mesh.data": "1",
+    "--data.arithmetic.problems": "64",
+    "--data.arithmetic.max-terms": "3",
+    "--data.held-out-count": "16",
+    "--data.prompts": "4",
+    "--data.max-prompt-tokens": "6",
+    "--rollout.group-size": "4",
+    "--rollout.max-new-tokens": "20",
+    "--rollout.verifier": "coupled",
+    "--warmup.steps": "2",
+    "--warmup.batch-size": "4",
+    "--distill.answers": "32",
+    "--distill.chunks": "1",
+    "--distill.batch-size": "16",
+    "--steps": "5",
+}
+
+
+def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:
+    """What a comparison wrote, and what it said."""
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.compare.console, "file", SimpleNamespace(write=said.append, flush=lambda: None))
+        assert launch.compare.main(argv("tiny", SMALL | options | {"--json": str(found)})) == 0
+    return json.loads(found.read_text()), "".join(said)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+    """The same with the directory, of a draft that is not distilled and costs by which it pays whatever happens."""
+    directory = tmp_path_factory.mktemp("compared")
+    cell = {"slots": 16, "window": 26}
+    cells = [cell | {"draft_length": 0, "seconds": 1.0}, cell | {"draft_length": 2, "seconds": 0.5}]
+    (directory / "costs.json").write_text(json.dumps({"cells": cells}))
+    options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--draft.lookup.min-n": "1"}
+    options |= {"--warmup.steps": "0", "--cost-table": str(directory / "costs.json")}
+    options |= {"--train-steps": "3", "--plots": str(directory / "plots")}
+    options |= {"--draft-lengths": "2,0", "--rollout.draft-lengths": "0 2"}
+    return *run_program(directory / "found.json", options), directory
+
+
+def test_the_stages_sum_to_the_step(compared: tuple[dict[str, Any], str, Path]):
+    """Within 5%, of a step that is timed by itself; and none of them is nothing, but for what tiny has not."""
+    for arm in compared[0]["arms"].values():
+        assert list(arm["seconds"]) == list(STAGES)
+        assert 0.95 <= arm["summed"] <= 1
+        sums = [sum(turn[stage] for stage in STAGES) / turn["step"] for turn in arm["turns"]]
+        assert len(sums) == 5 and arm["summed"] == pytest.approx(np.median(sums))
+        assert min(arm["seconds"].values()) > 0
+
+
+def test_speedups_are_those_of_the_same_turns(compared: tuple[dict[str, Any], str, Path]):
+    arms = compared[0]["arms"]
+    assert list(arms) == ARMS
+    plain = arms["autoregressive"]
+    share = plain["seconds"]["generation"] / plain["step_s"]
+    for arm in arms.values():
+        for name, stage in (("generation_speedup", "generation"), ("step_speedup", "step")):
+            ratios = [a[stage] / b[stage] for a, b in zip(plain["turns"], arm["turns"], strict=True)]
+            middle, low, high = arm[name]
+            assert low <= middle <= high
+            assert middle == pytest.approx(np.median(ratios))
+        assert arm["amdahl"] == pytest.approx(step_speedup(share, arm["generation_speedup"][0]))
+        assert arm["bound"] == pytest.approx(step_speedup(share, arm["alpha"]))
+    assert plain["generation_speedup"] == plain["step_speedup"] == [1, 1, 1]
+
+
+def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
+    """`coupled`: whatever is proposed, of drafts that are accepted now and then."""
+    arms, said = compared[0]["arms"], compared[1]
+    assert all(arm["parting"] is None for arm in arms.values())
+    assert len({arm["tokens"] for arm in arms.values()}) == 1
+    assert "tokens: the same in all arms" in said
+    assert [arm["draft_lengths"] for arm in arms.values()] == [[], [2], [2]]
+    assert arms["autoregressive"]["alpha"] == 1
+    assert 1 < arms["2"]["alpha"] == arms["automatic"]["alpha"] <= 3
+
+
+def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
+    trained, said = compared[0]["training"], compared[1]
+    plain, other = (trained["curves"][name] for name in ("autoregressive", "automatic"))
+    assert trained["parting"] is None and "the two runs are identical: the same tokens in all 3 steps" in said
+    for name in ("reward", "accuracy"):
+        assert plain[name] == other[name] and len(plain[name]) == 3
+    assert plain["seconds"] > 0 and other["seconds"] > 0
+    assert (compared[2] / "plots" / "curves.png").stat().st_size > 0
+
+
+def test_it_says_what_it_ran_on(compared: tuple[dict[str, Any], str, Path]):
+    found, said, _ = compared
+    assert found["versions"].startswith("Python 3") and found["recipe"] == "tiny"
+    assert found["checkpoint"] is None
+    for part in ("command", "device", "the stages sum to ", "draft length 2 at 16 slots of 26 positions: alpha"):
+        assert part in said
+    assert "warm-up" not in said and "distil" not in said
+
+
+@pytest.mark.slow
+def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_path: Path):
+    """And measures what rounds cost."""
+    found, said = run_program(tmp_path / "found.json", {"--draft-lengths": "1,3"})
+    for part in ("warm-up step 2: loss", "the draft has random weights: distilled first", "distillation step 8: loss"):
+        assert part in said
+    assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
+    assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
+    assert "training" not in found
+    leave_run(tmp_path / "run", set_up(parse_run(argv("tiny", SMALL), "", "")))
+    found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
+    assert "warm-up" not in said and "distil" not in said
+    assert found["checkpoint"] == str(tmp_path / "run")
+
+
+def test_the_law_of_amdahl():
+    assert step_speedup(0.0, 3.0) == 1
+    assert step_speedup(1.0, 3.0) == pytest.approx(3)
+    # The paper's RL-Zero: generation of 100.0 s in a step of 151.2 s, 1.77 times as fast.
+    assert step_speedup(100.0 / 151.2, 1.77) == pytest.approx(1.41, abs=0.01)
+
+
+def test_bars():
+    assert sparkline([0, 1, 2, 7], 0, 7) == "▁▂▃█"
+    assert sparkline([0.5] * 3, 0.5, 0.5) == "▁▁▁"
+    assert sparkline(list(range(1000)), 0, 999) == "".join(sorted(sparkline(list(range(1000)), 0, 999)))
+    assert len(sparkline(list(range(1000)), 0, 999)) == WIDTH
+
+
+def test_where_two_runs_part():
+    tokens = np.array([[5, 6, 0, 0], [5, 6, 7, 0], [5, 6, 7, 8], [1, 0, 0, 0]], np.int32)
+    ids, plain = np.array([7, 9]), Rollout(tokens=tokens, lengths=np.array([2, 3, 4, 1]))  # pyright: ignore[reportArgumentType]
+    assert parting(3, ids, plain, plain) is None
+    # What lies behind an end counts for nothing.
+    junk = Rollout(tokens=np.where(tokens > 0, tokens, 4), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
+    assert parting(3, ids, plain, junk) is None
+    other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
+    apart = parting(3, ids, plain, other)
+    assert apart == (3, 9, 0, 3, 8, 2)
+    assert str(apart) == "first apart in step 3, prompt 9, sample 0, position 3: token 8 autoregressively, token 2 here"
+    shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
+    assert parting(1, ids, plain, shorter) == (1, 7, 1, 2, 7, None)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"--draft-lengths": "0"}, "draft_lengths = (0,): each must be at least 0, and one more than that"),
+        ({"--draft-lengths": "-1,3"}, "draft_lengths = (-1, 3): each must be at least 0"),
+        ({"--draft-lengths": "0;3"}, "--draft-lengths: invalid literal for int() with base 10: '0;3'"),
+        ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: its directory does not exist"),
+        ({"--steps": "0"}, "steps = 0: must be at least 1"),
+        ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is nothing to compare"),
+        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
+        ({"--plots": "here"}, "plots = here: must be none without train_steps"),
+        ({"--train-steps": "-1"}, "train_steps = -1: must be at least 0"),
+        ({"--distill.batch-size": "64"}, "distill.batch_size = 64: must be at most 32"),
+    ],
+)
+def test_it_refuses(refusal: Refusal, options: Options, message: str):
+    assert message in refusal(launch.compare.main, argv("tiny", SMALL | options))
