@@ -42,6 +42,7 @@ def begin(setup: Setup, evaluate: Evaluate, costs: CostTable | None, console: Co
             config.seed,
             setup.mesh,
             report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
+            logit_chunk=config.logit_chunk,
         )
         params = replace(params, policy=policy)
     if config.distill.steps:

@@ -43,6 +43,7 @@ class TrainConfig:
         microbatches:        parts in which gradients are accumulated; any number gives the same gradient.
         ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
                              holds its rows. The full length is always the last rung; empty pads every row to it.
+        logit_chunk:         positions of each row whose logits exist at a time, in both losses; 0 for all of them.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
@@ -54,6 +55,7 @@ class TrainConfig:
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     microbatches: int = 1
     ladder: tuple[int, ...] = ()
+    logit_chunk: int = 0
     draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     allow_truncated_law: bool = False
 
@@ -61,6 +63,8 @@ class TrainConfig:
         if self.microbatches < 1:
             raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
         check_ladder(self.ladder)
+        if self.logit_chunk < 0:
+            raise ValueError(f"logit_chunk = {self.logit_chunk}: must be at least 0")
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
@@ -112,7 +116,9 @@ def make_stages(
             if config.loss.kl_coefficient:
                 raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
             return None
-        return reference_log_probs(policy, reference, batch, law, config.microbatches, config.ladder)
+        return reference_log_probs(
+            policy, reference, batch, law, config.microbatches, config.ladder, config.logit_chunk
+        )
 
     def update(state: TrainState, batch: Batch, reference: Array | None) -> tuple[TrainState, Metrics]:
         train_draft = due(config.draft_training, state, batch)
@@ -130,6 +136,7 @@ def make_stages(
             verifier=config.rollout.verifier,
             ladder=config.ladder,
             budget=config.rollout.max_new_tokens,
+            logit_chunk=config.logit_chunk,
         )
         params, optimizer = apply_gradients(optimizers, gradients, state.optimizer, state.params, train_draft)
         metrics = loss_metrics(
