@@ -58,7 +58,7 @@ def batch() -> Batch:
 
 
 def program(
-    chunk: int, mesh: tuple[int, int, int], batch: Batch, parts: int = PARTS, ladder: tuple[int, ...] = LADDER
+    chunk: int, mesh: tuple[int, int, int], batch: Batch, parts: int = PARTS, ladder: tuple[int, ...] = ()
 ) -> tuple[jax.stages.Compiled, Params]:
     def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
         reference = reference_log_probs(POLICY, params.policy, batch, SamplingLaw(), parts, ladder, chunk)
@@ -107,8 +107,15 @@ def test_chunks_have_the_same_gradients_and_no_logits_of_whole_rows(batch, whole
 
 
 @pytest.mark.slow
+def test_chunks_within_a_ladder(batch, whole) -> None:
+    compiled, params = program(CHUNK, (1, 1, 1), batch, ladder=LADDER)
+    check_same(compiled(params, batch), whole, CLOSE)
+    assert most_of_a_vocabulary(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
+
+
+@pytest.mark.slow
 def test_chunks_of_a_vocabulary_over_the_tensor_axis(batch, whole) -> None:
-    compiled, params = program(CHUNK, (2, 1, 2), batch, 1, ())
+    compiled, params = program(CHUNK, (2, 1, 2), batch, 1)
     check_same(compiled(*jax.device_put((params, batch), compiled.input_shardings[0])), whole, 1e-5)
 
 
