@@ -95,7 +95,7 @@ def measure_acceptance(
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size
     smooth = replace(law, temperature=temperature or NEARLY_GREEDY)
-    predict = make_predict(policy, drafter, smooth, mesh, microbatches=microbatches)
+    predict = make_predict(policy, drafter, smooth, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk)
 
     def predicted(params: Params) -> float | None:
         # At temperature 0 the likeliest token is all there is, and nothing cuts it out.

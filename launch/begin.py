@@ -52,6 +52,7 @@ def warmed_up(setup: Setup, console: Console) -> Params:
         config.seed,
         setup.mesh,
         report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
+        logit_chunk=config.logit_chunk,
     )
     return replace(params, policy=policy)
 

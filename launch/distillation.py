@@ -174,6 +174,7 @@ class _Trainer:
             setup.mesh,
             microbatches=config.distill.microbatches,
             ladder=config.ladder,
+            logit_chunk=config.logit_chunk,
         )
 
     @property

@@ -11,9 +11,10 @@ from configs.schema import WarmupConfig
 from launch.data import Problem
 from launch.pipeline import SupervisedBatch, supervised_batch
 from launch.tokenizers import Tokenizer
+from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.mesh import BATCH_AXES
 from specjax.optimizer import init_moments, make_optimizer, update
-from specjax.sampling import pick
+from specjax.sampling import SamplingLaw
 from specjax.types import Policy, PyTree
 
 
@@ -27,17 +28,19 @@ def warm_up(
     seed: int,
     mesh: Mesh,
     report: Callable[[int, float], None],
+    logit_chunk: int = 0,
 ) -> PyTree:
     """The policy's parameters after `config.steps` steps of cross-entropy on the solutions.
 
     length: tokens of prompt and solution together. report: called with (step, loss) now and then.
+    logit_chunk: as `TrainConfig` says.
     """
     optimizer = make_optimizer(config.optimizer)
     rows = NamedSharding(mesh, P(BATCH_AXES))
 
     def loss(params: PyTree, batch: SupervisedBatch) -> jax.Array:
-        output = policy.apply(params, batch.tokens, jnp.zeros(len(batch.lengths), jnp.int32))
-        log_p = pick(jax.nn.log_softmax(output.logits[:, :-1].astype(jnp.float32)), jnp.asarray(batch.tokens)[:, 1:])
+        tokens = jnp.asarray(batch.tokens)
+        log_p, _ = token_log_probs(params, teacher_forced(policy, params, tokens, logit_chunk), tokens, SamplingLaw())
         column = jnp.arange(1, length)[None]
         learnt = (column >= batch.prompt_lengths[:, None]) & (column < batch.lengths[:, None])
         return -jnp.sum(jnp.where(learnt, log_p, 0.0)) / jnp.sum(learnt, dtype=jnp.float32)

@@ -49,7 +49,7 @@ def _uncached(block: Block, x: Float[Array, "B T D"], view: View) -> Float[Array
 
 
 class Decoder(nn.Module):
-    """tokens [B, T], start [B], cache, only, first -> PolicyOutput, as `specjax.types.Policy.apply` describes it.
+    """(tokens [B, T], start [B], cache, only, first, logits) -> PolicyOutput, as `specjax.types.Policy.apply` says.
 
     remat: what a backward pass computes again; a forward with a cache has none, and is left as it is.
     """
@@ -79,6 +79,7 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         only: Int[Array, "B"] | None = None,
         first: Int[Array, "B"] | None = None,
+        logits: bool = True,
     ) -> PolicyOutput:
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
         table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
@@ -100,8 +101,12 @@ class Decoder(nn.Module):
                 forward = _uncached if self.remat == "none" else nn.remat(_uncached, policy=_SAVED[self.remat])
                 x = forward(block, x, views[windows[i]])
         hidden = self.norm(x)
+        if logits:
+            read = self.unembed(hidden if only is None else token_at(hidden, only))
+        else:
+            read = jnp.zeros((len(tokens), 0, self.config.vocab_size), hidden.dtype)
         return PolicyOutput(
-            logits=self.unembed(hidden if only is None else token_at(hidden, only)),
+            logits=read,
             # Pinned: its consumer's sharding would otherwise spread the whole residual stream over tensor.
             features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,

@@ -120,8 +120,8 @@ class Eagle3(nn.Module):
         cache: Cache,
         view: View,
         only: Int[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B N Vd"], Float[Array, "B N D"], Cache]:
-        """Logits, the state to feed back, and the cache. The embedding comes first in the concatenation.
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
+        """The state for `unembed`, the one to feed back, and the cache. The embedding comes first in the concatenation.
 
         only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
@@ -139,8 +139,11 @@ class Eagle3(nn.Module):
             hidden, layer = block(hidden, own, view, which)
             written.append(layer)
         normed = self.norm(hidden)
-        logits = constrain(self.head(normed), "batch", None, None)
-        return logits, normed if c.norm_output else hidden, cast(Cache, tuple(written))
+        return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))
+
+    def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T Vd"]:
+        """The logits over the draft vocabulary."""
+        return constrain(self.head(normed), "batch", None, None)
 
 
 def make_eagle3(
@@ -163,10 +166,14 @@ def make_eagle3(
         embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
         return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
 
+    def unembed(params: Params, normed: Array) -> Array:
+        return cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
+
     head = DraftHead(
         reads=reads,
         fuse=fuse,
         step=step,
+        unembed=unembed,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )
@@ -191,7 +198,7 @@ def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
 
     def everything(module: Eagle3, features: Array, embeddings: Array) -> None:
         view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
-        module(module.fuse(features), embeddings, init_caches(config, 1, 1), view)
+        module.unembed(module(module.fuse(features), embeddings, init_caches(config, 1, 1), view)[0])
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))

@@ -5,7 +5,6 @@ The published families share one network and differ in a few conventions. A head
 its own state again, K - 1 times.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal, cast
 
@@ -74,7 +73,16 @@ class MTP(nn.Module):
 
     config: MTPConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        self.embedding_norm = RMSNorm(c)
+        self.hidden_norm = RMSNorm(c)
+        self.fc = projection(c, c.hidden_size, ("mlp", "embed"))
+        self.block = Block(c)
+        self.norm = RMSNorm(c)
+        if c.convention.own_head:
+            self.head = projection(c, c.vocab_size, ("embed", "vocab"))
+
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
@@ -82,26 +90,25 @@ class MTP(nn.Module):
         cache: Cache,
         view: View,
         only: Int[Array, "B"] | None,
-        unembed: Callable[[Array], Array],
-    ) -> tuple[Float[Array, "B N V"], Float[Array, "B N D"], Cache]:
-        """Logits, the state to feed back, and the cache.
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
+        """The state for the vocabulary head, the one to feed back, and the cache.
 
-        only:    int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
-        unembed: the policy's vocabulary head, for a convention without one of its own.
+        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
-        c, convention = self.config, self.config.convention
+        convention = self.config.convention
         if convention.zeroes_first:
             embeddings = embeddings * (view.positions > 0).astype(embeddings.dtype)[..., None]
-        pair = [RMSNorm(c, name="embedding_norm")(embeddings), RMSNorm(c, name="hidden_norm")(hidden)]
+        pair = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         if not convention.embedding_first:
             pair.reverse()
-        x = projection(c, c.hidden_size, ("mlp", "embed"), name="fc")(jnp.concatenate(pair, axis=-1))
-        x, written = Block(c, name="block")(constrain(x, "batch", None, None), cache[0], view, only)
-        normed = RMSNorm(c, name="norm")(x)
-        if convention.own_head:
-            unembed = projection(c, c.vocab_size, ("embed", "vocab"), name="head")
-        logits = constrain(unembed(normed), "batch", None, None)
-        return logits, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
+        x = self.fc(jnp.concatenate(pair, axis=-1))
+        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, only)
+        normed = self.norm(x)
+        return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
+
+    def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits by the head's own vocabulary head, under a convention that has one."""
+        return self.head(normed)
 
 
 def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
@@ -114,16 +121,20 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
     ) -> tuple[Array, Array, Cache]:
         embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
 
-        def unembed(hidden: Array) -> Array:
-            return policy.unembed(jax.lax.stop_gradient(params.policy), hidden)
-
-        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only, unembed))
+    def unembed(params: Params, normed: Array) -> Array:
+        if config.convention.own_head:
+            logits = cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
+        else:
+            logits = policy.unembed(jax.lax.stop_gradient(params.policy), normed)
+        return constrain(logits, "batch", None, None)
 
     head = DraftHead(
         reads=_hidden,
         fuse=lambda params, features: features,
         step=step,
+        unembed=unembed,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)
@@ -135,6 +146,12 @@ def _hidden(output: PolicyOutput) -> Array:
 
 def init_mtp(config: MTPConfig, key: Key[Array, ""]) -> PyTree:
     """Random parameters, boxed with their logical axis names."""
-    view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
+
+    def everything(module: MTP, x: Array) -> None:
+        view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
+        normed, _, _ = module(x, x, (init_cache(config, 1, 1),), view, None)
+        if config.convention.own_head:
+            module.unembed(normed)
+
     x = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
-    return MTP(config).init(key, x, x, (init_cache(config, 1, 1),), view, None, lambda hidden: hidden)["params"]
+    return nn.init(everything, MTP(config))(key, x)["params"]

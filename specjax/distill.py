@@ -12,6 +12,7 @@ from jaxtyping import Array
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
 from specjax.ladder import in_window, sort_rows
+from specjax.log_probs import teacher_forced
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics
 from specjax.optimizer import init_moments, update
@@ -44,12 +45,13 @@ def make_distill_step(
     *,
     microbatches: int = 1,
     ladder: tuple[int, ...] = (),
+    logit_chunk: int = 0,
 ) -> DistillStep:
     """`state, metrics = step(state, weights, batch)`: one compiled program, traced once, laid out as its first state.
 
     weights: the policy's parameters, which are only read. Of the batch every completion token counts, scored or not;
-    the gradient is that of the draft in `specjax.gradients.accumulate`. microbatches, ladder: as `TrainConfig` says.
-    Raises ValueError where the rows do not divide over the mesh and the microbatches.
+    the gradient is that of the draft in `specjax.gradients.accumulate`. microbatches, ladder, logit_chunk: as
+    `TrainConfig` says. Raises ValueError where the rows do not divide over the mesh and the microbatches.
     """
 
     def step(state: DistillState, weights: PyTree, batch: Batch) -> tuple[DistillState, Metrics]:
@@ -60,7 +62,8 @@ def make_distill_step(
 
         def one(window: int, batch: Batch) -> tuple[PyTree, tuple[Array, Array]]:
             def mean(draft: PyTree) -> tuple[Array, Array]:
-                loss, overlap = teacher_forced(policy, drafter, Params(weights, draft), batch.cut(window), law)
+                both = Params(weights, draft)
+                loss, overlap = draft_loss(policy, drafter, both, batch.cut(window), law, logit_chunk)
                 return loss / tokens, overlap / tokens
 
             (loss, overlap), gradient = jax.value_and_grad(mean, has_aux=True)(state.draft)
@@ -97,7 +100,13 @@ def make_distill_step(
 
 
 def make_predict(
-    policy: Policy, drafter: Drafter, law: SamplingLaw, mesh: Mesh, *, microbatches: int = 1
+    policy: Policy,
+    drafter: Drafter,
+    law: SamplingLaw,
+    mesh: Mesh,
+    *,
+    microbatches: int = 1,
+    logit_chunk: int = 0,
 ) -> Callable[[Params, Batch], tuple[Array, Array]]:
     """(params, batch) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 
@@ -108,7 +117,7 @@ def make_predict(
     def run(params: Params, batch: Batch) -> tuple[Array, Array]:
         _check_rows(batch, mesh, microbatches)
         parts = split(batch, microbatches)
-        _, overlap = jax.lax.map(lambda part: teacher_forced(policy, drafter, params, part, law), parts)
+        _, overlap = jax.lax.map(lambda part: draft_loss(policy, drafter, params, part, law, logit_chunk), parts)
         return jnp.sum(overlap), jnp.sum(batch.completion, dtype=jnp.float32)
 
     def call(params: Params, batch: Batch) -> tuple[Array, Array]:
@@ -118,13 +127,13 @@ def make_predict(
     return call
 
 
-def teacher_forced(
-    policy: Policy, drafter: Drafter, params: Params, batch: Batch, law: SamplingLaw
+def draft_loss(
+    policy: Policy, drafter: Drafter, params: Params, batch: Batch, law: SamplingLaw, logit_chunk: int = 0
 ) -> tuple[Array, Array]:
     """The draft's (loss, overlap), summed over the batch, from a forward of the policy behind stop_gradient."""
     weights = jax.lax.stop_gradient(params.policy)
     with jax.named_scope("policy_forward"):
-        output = policy.apply(weights, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
+        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
     with jax.named_scope("draft_loss"):
         both = Params(weights, params.draft, params.memory)
         sums = drafter.loss(both, batch.tokens, jax.lax.stop_gradient(output), batch.completion, law)

@@ -13,8 +13,9 @@ from specjax.adaptation import when
 from specjax.batch import Batch, split
 from specjax.drafters import Drafter
 from specjax.ladder import in_window, put_back, sorted_order, take_rows
+from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.loss import LossConfig, policy_terms, token_weights
-from specjax.sampling import SamplingLaw, full_log_probs, pick
+from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName, find_verifier
 
@@ -51,6 +52,7 @@ def accumulate(
     verifier: VerifierName | Verifier = "rejection",
     ladder: tuple[int, ...] = (),
     budget: int | None = None,
+    logit_chunk: int = 0,
 ) -> tuple[Params, Sums]:
     """Gradients of the policy's and the draft's loss, each normalised over the whole batch.
 
@@ -62,6 +64,7 @@ def accumulate(
     verifier:    of the rollout, by which what its drafts promise is reckoned.
     ladder:      windows that a microbatch may be cut to, see `specjax.ladder`; the gradient is the same with any.
     budget:      the most tokens that a completion may have; None for as many as a row.
+    logit_chunk: positions of each row whose logits exist at a time (`specjax.log_probs`); 0 for all.
 
     The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
     gradient is the same program whether the draft is trained or not.
@@ -69,15 +72,13 @@ def accumulate(
     tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
     shares = token_weights(batch.trained, config.aggregate, budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
-    start = jnp.zeros(len(batch.tokens) // microbatches, jnp.int32)
     taught = draft_tokens if replay is None else draft_tokens + jnp.sum(replay.completion, dtype=jnp.float32)
     drafting = bool(jax.tree.leaves(params.draft))
     zero = jax.tree.map(jnp.zeros_like, params)
 
     def policy_loss(weights: PyTree, batch: Batch, share: Array) -> tuple[Array, tuple[PolicyOutput, dict]]:
-        output = policy.apply(weights, batch.tokens, start)
-        log_probs = full_log_probs(output.logits[:, :-1], law)
-        theta = pick(log_probs, batch.tokens[:, 1:])
+        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
+        theta, entropy = token_log_probs(weights, output, batch.tokens, law)
         now = jax.lax.stop_gradient(theta)
         old = now if batch.old is None else batch.old[:, 1:]
         mu = old if batch.mu is None else batch.mu[:, 1:]
@@ -86,14 +87,12 @@ def accumulate(
         terms = policy_terms(theta, old, mu, reference, batch.advantage, mask, config)
         gap = jnp.where(mask, now - mu, 0.0)
         ratio = jnp.where(mask, jnp.exp(gap), 0.0)
-        log_probs = jax.lax.stop_gradient(log_probs)
-        entropy = jnp.where(mask, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1), 0.0)
         loss = jnp.sum(terms.loss * share[:, 1:])
         sums = dict(
             policy_loss=loss,
             clipped=jnp.sum(terms.clipped),
             kl=jnp.sum(terms.kl),
-            entropy=jnp.sum(entropy),
+            entropy=jnp.sum(jnp.where(mask, entropy, 0.0)),
             ratio=jnp.sum(ratio),
             ratio_max=jnp.max(ratio),
             gap=jnp.sum(jnp.abs(gap)),
@@ -135,7 +134,7 @@ def accumulate(
 
     def again(window: int, batch: Batch) -> PyTree:
         batch = batch.cut(window)
-        return teach(batch, jax.lax.stop_gradient(policy.apply(params.policy, batch.tokens, start)))[0]
+        return teach(batch, jax.lax.stop_gradient(teacher_forced(policy, params.policy, batch.tokens, logit_chunk)))[0]
 
     def relearn(total: PyTree, rows: Batch) -> PyTree:
         each = jax.vmap(partial(split, parts=microbatches))(rows)
@@ -163,14 +162,15 @@ def log_probs_of(
     *,
     microbatches: int = 1,
     ladder: tuple[int, ...] = (),
+    logit_chunk: int = 0,
 ) -> Float[Array, "R S"]:
     """Log-probs of the completion tokens under temperature alone, by a policy of these weights; 0 elsewhere."""
     width = batch.tokens.shape[1]
 
     def one(window: int, batch: Batch) -> Array:
         batch = batch.cut(window)
-        output = policy.apply(weights, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
-        log_probs = pick(full_log_probs(output.logits[:, :-1], law), batch.tokens[:, 1:])
+        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
+        log_probs, _ = token_log_probs(weights, output, batch.tokens, law)
         kept = jnp.where(batch.completion[:, 1:], log_probs, 0.0)
         return jnp.pad(kept, ((0, 0), (1, width - window)))
 

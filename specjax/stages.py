@@ -41,6 +41,7 @@ class TrainConfig:
                              before a step counts in rollout/logprob_alarm.
         ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
                              holds its rows. The full length is always the last rung; empty pads every row to it.
+        logit_chunk:         positions of each row whose logits exist at a time, in both losses; 0 for all of them.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
@@ -56,6 +57,7 @@ class TrainConfig:
     reference_every: int = 0
     gap_alarm: float = 0.05
     ladder: tuple[int, ...] = ()
+    logit_chunk: int = 0
     draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     allow_truncated_law: bool = False
 
@@ -72,6 +74,8 @@ class TrainConfig:
                 f"max_new_tokens = {self.rollout.max_new_tokens}"
             )
         check_ladder(self.ladder)
+        if self.logit_chunk < 0:
+            raise ValueError(f"logit_chunk = {self.logit_chunk}: must be at least 0")
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
@@ -126,7 +130,8 @@ def make_stages(
     @jax.named_scope("logprob")
     def logprob(state: TrainState, batch: Batch) -> Batch:
         def under(weights: PyTree) -> Array:
-            return log_probs_of(policy, weights, batch, law, mesh, microbatches=parts, ladder=config.ladder)
+            given, ladder, chunk = (policy, weights, batch, law, mesh), config.ladder, config.logit_chunk
+            return log_probs_of(*given, microbatches=parts, ladder=ladder, logit_chunk=chunk)
 
         if state.reference is None and config.loss.kl_coefficient:
             raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
@@ -155,6 +160,7 @@ def make_stages(
                 verifier=config.rollout.verifier,
                 ladder=config.ladder,
                 budget=config.rollout.max_new_tokens,
+                logit_chunk=config.logit_chunk,
             )
 
         value = reward_less_kl(batch, config.loss) if config.loss.in_reward else batch.reward

@@ -13,7 +13,7 @@ token in its row is its position.
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, dataclass_transform, no_type_check
 
 import jax
@@ -90,19 +90,31 @@ class Prompts:
 
 
 @pytree
+class ChunkedLogits:
+    """Stands for logits that were left out: unembed(params, hidden) gives them, for `chunk` positions of each row at a
+    time. Both are static.
+    """
+
+    unembed: Callable[[PyTree, Array], Array] = field(metadata={"static": True})
+    chunk: int = field(metadata={"static": True})
+
+
+@pytree
 class PolicyOutput:
     """What one forward of the policy returns.
 
-    logits:   [B, T, V] in the compute dtype.
+    logits:   [B, T, V] in the compute dtype; [B, 0, V] where they were left out.
     features: [B, T, F], the concatenated residual streams that the drafter reads.
     hidden:   [B, T, D] after the final norm.
     cache:    the cache with the T tokens written, or None where none was given.
+    chunked:  how to get the logits that were left out (specjax.log_probs); None where they are there.
     """
 
     logits: Float[Array, "B T V"]
     features: Float[Array, "B T F"]
     hidden: Float[Array, "B T D"]
     cache: Cache | None
+    chunked: ChunkedLogits | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ class Policy:
                 positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
                 attends to the cached positions up to its own; without, to the earlier tokens of its own row.
                 With only [B], logits are [B, 1, V]: of that token of each row. With first [B], what is cached before
-                it is attended to by none.
+                it is attended to by none. With logits=False they are left out, [B, 0, V]: called so, without a cache,
+                where training has a `logit_chunk`, which a policy may do without.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
     unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.

@@ -199,6 +199,8 @@ class RunConfig:
                              at probes.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
+        logit_chunk:         positions of each row whose logits exist at a time in training; 0 for all. Fewer need less
+                             memory, and gradients are the same.
         allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
     """
 
@@ -215,6 +217,7 @@ class RunConfig:
     max_skipped: int = 10
     cost_table: str | None = None
     ladder: tuple[int, ...] = ()
+    logit_chunk: int = 0
     allow_truncated_law: bool = False
     mesh: MeshConfig = field(default_factory=MeshConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -264,6 +267,7 @@ class RunConfig:
             reference_every=self.reference_every,
             gap_alarm=self.gap_alarm,
             ladder=self.ladder,
+            logit_chunk=self.logit_chunk,
             draft_training=draft_training,
             allow_truncated_law=self.allow_truncated_law,
         )

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from specjax.cache import View, decode_view, resize, unrolled_view
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, divergence
+from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts
 
@@ -29,8 +30,9 @@ class DraftHead:
     reads:      PolicyOutput -> features [B, T, F].
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
     step:       (params, hidden [B, T, D], tokens [B, T], cache, view, only)
-                -> (logits [B, T, Vd], hidden [B, T, D] to feed back, cache); for token `only` [B] of each row alone,
-                T = 1, unless it is None.
+                -> (state [B, T, D] for `unembed`, hidden [B, T, D] to feed back, cache); for token `only` [B] of each
+                row alone, T = 1, unless it is None.
+    unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
     init_cache: (rows, length) -> Cache.
     window:     how many of the last positions its attention sees; None for all.
     """
@@ -38,6 +40,7 @@ class DraftHead:
     reads: Callable[[PolicyOutput], Array]
     fuse: Callable[[Params, Array], Array]
     step: Callable[[Params, Array, Array, Cache, View, Array | None], tuple[Array, Array, Cache]]
+    unembed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], Cache]
     window: int | None = None
 
@@ -119,13 +122,14 @@ class HeadDrafter(Drafter):
         room = state.cache[0].k.shape[2]
         view = decode_view(state.length, state.tokens.shape[1], room, state.first, self.head.window)
         last = jnp.maximum(state.waiting - 1, 0)
-        logits, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
+        read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
                 view = decode_view(length + i - 1, 1, room, state.first, self.head.window)
-                logits, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
+                read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
+            logits = self.head.unembed(params, read)
             log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
         # A row that has just started anew knows no feature to draft from.
@@ -149,22 +153,30 @@ class HeadDrafter(Drafter):
         token t + 2 + i, whose law the policy gives at t + 1 + i.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
-        log_p = full_log_probs(output.logits, law)
-        if self.target_ids is not None:
-            log_p = log_p[..., self.target_ids]
-        log_p, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (log_p, tokens, mask))
+        target, law_of, chunk = laws(params.policy, output, law)
+        ids = slice(None) if self.target_ids is None else self.target_ids
+        if not chunk:
+            # Of all passes at once.
+            target, law_of = law_of(target)[..., ids], lambda log_p: log_p
+        targets, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (target, tokens, mask))
+
+        def compare(target: Array, read: Array) -> tuple[Array, Array]:
+            log_p, log_q = law_of(target), full_log_probs(self.head.unembed(params, read), law)
+            log_p = log_p[..., ids] if chunk else log_p
+            return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
+
         hidden = self.head.fuse(params, self.reads(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.zeros((rows, length), jnp.float32)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth, self.head.window)
             cache = resize(cache, length)
-            logits, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
-            log_q = full_log_probs(logits, law)
+            read, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
             kept = counts[depth + 1].astype(jnp.float32)
-            loss += self.decay**depth * jnp.sum(divergence(self.objective, log_p[depth], log_q) * kept)
+            lost, accepted = by_position(compare, chunk, targets[depth], read)
+            loss += self.decay**depth * jnp.sum(lost * kept)
             if depth == 0:
-                overlap = acceptance(log_p[0], log_q) * kept
+                overlap = accepted * kept
         return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
 
     def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:

@@ -10,7 +10,8 @@ from jaxtyping import Array, Int
 from specjax.cache import resize
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, divergence
-from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.log_probs import by_position, laws, teacher_forced
+from specjax.sampling import SamplingLaw, process_logits, sample
 from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
 
 
@@ -94,9 +95,14 @@ class ModelDrafter(Drafter):
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
         """The objective against the policy's law at the rollout temperature, over a forward of its own."""
-        own = self.model.apply(params.draft, tokens, jnp.zeros(len(tokens), jnp.int32))
-        log_p, log_q = (full_log_probs(x.logits[:, :-1], law) for x in (output, own))
+        target, law_of, chunk = laws(params.policy, output, law)
+        own, own_law_of, _ = laws(params.draft, teacher_forced(self.model, params.draft, tokens, chunk), law)
+
+        def compare(target: Array, own: Array) -> tuple[Array, Array]:
+            log_p, log_q = law_of(target), own_law_of(own)
+            return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
+
+        loss, overlap = by_position(compare, chunk, target[:, :-1], own[:, :-1])
         kept = mask[:, 1:].astype(jnp.float32)
-        loss = jnp.sum(divergence(self.objective, log_p, log_q) * kept)
-        overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * kept)
-        return DraftLoss(loss, jnp.pad(overlap, ((0, 0), (1, 0))))
+        overlap = jax.lax.stop_gradient(overlap * kept)
+        return DraftLoss(jnp.sum(loss * kept), jnp.pad(overlap, ((0, 0), (1, 0))))

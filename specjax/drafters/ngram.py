@@ -8,7 +8,8 @@ from jaxtyping import Array
 
 from specjax.drafters.base import Drafter, DraftLoss, DraftState, Proposal
 from specjax.drafters.lookup import Text, append, certain, check_lengths, ending, look_up, prompt_text, written
-from specjax.sampling import SamplingLaw, full_log_probs, pick
+from specjax.log_probs import laws
+from specjax.sampling import SamplingLaw, pick
 from specjax.types import Params, PolicyOutput, Prompts, TextCache
 
 
@@ -53,13 +54,15 @@ class NGramDrafter(Drafter):
 
         A lookup for every token, and so quadratic in the length: for measurements.
         """
-        log_p, index = full_log_probs(output.logits, law), jnp.arange(tokens.shape[1])
+        source, law_of, _ = laws(params.policy, output, law)
+        index = jnp.arange(tokens.shape[1])
 
         def at(t: Array) -> Array:
             text = written(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
             end = ending(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
             found = look_up(text[:, None], end, self.min_n, 1)
             counts = mask[:, t + 1] & (found.known > 0)
-            return jnp.where(counts, jnp.exp(pick(log_p[:, t], found.tokens[:, 0])), 0.0)
+            log_p = law_of(jax.lax.dynamic_slice_in_dim(source, t, 1, axis=1))
+            return jnp.where(counts, jnp.exp(pick(log_p[:, 0], found.tokens[:, 0])), 0.0)
 
         return DraftLoss(jnp.float32(0), jnp.pad(jax.lax.map(at, index[:-1]).T, ((0, 0), (1, 0))))

@@ -28,6 +28,7 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         cache: Cache | None = None,
         only: Array | None = None,
         first: Array | None = None,
+        logits: bool = True,
     ) -> PolicyOutput:
         rows, count = tokens.shape
         position = uncached_view(start, count).positions.astype(jnp.float32)
@@ -40,6 +41,7 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         x = x + attend(q, layer, view.mask)[:, :, 0]
         hidden = jnp.tanh(x)
         read = hidden if only is None else token_at(hidden, only)
+        read = read if logits else hidden[:, :0]
         return PolicyOutput(unembed(params, read), x, hidden, None if cache is None else (layer,))
 
     keys = jax.random.split(jax.random.key(seed), 5)

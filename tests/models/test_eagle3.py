@@ -127,7 +127,8 @@ def test_full_pass(tmp_path: Path, name: str):
     def run(params: Params, features: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length, window=network.window)
         cache = network.init_cache(rows, length)
-        return network.step(params, network.fuse(params, features), tokens, cache, view, None)[:2]
+        normed, fed_back, _ = network.step(params, network.fuse(params, features), tokens, cache, view, None)
+        return network.unembed(params, normed), fed_back
 
     logits, hidden = run(head.params, features, tokens)
     for row in range(rows):

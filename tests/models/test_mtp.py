@@ -62,7 +62,8 @@ def test_full_pass(head: Head):
     def run(params: Params, hidden: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length)
         cache = network.init_cache(rows, length)
-        return network.step(params, network.fuse(params, hidden), tokens, cache, view, None)[:2]
+        normed, fed_back, _ = network.step(params, network.fuse(params, hidden), tokens, cache, view, None)
+        return network.unembed(params, normed), fed_back
 
     logits, state = run(head.params, hidden, tokens)
     for row in range(rows):

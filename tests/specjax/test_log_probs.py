@@ -1,0 +1,162 @@
+"""Losses by chunks of positions: the same gradients, and no logits of whole rows in the compiled program."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import init_eagle3, make_eagle3
+from models.mtp import init_mtp, make_mtp, mtp_config
+from models.params import init_params
+from specjax.batch import Batch
+from specjax.drafters import Drafter, ModelDrafter, NGramDrafter
+from specjax.gradients import Sums, accumulate, log_probs_of
+from specjax.log_probs import by_position, teacher_forced
+from specjax.loss import LossConfig
+from specjax.sampling import SamplingLaw
+from specjax.stages import TrainConfig
+from specjax.types import Params, PyTree
+from tests.specjax.hlo import Program
+from tests.specjax.training import DECODER, HEAD, mesh_of, relative_gap
+
+# No other dimension is VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.
+ROWS, LENGTH, VOCAB, DRAFT_VOCAB, CHUNK, PARTS, LADDER = 8, 15, 38, 34, 4, 2, (10,)
+LAW = SamplingLaw(temperature=0.7)
+LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
+CONFIG = replace(DECODER, vocab_size=VOCAB, num_layers=1, feature_layers=(0,))
+SHAPE = replace(HEAD, vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB, feature_size=16)
+POLICY = make_policy(CONFIG)
+IDS = np.sort(np.random.default_rng(0).permutation(VOCAB)[:DRAFT_VOCAB]).astype(np.int32)
+DRAFTER = make_eagle3(SHAPE, POLICY, IDS, unroll=2)
+# Chunks sum a weight's gradient in another order.
+CLOSE = 1e-6
+
+
+def params_on(*shape: int) -> Params:
+    mesh = mesh_of(*shape)
+    inits = partial(init_decoder, CONFIG), partial(init_eagle3, SHAPE)
+    return Params(*(init_params(init, jax.random.key(i), mesh) for i, init in enumerate(inits)))
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    rng = np.random.default_rng(1)
+    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 11, (ROWS, 1))
+    column = np.arange(LENGTH)[None]
+    return Batch(
+        tokens=jnp.array(rng.integers(0, VOCAB, (ROWS, LENGTH)), jnp.int32),
+        completion=jnp.array((column >= start) & (column < start + length)),
+        mu=jnp.array(rng.normal(-3.0, 0.5, (ROWS, LENGTH)), jnp.float32),
+        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32),
+        counted=jnp.arange(ROWS) != 3,
+    )
+
+
+def program(
+    chunk: int, mesh: tuple[int, int, int], batch: Batch, parts: int = PARTS, ladder: tuple[int, ...] = ()
+) -> tuple[jax.stages.Compiled, Params]:
+    def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
+        options = dict(microbatches=parts, ladder=ladder, logit_chunk=chunk)
+        reference = log_probs_of(POLICY, params.policy, batch, SamplingLaw(), mesh_of(*mesh), **options)
+        return accumulate(POLICY, DRAFTER, params, replace(batch, reference=reference), LAW, LOSS, **options)
+
+    params = params_on(*mesh)
+    with jax.set_mesh(mesh_of(*mesh)):
+        return jax.jit(run).lower(params, batch).compile(), params
+
+
+@pytest.fixture(scope="module")
+def whole(batch: Batch) -> tuple[Params, Sums, str]:
+    compiled, params = program(0, (1, 1, 1), batch)
+    return *compiled(params, batch), compiled.as_text()
+
+
+def check_same(found: tuple[Params, Sums], whole: tuple[Params, Sums, str], close: float) -> None:
+    gradients, sums = found
+    assert relative_gap(gradients.policy, whole[0].policy) < close
+    assert relative_gap(gradients.draft, whole[0].draft) < close
+    for name, value in sums._asdict().items():
+        np.testing.assert_allclose(value, getattr(whole[1], name), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def most_of_a_vocabulary(text: str) -> int:
+    """The most positions of all rows that an array holds a number of each token for."""
+    positions = [
+        int(np.prod(dims)) // size
+        for lines in Program(text).computations.values()
+        for line in lines
+        for dims in line.arrays
+        for size in (VOCAB, DRAFT_VOCAB)
+        if size in dims
+    ]
+    return max(positions)
+
+
+def test_chunks_have_the_same_gradients_and_no_logits_of_whole_rows(batch, whole) -> None:
+    compiled, params = program(CHUNK, (1, 1, 1), batch)
+    check_same(compiled(params, batch), whole, CLOSE)
+    rows = ROWS // PARTS
+    # A weight has as many numbers for each token as it has features.
+    assert most_of_a_vocabulary(compiled.as_text()) <= max(rows * CHUNK, CONFIG.hidden_size)
+    assert most_of_a_vocabulary(whole[2]) >= rows * (LENGTH - 1)
+
+
+@pytest.mark.slow
+def test_chunks_within_a_ladder(batch, whole) -> None:
+    compiled, params = program(CHUNK, (1, 1, 1), batch, ladder=LADDER)
+    check_same(compiled(params, batch), whole, CLOSE)
+    assert most_of_a_vocabulary(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
+
+
+@pytest.mark.slow
+def test_chunks_of_a_vocabulary_over_the_tensor_axis(batch, whole) -> None:
+    compiled, params = program(CHUNK, (2, 1, 2), batch, 1)
+    check_same(compiled(*jax.device_put((params, batch), compiled.input_shardings[0])), whole, 1e-5)
+
+
+SMALL = replace(CONFIG, hidden_size=8, feature_layers=())
+MTP = mtp_config(CONFIG, "mimo")
+OTHERS: dict[str, tuple[Drafter, Callable[[jax.Array], PyTree]]] = {
+    "mtp": (make_mtp(MTP, POLICY, unroll=2), partial(init_mtp, MTP)),
+    "model": (ModelDrafter(make_policy(SMALL), "hybrid"), partial(init_decoder, SMALL)),
+    "ngram": (NGramDrafter(VOCAB, 1, 2), lambda key: {}),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("mtp", marks=pytest.mark.slow), "model", "ngram"])
+def test_other_drafts_by_chunks(name: str, batch: Batch) -> None:
+    drafter, init = OTHERS[name]
+    policy, draft = (init_params(x, jax.random.key(2), mesh_of(1, 1, 1)) for x in (partial(init_decoder, CONFIG), init))
+
+    @partial(jax.jit, static_argnums=1)
+    def run(draft: PyTree, chunk: int) -> tuple[PyTree, jax.Array]:
+        output = jax.lax.stop_gradient(teacher_forced(POLICY, policy, batch.tokens, chunk))
+
+        def loss(draft: PyTree) -> tuple[jax.Array, jax.Array]:
+            return drafter.loss(Params(policy, draft), batch.tokens, output, batch.completion, LAW)
+
+        return jax.grad(loss, has_aux=True)(draft)
+
+    (expected, overlap), (found, same) = (run(draft, chunk) for chunk in (0, CHUNK))
+    np.testing.assert_allclose(same, overlap, rtol=1e-5, atol=1e-6)
+    if draft:
+        assert relative_gap(found, expected) < CLOSE
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 7, 9])
+def test_any_chunk_reads_every_position_once(chunk: int) -> None:
+    x = jnp.arange(2 * 7 * 3, dtype=jnp.float32).reshape(2, 7, 3)
+    y = jnp.arange(14).reshape(2, 7)
+    doubled, rows = by_position(lambda x, y: (2 * x, y + 1), chunk, x, y)
+    np.testing.assert_array_equal(doubled, 2 * x)
+    np.testing.assert_array_equal(rows, y + 1)
+
+
+def test_a_negative_chunk_is_refused() -> None:
+    with pytest.raises(ValueError, match="^logit_chunk = -1: must be at least 0$"):
+        TrainConfig(logit_chunk=-1)
