@@ -163,6 +163,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What a run keeps beside its metrics.
+
+    Attributes:
+        samples:       completions kept in full, with the lengths of all, of the first step, those that are evaluated
+                       and the last; 0 keeps none.
+        wandb_project: log to this project of Weights & Biases too; None does not.
+    """
+
+    samples: int = 4
+    wandb_project: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples = {self.samples}: must be at least 0")
+
+
+@dataclass(frozen=True)
 class SpeedupConfig:
     """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
 
@@ -199,6 +217,8 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
+        profile_step:        trace this step for a profiler, into profile/ of the run directory; 0 none. The first one
+                             compiles, too.
         microbatches:        parts in which gradients are accumulated.
         cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures, at the start and
                              at probes.
@@ -214,6 +234,7 @@ class RunConfig:
     resume: bool = False
     probe_every: int = 20
     print_every: int = 1
+    profile_step: int = 0
     microbatches: int = 1
     cost_table: str | None = None
     ladder: tuple[int, ...] = ()
@@ -233,12 +254,15 @@ class RunConfig:
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
 
     def __post_init__(self) -> None:
         at_least_one(self, "steps", "print_every")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
+        if not 0 <= self.profile_step <= self.steps:
+            raise ValueError(f"profile_step = {self.profile_step}: must be between 0 and steps = {self.steps}")
         if self.cost_table is not None and not self.rollout.draft_lengths:
             raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
         if self.rollout.verifier not in VERIFIERS:
