@@ -147,8 +147,14 @@ def _drafting(run: Run) -> Iterator[str]:
     ]
     hint = "of position 1 in the rollout, against what training makes of the same tokens"
     yield line_chart("Acceptance kept", acceptance, hint=hint, percent=True, zero=True, span=_span(run))
-    speedup = [_series(run, "perf/speedup_vs_autoregressive", "speed-up", 3)]
-    yield line_chart("Speed-up of generation", speedup, hint="over draft length 0, at probes", zero=True, reference=1.0)
+    yield _lines(
+        run,
+        "Speed-up of generation",
+        {"perf/speedup_vs_autoregressive": "speed-up"},
+        hint="over draft length 0, at probes",
+        zero=True,
+        reference=1.0,
+    )
     yield _lines(
         run,
         "Rollout against training",
