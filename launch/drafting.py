@@ -82,7 +82,7 @@ def losing(speedup: float, draft_length: int) -> str | None:
 class Switches:
     """Called with each step, says in which phases drafting turned off or on since the step before, and why."""
 
-    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[str], None]) -> None:
+    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
         self._phases, self._lengths, self._say = phases, draft_lengths, say
         self._before: list[int] | None = None
         self._measured = "not measured yet"
@@ -91,7 +91,7 @@ class Switches:
         """lengths: at which each phase ran; drafting: by what they were chosen; metrics: of the step."""
         for number, (before, now) in enumerate(zip(self._before or lengths, lengths, strict=True)):
             if (before == 0) != (now == 0):
-                self._say(self._line(step, number, before, now, drafting))
+                self._say(step, self._line(step, number, before, now, drafting))
         self._before = list(lengths)
         if (speedup := metrics.get("perf/speedup_vs_autoregressive")) is not None:
             self._measured = f"measured at step {step}: {float(speedup):.2f}"

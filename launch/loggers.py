@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 from tensorboardX import SummaryWriter
 
 from launch.console import StepPrinter
-from launch.run_directory import METRICS_FILE, write_atomically
+from launch.run_directory import METRICS_FILE, cut_lines
 
 
 def metric_names(draft_length: int, rewards: Sequence[str] = ()) -> tuple[str, ...]:
@@ -42,6 +42,7 @@ class RunLogger:
     print_every:  steps from one printed line to the next.
     resume_step:  the step that was restored; what was logged of later ones is dropped, so that none appears twice.
     rewards:      names of the parts of a reward that has some.
+    also:         called with a step and what it measured.
     """
 
     def __init__(
@@ -51,15 +52,16 @@ class RunLogger:
         print_every: int = 1,
         resume_step: int | None = None,
         rewards: Sequence[str] = (),
+        also: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
         self._names = metric_names(draft_length, rewards)
         path = directory / METRICS_FILE
-        self._last = None if resume_step is None else _cut(path, resume_step)
+        self._last = None if resume_step is None else cut_lines(path, resume_step)
         self._file = path.open("a", encoding="utf-8")
         # The time in an event file's name has seconds, in which a run may be resumed twice: the step tells them apart.
         start = 0 if resume_step is None else resume_step + 1
         self._events = SummaryWriter(str(directory), purge_step=start, filename_suffix=f".{start}")
-        self._print = StepPrinter(print_every)
+        self._print, self._also = StepPrinter(print_every), also
 
     def __enter__(self) -> "RunLogger":
         return self
@@ -85,10 +87,12 @@ class RunLogger:
         values = {name: _number(fetched.get(name)) for name in self._names}
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            if value is not None:
-                self._events.add_scalar(name, value, step)
+        measured = {name: value for name, value in values.items() if value is not None}
+        for name, value in measured.items():
+            self._events.add_scalar(name, value, step)
         self._events.flush()
+        if self._also is not None:
+            self._also(step, measured)
         self._print(step, values)
         return values
 
@@ -96,17 +100,3 @@ class RunLogger:
 def _number(value: Any) -> float | int | None:
     number = value.item() if hasattr(value, "item") else value
     return None if number is None or not math.isfinite(number) else number
-
-
-def _cut(path: Path, last: int) -> int | None:
-    """Drop the lines behind step `last`, and one that a killed process left unfinished. Returns the last step left."""
-    kept = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            step = json.loads(line)["step"]
-        except ValueError:
-            continue
-        if step <= last:
-            kept[step] = line
-    write_atomically(path, "".join(f"{line}\n" for line in kept.values()))
-    return max(kept, default=None)

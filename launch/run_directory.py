@@ -24,7 +24,10 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 
 # What may change: the updates of the steps to come stay as they would have been, up to rounding.
-FREE_ON_RESUME = ("steps", "out", "resume", "probe_every", "print_every", "eval", "checkpoint", "speedup", "mesh")
+FREE_ON_RESUME = (
+    *("steps", "out", "resume", "probe_every", "print_every", "profile_step"),
+    *("log", "eval", "checkpoint", "speedup", "mesh"),
+)
 # Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
@@ -70,6 +73,23 @@ def check_source(config: RunConfig, checkpoint: str | None) -> None:
 def params_of(checkpoint: str | None, setup: Setup, which: Which = "newest") -> Params:
     """Those that `restore_params` reads, or the networks as the recipe starts them."""
     return setup.networks.params if checkpoint is None else restore_params(Path(checkpoint), setup, which)
+
+
+def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
+    """Drop the lines of a JSONL file behind step `last`, and one that a killed process left unfinished.
+
+    every: a step may have several lines; otherwise its last one stays. Returns the last step left.
+    """
+    kept = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
+        try:
+            step = json.loads(line)["step"]
+        except ValueError:
+            continue
+        if step <= last:
+            kept[step, number if every else 0] = line
+    write_atomically(path, "".join(f"{line}\n" for line in kept.values()))
+    return max((step for step, _ in kept), default=None)
 
 
 def restore_params(directory: Path, setup: Setup, which: Which = "newest") -> Params:

@@ -119,6 +119,25 @@ class HuggingFaceTokenizer:
         )
 
 
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each id adds to those before it; together they are what `decode` makes of all.
+
+    A character of several ids is the last one's, the others add nothing; nor does what leaves no trace.
+    """
+    texts, begin, shown = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        # From a place where characters began: decoding all for each id would take time by the square.
+        before, after = tokenizer.decode(ids[begin:shown]), tokenizer.decode(ids[begin:end])
+        if after.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(after[len(before) :])
+        if texts[-1]:  # else there is nothing here that a space could stand behind
+            begin = shown
+        shown = end
+    return texts
+
+
 def _load(directory: Path) -> Any:
     if not directory.is_dir():
         raise ConfigError(f"tokenizer: no directory {str(directory)!r}")

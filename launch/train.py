@@ -17,6 +17,7 @@ from launch.cli import parse_run, run_program, use_compile_cache
 from launch.compile_clock import CompileClock
 from launch.console import reasons
 from launch.costs import COST_TABLE, CostTable, load_cells
+from launch.diary import Diary
 from launch.distillation import check_distillation
 from launch.drafting import Switches, losing, made_with, misloaded
 from launch.errors import ConfigError
@@ -24,13 +25,16 @@ from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger, metric_names
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
+from launch.report import write_report
 from launch.run_directory import CHECKPOINTS, open_run
+from launch.samples import SampleLog
 from launch.saved_draft import made_for
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
 from launch.step_record import StepRecord, Values
 from launch.stopping import Stopping
+from launch.weights_and_biases import check_wandb, wandb_log
 from models.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
@@ -39,6 +43,8 @@ from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
 from specjax.train_step import make_train_step
 from specjax.types import TrainState
+
+PROFILE = "profile"
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -79,19 +85,34 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
         else:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
-        logger = RunLogger(directory, max(config.rollout.lengths), config.print_every, last, config.reward.parts)
-        with logger, Stopping(console.print) as stopping:
-            switches = Switches(setup.phases, config.rollout.draft_lengths, console.print)
-            skipped = SkippedUpdates(directory, config.max_skipped)
-            record = StepRecord(logger, switches, _first_step(setup, begun), skipped)
-            state = Steps(setup, begun, step, probe, pipeline, evaluate, costs, saves, record, stopping).run()
-    if stopping.signal is not None:
-        return 128 + stopping.signal
-    if begun.accuracy is not None:
-        console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {evaluate(state.params):.1%} after")
-    if config.speedup.slots:
-        compared = networks.policy, networks.drafter, state.params, setup.train.rollout, setup.held_out_prompts
-        print_speedup(*compare_plans(*compared, config.speedup, setup.mesh), console)
+        diary = Diary(directory, console, begun.step)
+        samples = SampleLog(directory, setup, reward_fn, last)
+        try:
+            with (
+                wandb_log(config, directory) as also,
+                RunLogger(
+                    directory, max(config.rollout.lengths), config.print_every, last, config.reward.parts, also
+                ) as logger,
+                Stopping(console.print) as stopping,
+            ):
+                switches = Switches(setup.phases, config.rollout.draft_lengths, diary.warn)
+                skipped = SkippedUpdates(directory, config.max_skipped)
+                record = StepRecord(logger, switches, _first_step(setup, begun, diary), skipped)
+                kept = costs, saves, record, stopping, samples, diary
+                state = Steps(setup, begun, step, probe, pipeline, evaluate, *kept).run()
+            if stopping.signal is not None:
+                return 128 + stopping.signal
+            if begun.accuracy is not None:
+                after = evaluate(state.params)
+                console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {after:.1%} after")
+                diary.result(config.steps, accuracy_before=begun.accuracy, accuracy_after=after)
+            if config.speedup.slots:
+                compared = networks.policy, networks.drafter, state.params, setup.train.rollout, setup.held_out_prompts
+                both = compare_plans(*compared, config.speedup, setup.mesh)
+                print_speedup(*both, console)
+                diary.result(config.steps, speedup=both[0].speedup, speedup_of_the_tail=both[1].speedup)
+        finally:
+            console.print(f"report: {write_report(directory)}")
     return 0
 
 
@@ -109,6 +130,8 @@ class Steps:
     saves: Checkpointer
     record: StepRecord
     stopping: Stopping
+    samples: SampleLog
+    diary: Diary
 
     def run(self) -> TrainState:
         """The state after the last step, or after the one in which the run was told to stop."""
@@ -117,7 +140,8 @@ class Steps:
             # These may have taken longer than many steps.
             self._save(0, state)
         for number in range(self.begun.step + 1, config.steps + 1):
-            state = self._take(number, state, clock)
+            take = self._profile if number == config.profile_step else self._take
+            state = take(number, state, clock)
             if _due(number, config.eval.every):
                 self.record.wait()
                 self.record.finish({"eval/accuracy": self.evaluate(state.params)})
@@ -136,6 +160,10 @@ class Steps:
         self.saves.wait()
         return state
 
+    def _profile(self, number: int, state: TrainState, clock: CompileClock) -> TrainState:
+        with jax.profiler.trace(str(self.diary.directory / PROFILE)):
+            return jax.block_until_ready(self._take(number, state, clock))
+
     def _take(self, number: int, state: TrainState, clock: CompileClock) -> TrainState:
         start = time.perf_counter()
         prompts = next(self.pipeline)
@@ -153,9 +181,12 @@ class Steps:
         if (compiling := clock.lap()) and not probing:
             console.print(f"compiled the step in {compiling:.1f} s")
         if probing:
-            self._say_what_it_gains(metrics)
+            self._say_what_it_gains(number, metrics)
         timed = metrics | {"time/data": data_s}
         self.record.dispatched(number, start, timed, by and (rollout.k, by), (prompts, rollout))
+        if self.samples.due(number):
+            self.record.wait()
+            self.samples.write(number, prompts, rollout)
         return state
 
     def _costed(self, number: int, state: TrainState, probing: bool) -> TrainState:
@@ -166,12 +197,12 @@ class Steps:
             console.print(reasons(self.setup.phases, self.setup.config.rollout.draft_lengths, state.drafting))
         return state
 
-    def _say_what_it_gains(self, metrics: Values) -> None:
+    def _say_what_it_gains(self, number: int, metrics: Values) -> None:
         measured = float(metrics["perf/speedup_vs_autoregressive"])
         if self.costs is not None:
             console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
         elif said := losing(measured, self.setup.config.rollout.draft_length):
-            console.print(said)
+            self.diary.warn(number, said)
 
     def _save(self, number: int, state: TrainState) -> None:
         extra, best = beside_the_state(self.setup, self.begun, self.costs), self.setup.config.checkpoint.best
@@ -182,6 +213,7 @@ class Steps:
 def _checked(setup: Setup) -> list[Cell]:
     """The costs to choose by that are known already. Raises ConfigError where options clash: nothing is made yet."""
     config = setup.config
+    check_wandb(config.log.wandb_project)
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
     if config.distill.steps and not config.resume:
@@ -213,7 +245,7 @@ def _say_what_was_read(setup: Setup, directory: Path) -> None:
             console.print(said, markup=False)
 
 
-def _first_step(setup: Setup, begun: Begun) -> Callable[[Values], None] | None:
+def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
     """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
     config, read_from = setup.config, setup.networks.draft_from
     if read_from is None or begun.step > 0:
@@ -223,7 +255,7 @@ def _first_step(setup: Setup, begun: Begun) -> Callable[[Values], None] | None:
     def check(metrics: Values) -> None:
         predicted = metrics.get("draft/predicted_acceptance")
         if predicted is not None and (said := misloaded(read_from, float(predicted), temperature, stated)) is not None:
-            console.print(said, style="bold red", markup=False)
+            diary.warn(1, said, style="bold red")
 
     return check
 

@@ -153,6 +153,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What a run keeps beside its metrics.
+
+    Attributes:
+        samples:       completions kept in full, with the lengths of all, of the first step, those that are evaluated
+                       and the last; 0 keeps none.
+        wandb_project: log to this project of Weights & Biases too; None does not.
+    """
+
+    samples: int = 4
+    wandb_project: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples = {self.samples}: must be at least 0")
+
+
+@dataclass(frozen=True)
 class SpeedupConfig:
     """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
 
@@ -189,6 +207,8 @@ class RunConfig:
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
+        profile_step:        trace this step for a profiler, into profile/ of the run directory; 0 none. The first one
+                             compiles, too.
         microbatches:        parts in which the gradient of an update is accumulated.
         reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
         gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
@@ -211,6 +231,7 @@ class RunConfig:
     resume: bool = False
     probe_every: int = 20
     print_every: int = 1
+    profile_step: int = 0
     microbatches: int = 1
     reference_every: int = 0
     gap_alarm: float = 0.05
@@ -236,6 +257,7 @@ class RunConfig:
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
 
     def __post_init__(self) -> None:
@@ -244,6 +266,8 @@ class RunConfig:
             raise ValueError(f"max_skipped = {self.max_skipped}: must be at least 0")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
+        if not 0 <= self.profile_step <= self.steps:
+            raise ValueError(f"profile_step = {self.profile_step}: must be between 0 and steps = {self.steps}")
         if self.cost_table is not None and not self.rollout.draft_lengths:
             raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
         if self.rollout.verifier not in VERIFIERS:

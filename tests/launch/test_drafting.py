@@ -24,7 +24,7 @@ def drafting(accepted: float) -> Drafting:
 
 def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
     said: list[str] = []
-    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), said.append)
+    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
     switches(1, [2, 2], drafting(0.64), {})
     switches(2, [2, 2], drafting(0.64), {"perf/speedup_vs_autoregressive": jnp.float32(0.873)})
     assert said == []
@@ -46,7 +46,7 @@ def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
 
 def test_a_switch_before_anything_was_measured() -> None:
     said: list[str] = []
-    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), said.append)
+    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
     fresh = Drafting(
         Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)),
         Progress(jnp.zeros((2, 2)), jnp.zeros((2, 2))),

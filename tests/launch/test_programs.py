@@ -79,8 +79,9 @@ def steps(killed: tuple[Path, int, list[int]], stopped: str) -> int:
 def finished(files: Path, shrunk: Options, steps: int) -> Path:
     """The run that the killed one would have been."""
     run = files / "finished"
-    said = finish(start("gsm8k", shrunk | {"--out": str(run), "--steps": str(steps)}))
-    assert f"run directory: {run}\n" in said
+    options = {"--out": str(run), "--steps": str(steps), "--profile-step": str(steps)}
+    said = finish(start("gsm8k", shrunk | options))
+    assert f"run directory: {run}\n" in said and f"report: {run / 'report.html'}\n" in said
     return run
 
 
@@ -103,6 +104,11 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     assert config["reward"]["scorer"] == "math"
     assert saves(finished) == [steps]
     assert list(finished.glob("events.out.tfevents.*"))
+    assert list(finished.glob("profile/**/*.xplane.pb"))
+    assert "Acceptance by position" in (finished / "report.html").read_text()
+    samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [1, steps]
+    assert all(len(sample["lengths"]) == 16 and len(sample["completions"]) == 4 for sample in samples)
 
 
 def test_killed_resumed_and_stopped_is_as_if_it_had_never_been(

@@ -58,6 +58,8 @@ from tests.launch.programs import Options, Refusal, argv, start
         ),
         ({"--checkpoint.best": "eval/accuracy"}, "best = eval/accuracy: is not measured with eval.every = 0"),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
+        ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9: must be between 0 and steps = 8"),
+        ({"--log.samples": "-1"}, "log.samples = -1: must be at least 0"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         (
             {"--distill.steps": "1", "--draft.kind": "none", "--rollout.draft-length": "0"},

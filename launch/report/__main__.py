@@ -1,0 +1,32 @@
+"""Make the report of a run anew: `python -m launch.report DIR`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from launch.cli import parse, run_program
+from launch.report import write_report
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Options of launch.report.
+
+    Attributes:
+        directory: of a run, whose report.html is written.
+    """
+
+    directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+
+
+def main(argv: list[str]) -> int:
+    """Write the report and say where it is."""
+    args = parse(ReportArgs, argv, "python -m launch.report", "Make the report of a run anew.")
+    print(write_report(Path(args.directory)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,174 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import launch.report.__main__
+from launch.report import write_report
+from launch.report.charts import line_chart
+from launch.report.read import read_run
+from launch.report.scales import number, tick_labels, ticks
+from launch.report.series import MOST, Series, stretches, thin
+from launch.report.warnings import warnings
+from tests.launch.programs import Refusal
+from tests.launch.run_directories import write_lines, write_run
+
+VOID = {"meta", "br", "link", "img"}
+
+
+class Checked(HTMLParser):
+    """Every element ends where it should, and nothing is fetched from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert all("nan" not in (value or "").lower() for _, value in attrs), (tag, attrs)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "figcaption":
+            self.titles.append(data)
+
+
+def run_of(directory: Path, steps: int = 40) -> Path:
+    """Probes at every tenth step, an alarm over three, a draft that is not trained in every second."""
+    rng = np.random.default_rng(0)
+    probed = [0.5 if step % 10 == 0 else None for step in range(1, steps + 1)]
+    write_run(
+        directory,
+        steps,
+        reward__mean=list(rng.random(steps)),
+        reward__accuracy=list(rng.random(steps)),
+        reward__failed=[2 if step in (7, 8) else 0 for step in range(1, steps + 1)],
+        eval__accuracy=[0.25 if step % 20 == 0 else None for step in range(1, steps + 1)],
+        loss__policy=[None if step == 9 else 0.0 for step in range(1, steps + 1)],
+        grad_norm__policy=[1.0] * steps,
+        grad_norm__draft=[1.0 if step % 2 else None for step in range(1, steps + 1)],
+        draft__alarm=[1 if 20 < step <= 23 else 0 for step in range(1, steps + 1)],
+        draft__measured_acceptance=[0.4] * steps,
+        draft__promised_acceptance=[0.7] * steps,
+        rollout__tokens=[100] * steps,
+        rollout__acceptance_rate_pos_1=[0.5] * steps,
+        time__step=[2.0] * steps,
+        time__data=[0.1] * steps,
+        time__prepare=probed,
+        time__generation=probed,
+        time__logprob=probed,
+        time__train=probed,
+        perf__speedup_vs_autoregressive=probed,
+    )
+    pieces = [["3", 1], [" <b>", 2], ["\n", 3], ["&", 4], ["", 2]]
+    scored = {"prompt": "1 < 2?", "answer": "2", "reward": 1.0, "stopped": True, "pieces": pieces}
+    failed = scored | {"reward": None, "stopped": False, "pieces": [[f"w{i}", None] for i in range(700)]}
+    write_lines(
+        directory / "samples.jsonl",
+        [{"step": step, "budget": 8, "lengths": [5, 8, 8], "completions": [scored, failed]} for step in (1, 40)],
+    )
+    start = {"date": "2026-01-02T03:04:05+00:00", "device": "2 x cpu", "host": "2 cores", "versions": {"jax": "0.10"}}
+    lines = [{"step": 0, "start": start}, {"step": 10, "warning": "drafting loses"}, {"step": 20, "start": start}]
+    write_lines(directory / "diary.jsonl", [*lines, {"step": 40, "result": {"speedup": 1.25}}])
+    return directory
+
+
+def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
+    path = write_report(run_of(tmp_path / "my run"))
+    text = path.read_text()
+    assert path == tmp_path / "my run" / "report.html" and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    titles = Checked(text).titles
+    shown = {"Reward", "Accuracy", "Acceptance by position", "Acceptance kept", "Stages of a step", "Tokens a second"}
+    assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
+    for said in ("<h1>my run</h1>", "seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x"):
+        assert said in text
+    # Each token in its writer's shade, and nothing of a text is taken for HTML.
+    assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in text
+    assert '<span class="end w2">stop</span>' in text and "1 &lt; 2?" in text
+    assert "200 tokens …" in text and "not scored" in text and "cut at the length budget" in text
+    assert "<div><span>seed</span><b>3</b></div>" in text
+
+
+def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
+    lines = warnings(read_run(run_of(tmp_path)))
+    assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21"]
+    assert "4 completions could not be scored, in steps 7, 8" in lines[0]
+    assert lines[1] == "loss/policy was not finite in step 9" and lines[2] == "step 10: drafting loses"
+    assert "accepts 0.40" in lines[3] and "at least 0.70" in lines[3] and lines[3].endswith("It lasted to step 23")
+
+
+def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
+    run = write_run(tmp_path / "run", 0)
+    Checked(write_report(run).read_text())
+    run_of(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "rew')
+    assert read_run(run).steps.tolist() == list(range(1, 41))
+
+
+def test_a_long_run_is_thinned(tmp_path: Path):
+    steps = np.arange(100_000)
+    values = np.sin(steps / 1e4)
+    values[54_321] = 50.0
+    chart = line_chart("much", [Series("sine", steps, values, 1)])
+    assert len(chart) < 40_000
+    kept = thin(values)
+    assert len(kept) <= 2 * MOST + 2 and {0, 54_321, 99_999} <= set(kept.tolist())
+    # One value out of many does not flatten the rest.
+    assert ">1.0<" in chart and ">50<" not in chart
+
+
+def test_what_was_not_measured_is_a_gap():
+    steps = np.array([1, 2, 3, 10, 11, 12])
+    assert [steps[part].tolist() for part in stretches(steps)] == [[1, 2, 3], [10, 11, 12]]
+    assert len(stretches(np.arange(0, 100, 20))) == 1
+    assert line_chart("none", [Series("none", steps[:0], steps[:0], 1)]) == ""
+    Checked(line_chart("one", [Series("one", steps[:1], np.array([0.0]), 1)], percent=True))
+
+
+@pytest.mark.parametrize(
+    "low, high, labels",
+    [
+        (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (0, 47_000, ["0", "10k", "20k", "30k", "40k", "50k"]),
+        (-0.01, 0.03, ["\u22120.01", "0", "0.01", "0.02", "0.03"]),
+        (0, 4e-5, ["0", "1e-5", "2e-5", "3e-5", "4e-5"]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, labels: list[str]):
+    assert tick_labels(ticks(low, high)) == labels
+
+
+def test_numbers_as_text():
+    values = (0.0, 12.0, 0.123456, 1234567.0, 0.00001234, -3.14159)
+    assert [number(value) for value in values] == ["0", "12", "0.1235", "1235k", "1.23e-05", "-3.142"]
+    assert number(0.5, percent=True) == "50.0%"
+
+
+def test_the_program_makes_a_report_and_refuses_what_is_no_run(
+    tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
+):
+    assert refusal(launch.report.__main__.main, ["nowhere"]) == (
+        "DIR = nowhere: must be the directory of a run, with a metrics.jsonl"
+    )
+    assert "DIR" in refusal(launch.report.__main__.main, [])
+    run = write_run(tmp_path / "run", 1)
+    (run / "metrics.jsonl").write_text("[1]\n")
+    assert refusal(launch.report.__main__.main, [str(run)]).endswith(
+        "metrics.jsonl:1: must be a JSON object with a whole number as its step"
+    )
+    (run / "config.json").unlink()
+    assert "config.json" in refusal(launch.report.__main__.main, [str(run)])
+    assert launch.report.__main__.main([str(run_of(run))]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"

@@ -1,0 +1,106 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.tiny import config as tiny
+from launch.data import Problem
+from launch.samples import SampleLog
+from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
+from specjax.mesh import MeshConfig, make_mesh
+from specjax.types import Prompts, Reward, Rollout, Writer
+from tests.launch.checkpoints import WORDS, write_tokenizer
+
+PROMPTS = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.array([1, 0]))
+ROLLOUT = Rollout(
+    tokens=jnp.array([[0, 1, 2, 0], [1, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]),
+    lengths=jnp.array([3, 2, 1, 4]),
+    stopped=jnp.array([True, True, True, False]),
+    wrote=jnp.array([[1, 2, 4, 0], [1, 3, 0, 0], [1, 0, 0, 0], [1, 2, 2, 3]], jnp.int8),
+)
+
+
+def score(rollout: Rollout, prompts: Prompts) -> Reward:
+    return Reward(jnp.where(rollout.lengths == 1, jnp.nan, rollout.lengths.astype(jnp.float32)), jnp.zeros(4))
+
+
+def log_in(directory: Path, count: int, resume_step: int | None = None) -> SampleLog:
+    config = replace(tiny, steps=9, eval=replace(tiny.eval, every=4), log=replace(tiny.log, samples=count))
+    problems = [Problem(prompt="a+a=", answer="0"), Problem(prompt="b+b=", answer="1")]
+    setup: Any = SimpleNamespace(
+        config=config,
+        mesh=make_mesh(MeshConfig()),
+        tokenizer=CharacterTokenizer("ab"),
+        problems=SimpleNamespace(train=problems),
+    )
+    return SampleLog(directory, setup, score, resume_step)
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "samples.jsonl").read_text().splitlines()]
+
+
+def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
+    log_in(tmp_path, 3).write(4, PROMPTS, ROLLOUT)
+    (line,) = lines(tmp_path)
+    assert (line["step"], line["budget"], line["lengths"]) == (4, 4, [3, 2, 1, 4])
+    first, second, third = line["completions"]
+    pieces = [["a", Writer.POLICY], ["b", Writer.DRAFT], ["", Writer.BONUS]]
+    assert first == {"prompt": "b+b=", "answer": "1", "reward": 3.0, "stopped": True, "pieces": pieces}
+    assert (second["prompt"], second["reward"], third["pieces"]) == ("a+a=", None, [["b", 1], ["", 3]])
+
+
+def test_a_rollout_that_tells_neither(tmp_path: Path):
+    log_in(tmp_path, 1).write(1, PROMPTS, Rollout(ROLLOUT.tokens, ROLLOUT.lengths))
+    (completion,) = lines(tmp_path)[0]["completions"]
+    assert completion["stopped"] is None and completion["pieces"][0] == ["a", None]
+
+
+def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):
+    assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step)] == [1, 4, 8, 9]
+    assert not any(log_in(tmp_path, 0).due(step) for step in range(1, 10))
+
+
+def test_no_step_has_samples_twice_after_a_resume(tmp_path: Path):
+    for step in (1, 4, 8):
+        log_in(tmp_path, 1).write(step, PROMPTS, ROLLOUT)
+    log_in(tmp_path, 1, resume_step=4).write(8, PROMPTS, ROLLOUT)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 4, 8]
+
+
+def test_a_character_of_several_tokens_is_the_last_ones():
+    tokenizer = ByteTokenizer()
+    ids = [*tokenizer.encode("né€🙂"), 0xE2, 0x41, 256, 0x42, 0xF0, 0x9F]
+    texts = token_texts(tokenizer, ids)
+    assert texts[:10] == ["n", "", "é", "", "", "€", "", "", "", "🙂"]
+    assert texts[10:] == ["", "\ufffdA", "", "B", "", "\ufffd"]
+
+
+def words(tmp_path: Path) -> Tokenizer:
+    pytest.importorskip("transformers")
+    write_tokenizer(tmp_path, WORDS)
+    return HuggingFaceTokenizer(tmp_path)
+
+
+def byte_pairs(tmp_path: Path) -> Tokenizer:
+    """Byte-level, as Qwen's and Llama's are: its ids are parts of characters."""
+    tokenizers = pytest.importorskip("tokenizers")
+    write_tokenizer(tmp_path, WORDS)
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["the sum of é and € is 🙂 "] * 3, vocab_size=280, special_tokens=["<eos>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return HuggingFaceTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("make", [words, byte_pairs, lambda _: ByteTokenizer()])
+def test_the_texts_of_tokens_are_the_text(tmp_path: Path, make: Any):
+    tokenizer, rng = make(tmp_path), np.random.default_rng(0)
+    for length in (0, 1, 2, 5, 40):
+        ids = rng.integers(tokenizer.vocab_size + 1, size=length).tolist()
+        texts = token_texts(tokenizer, ids)
+        assert len(texts) == length and "".join(texts) == tokenizer.decode(ids)

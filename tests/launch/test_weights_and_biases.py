@@ -1,0 +1,59 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.schema import LogConfig
+from configs.tiny import config as tiny
+from launch.errors import ConfigError
+from launch.loggers import RunLogger
+from launch.weights_and_biases import check_wandb, wandb_log
+
+CONFIG = replace(tiny, log=LogConfig(wandb_project="sums"))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is called of the package, in its order."""
+    calls: list[Any] = []
+
+    def init(**options: Any) -> Any:
+        calls.append(options)
+        return SimpleNamespace(
+            log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish")
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    return calls
+
+
+def test_steps_are_logged_to_the_project(tmp_path: Path, fake: list[Any]):
+    with wandb_log(CONFIG, tmp_path) as also, RunLogger(tmp_path, draft_length=1, also=also) as logger:
+        logger.log(1, {"reward/mean": 0.5, "entropy": float("nan")})
+    started, logged, ended = fake
+    assert (started["project"], started["name"], started["dir"]) == ("sums", tmp_path.name, str(tmp_path))
+    assert started["config"]["rollout"]["draft_length"] == 3
+    assert (logged, ended) == ((1, {"reward/mean": 0.5}), "finish")
+
+
+def test_a_run_that_fails_is_ended_and_resumed_under_its_id(tmp_path: Path, fake: list[Any]):
+    with pytest.raises(KeyboardInterrupt), wandb_log(CONFIG, tmp_path):
+        raise KeyboardInterrupt
+    assert fake[-1] == "finish"
+    for config in (replace(CONFIG, resume=True), CONFIG):
+        with wandb_log(config, tmp_path):
+            pass
+    first, resumed, new = (options["id"] for options in fake if isinstance(options, dict))
+    assert first == resumed != new
+
+
+def test_no_project_and_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check_wandb(None)
+    with wandb_log(tiny, tmp_path) as also:
+        assert also is None
+    with pytest.raises(ConfigError, match=r"^log.wandb_project = sums: wandb is not installed: pip install"):
+        check_wandb("sums")
