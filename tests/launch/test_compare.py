@@ -122,7 +122,7 @@ def test_it_says_what_it_ran_on(compared: tuple[dict[str, Any], str, Path]):
     assert found["checkpoint"] is None
     for part in ("command", "device", "the stages sum to ", "draft length 2 at 16 slots of 26 positions: alpha"):
         assert part in said
-    assert "warm-up" not in said and "distil" not in said
+    assert "warm-up step" not in said and "distilled first" not in said
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     assert "training" not in found
     leave_run(tmp_path / "run", set_up(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
-    assert "warm-up" not in said and "distil" not in said
+    assert "warm-up step" not in said and "distilled first" not in said
     assert found["checkpoint"] == str(tmp_path / "run")
 
 
