@@ -112,6 +112,11 @@ def make_stages(
 
     @jax.named_scope("reward")
     def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
+        if len(rollout.lengths) != size * len(prompts.lengths):
+            raise ValueError(
+                f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
+                f"group_size = {size} of each"
+            )
         scores, selection = reward_fn(rollout, prompts), config.selection
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
         batch = make_batch(prompts, rollout, scores.value + punishment)
@@ -173,7 +178,7 @@ def make_stages(
         drafting = bool(jax.tree.leaves(state.params.draft))
         metrics = update_metrics(seen, batch, config.gap_alarm, with_draft=drafting, train_draft=train_draft)
         # What training promises is reckoned under the whole law.
-        state, watched = adapt(state, batch, None if law.truncates else seen.promised, train_draft)
+        state, watched = adapt(state, rows, None if law.truncates else seen.promised, train_draft)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renewed = step % config.reference_every == 0

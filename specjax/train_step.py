@@ -87,7 +87,8 @@ def make_train_step(
 
     The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts, or the
     groups that are kept, do not divide over the mesh, or the sequences of a shard that train over minibatches and
-    microbatches, and where a KL coefficient finds no reference policy.
+    microbatches, where a rollout has not group_size sequences of each prompt, and where a KL coefficient finds no
+    reference policy.
     """
     stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
 

@@ -18,7 +18,7 @@ from specjax.optimizer import OptimizerConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.selection import SelectionConfig
-from specjax.stages import TrainConfig
+from specjax.stages import TrainConfig, make_stages
 from specjax.train_step import StepResult, TrainStep, init_train_state, make_train_step
 from specjax.types import Prompts, Rollout, TrainState
 from specjax.updates import UpdateConfig
@@ -167,6 +167,13 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
     assert_same_bits(state.reference, reference)
     assert metrics["rollout/acceptance_length"] == 1 and rollout.accepted.shape == (8 * GROUP, 0)
     assert not metrics.keys() & {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
+
+
+def test_a_rollout_of_another_group_size_is_refused() -> None:
+    stages = make_stages(POLICY, DRAFTER, count_fives, CONFIG, MESH)
+    few = Rollout(jnp.zeros((8, 3), jnp.int32), jnp.ones(8, jnp.int32))
+    with pytest.raises(ValueError, match=f"the rollout has 8 sequences of 8 prompts: must be group_size = {GROUP} of"):
+        stages.reward(few, make_prompts())
 
 
 def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
