@@ -11,7 +11,7 @@ MOST = 20
 
 def warnings(run: Run) -> list[str]:
     """A line each, in the order of their steps."""
-    found = [*_alarms(run), *run.of_diary("warning"), *_unscored(run), *_not_finite(run)]
+    found = [*_alarms(run), *run.of_diary("warning"), *_unscored(run), *_apart(run), *_not_finite(run)]
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
@@ -36,6 +36,15 @@ def _unscored(run: Run) -> list[tuple[int, str]]:
     return [(int(at[0]), f"{failed.sum():.0f} completions could not be scored, in {_steps(at)}: they train no policy")]
 
 
+def _apart(run: Run) -> list[tuple[int, str]]:
+    steps, raised = run.measured("rollout/logprob_alarm")
+    at = steps[raised > 0]
+    if not len(at):
+        return []
+    worst = max(_at(run, "rollout/logprob_gap_mean", step) or 0.0 for step in at)
+    return [(int(at[0]), f"the log-probs of rollout and training lay up to {worst:.3f} apart, in {_steps(at)}")]
+
+
 def _not_finite(run: Run) -> list[tuple[int, str]]:
     """Every step measures these: one that has no number had infinity, or none."""
     lines = []
@@ -43,6 +52,10 @@ def _not_finite(run: Run) -> list[tuple[int, str]]:
         at = run.steps[~np.isfinite(run.metrics[name])] if name in run.metrics else run.steps[:0]
         if len(at):
             lines.append((int(at[0]), f"{name} was not finite in {_steps(at)}"))
+    steps, skipped = run.measured("update/skipped")
+    if skipped.any():
+        at = steps[skipped > 0]
+        lines.append((int(at[0]), f"{skipped.sum():.0f} updates of the policy were skipped, in {_steps(at)}"))
     return lines
 
 

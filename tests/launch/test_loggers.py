@@ -111,6 +111,19 @@ def test_tensorboard(tmp_path: Path):
     assert not any(value.tag == "time/generation" for event in events(tmp_path) for value in event.summary.value)
 
 
+def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    apart = {"rollout/logprob_alarm": 1, "rollout/logprob_gap_mean": 0.25}
+    with RunLogger(tmp_path, draft_length=2, print_every=100) as logger:
+        for step, values in enumerate((apart, apart, {"rollout/logprob_alarm": 0}, apart), start=1):
+            logger.log(step, STEP | values | {"update/skipped": int(step > 2)})
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALARM")]
+    starts = [line.partition(":")[0] for line in said]
+    assert starts == ["ALARM at step 1", "ALARM at step 3", "ALARM at step 4", "ALARM at step 4"]
+    assert "lie 0.250 apart" in said[0] and "its update is skipped" in said[1]
+
+
 def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with RunLogger(tmp_path, draft_length=2) as logger:
         for step in range(1, 22):

@@ -62,6 +62,9 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         draft__measured_acceptance=[0.4] * steps,
         draft__promised_acceptance=[0.7] * steps,
         rollout__tokens=[100] * steps,
+        rollout__logprob_alarm=[1 if step in (25, 27) else 0 for step in range(1, steps + 1)],
+        rollout__logprob_gap_mean=[step / 100 for step in range(1, steps + 1)],
+        update__skipped=[2 if step == 30 else 0 for step in range(1, steps + 1)],
         rollout__acceptance_rate_pos_1=[0.5] * steps,
         time__step=[2.0] * steps,
         time__data=[0.1] * steps,
@@ -102,10 +105,12 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
 
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     lines = warnings(read_run(run_of(tmp_path)))
-    assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21"]
+    assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21", "25", "30"]
     assert "4 completions could not be scored, in steps 7, 8" in lines[0]
     assert lines[1] == "loss/policy was not finite in step 9" and lines[2] == "step 10: drafting loses"
     assert "accepts 0.40" in lines[3] and "at least 0.70" in lines[3] and lines[3].endswith("It lasted to step 23")
+    assert lines[4].endswith("lay up to 0.270 apart, in steps 25, 27")
+    assert lines[5] == "2 updates of the policy were skipped, in step 30"
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
