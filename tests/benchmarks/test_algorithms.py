@@ -1,0 +1,44 @@
+"""The comparison of algorithms, on very little of everything."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import algorithms
+
+
+@pytest.mark.slow
+def test_every_task_and_algorithm_is_run_tabled_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    full = algorithms.recipes
+
+    def small(directory: Path, steps: int):
+        made = full(directory, steps).items()
+        return {task: replace(config, warmup=replace(config.warmup, steps=2)) for task, config in made}
+
+    monkeypatch.setattr(algorithms, "recipes", small)
+    written = tmp_path / "runs.json"
+    names = ["DAPO", "KL k1 in reward"]
+    options = ["--steps", "2", "--json", str(written), "--plots", str(tmp_path / "plots")]
+    assert algorithms.main(["--algorithms", *names, *options]) == 0
+    runs = json.loads(written.read_text())
+    assert [(run["task"], run["algorithm"]) for run in runs] == [
+        (task, name) for task in ("sums", "sorting") for name in names
+    ]
+    assert all(len(run["accuracy"]) == 2 for run in runs)
+    # From the same policy.
+    assert runs[0]["before"] == runs[1]["before"]
+    assert capsys.readouterr().out.count("DID NOT LEARN") == 4
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 1
+
+
+def test_digits_are_put_in_order(tmp_path: Path) -> None:
+    algorithms.sorting(tmp_path / "digits.jsonl", count=20)
+    lines = [json.loads(line) for line in (tmp_path / "digits.jsonl").read_text().splitlines()]
+    assert len({line["question"] for line in lines}) == 20
+    assert all(sorted(line["question"].rstrip("=")) == list(line["answer"]) for line in lines)
+    assert all(line["solution"] == f"#{line['answer']}" for line in lines)
