@@ -58,6 +58,10 @@ def _dapo(config: TrainConfig) -> TrainConfig:
     return replace(config, selection=selection, loss=LossConfig(clip_high=0.28, aggregate="token"))
 
 
+def _recomputed(config: TrainConfig) -> TrainConfig:
+    return replace(config, updates=replace(config.updates, recompute_old=True))
+
+
 # What each changes in GRPO.
 ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "GRPO": lambda config: config,
@@ -72,9 +76,11 @@ ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "KL k1 in reward": _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="reward"),
     "KL k2 in loss": _loss(kl_coefficient=0.01, kl_estimator="k2"),
     "KL k3 in loss": _loss(kl_coefficient=0.01, kl_estimator="k3"),
-    "importance by sequence": _loss(importance="sequence"),
-    "importance by icepop": _loss(importance="icepop"),
-    "two epochs": lambda config: replace(config, updates=UpdateConfig(minibatches=2, epochs=2, recompute_old=True)),
+    "reference that follows": lambda config: replace(_loss(kl_coefficient=0.01)(config), reference_every=20),
+    # What generated and what trains differ by rounding here: these weights are 1 but for that.
+    "importance by sequence": lambda config: _recomputed(_loss(importance="sequence")(config)),
+    "importance by icepop": lambda config: _recomputed(_loss(importance="icepop")(config)),
+    "two epochs": lambda config: replace(config, updates=UpdateConfig(minibatches=2, epochs=2)),
 }
 
 

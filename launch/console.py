@@ -14,7 +14,7 @@ HEADER_EVERY = 20
 STAGES = ("data", "prepare", "generation", "logprob", "train", "step")
 STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up over autoregressive"
 
-SKIPPED = "the policy's gradient is not finite, and its update is skipped"
+SKIPPED = "the loss or the gradient of the {} is not finite, and its update is skipped"
 
 Values = Mapping[str, float | None]
 
@@ -35,7 +35,9 @@ class StepPrinter:
             self._console.print(apart(step, values["rollout/logprob_gap_mean"]), style="bold red")
         self._apart = bool(values["rollout/logprob_alarm"])
         if values["update/skipped"]:
-            self._console.print(f"ALARM at step {step}: {SKIPPED}", style="bold red")
+            self._console.print(f"ALARM at step {step}: {SKIPPED.format('policy')}", style="bold red")
+        if values["draft/skipped"]:
+            self._console.print(f"ALARM at step {step}: {SKIPPED.format('draft')}", style="bold red")
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return

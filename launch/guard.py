@@ -15,14 +15,14 @@ class SkippedUpdates:
     """Called with each step, saves the batch of the first in a row of which the policy's gradient was not finite.
 
     As `skipped_step_N.npz` in the directory, with the arrays of the prompts and of the rollout's completions. Raises
-    RunStopped at the end of a row of `limit` such steps; 0 never does.
+    RunStopped at the end of a row of `limit` steps in which all `updates` were skipped; 0 never does.
     """
 
-    def __init__(self, directory: Path, limit: int) -> None:
-        self._directory, self._limit, self._row = directory, limit, 0
+    def __init__(self, directory: Path, limit: int, updates: int = 1) -> None:
+        self._directory, self._limit, self._updates, self._row = directory, limit, updates, 0
 
     def __call__(self, step: int, metrics: Mapping[str, Any], prompts: Prompts, rollout: Rollout) -> None:
-        self._row = self._row + 1 if int(metrics["update/skipped"]) else 0
+        self._row = self._row + 1 if int(metrics["update/skipped"]) == self._updates else 0
         if self._row == 1:
             self._saved = self._directory / f"skipped_step_{step}.npz"
             completions = {"tokens": rollout.tokens, "lengths": rollout.lengths, "log_probs": rollout.full}

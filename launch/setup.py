@@ -93,11 +93,18 @@ def _check_split(config: RunConfig, shards: int) -> None:
     prompts = config.data.prompts
     if prompts % shards:
         raise ConfigError(f"data.prompts = {prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}")
-    sequences = prompts * config.rollout.group_size // shards
-    if sequences % config.microbatches:
+    groups, updates = config.selection.groups, config.updates
+    if groups % shards or groups > prompts:
         raise ConfigError(
-            f"microbatches = {config.microbatches}: must divide the {sequences} sequences of a data shard"
+            f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
+            f"data.prompts = {prompts}"
         )
+    sequences, parts = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
+    if sequences % (parts * config.microbatches):
+        name = f"updates.minibatches x microbatches = {parts} x {config.microbatches}"
+        if parts == 1:
+            name = f"microbatches = {config.microbatches}"
+        raise ConfigError(f"{name}: must divide the {sequences} sequences of a data shard that train")
 
 
 def _check_windows(config: RunConfig) -> None:

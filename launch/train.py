@@ -96,7 +96,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 Stopping(console.print) as stopping,
             ):
                 switches = Switches(setup.phases, config.rollout.draft_lengths, diary.warn)
-                skipped = SkippedUpdates(directory, config.max_skipped)
+                skipped = SkippedUpdates(directory, config.max_skipped, config.updates.count)
                 record = StepRecord(logger, switches, _first_step(setup, begun, diary), skipped)
                 kept = costs, saves, record, stopping, samples, diary
                 state = Steps(setup, begun, step, probe, pipeline, evaluate, *kept).run()

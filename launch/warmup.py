@@ -13,7 +13,7 @@ from launch.pipeline import SupervisedBatch, supervised_batch
 from launch.tokenizers import Tokenizer
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.mesh import BATCH_AXES
-from specjax.optimizer import init_moments, make_optimizer, update
+from specjax.optimizer import init_moments, make_optimizer, update, usable
 from specjax.sampling import SamplingLaw
 from specjax.types import Policy, PyTree
 
@@ -47,7 +47,7 @@ def warm_up(
 
     def step(params: PyTree, moments: PyTree, batch: SupervisedBatch) -> tuple[PyTree, PyTree, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(params, batch)
-        params, moments = update(optimizer, gradient, moments, params)
+        params, moments = update(optimizer, gradient, moments, params, usable(gradient, value))
         return params, moments, value
 
     with jax.set_mesh(mesh):

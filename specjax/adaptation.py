@@ -148,25 +148,31 @@ def replayed(state: TrainState) -> Batch | None:
 
 
 def adapt(
-    state: TrainState, batch: Batch, promised: Float[Array, ""] | None, trained: bool | Bool[Array, ""]
+    state: TrainState,
+    batch: Batch,
+    promised: Float[Array, ""] | None,
+    trained: bool | Bool[Array, ""],
+    first: Batch | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """The state with what the next step goes by, and metrics, after a step on `batch`.
 
-    promised: the sum of what was to be accepted over the tokens that stood at position 1; None where the rollout's law
-              is not the one that it was computed under.
+    promised: the sum of what was to be accepted over the tokens that stood at position 1, by the weights that generated
+              them; None where the rollout's law is not the one that it was computed under.
+    first:    the rows that it is of, those of the first update; None for all.
     """
     seen, counts = state.adaptation, _position_1(batch)
+    watched = _position_1(batch if first is None else first)
     if seen is None:
         return state, {}
     if seen.replay is not None:
         seen = replace(seen, replay=seen.replay.keep(batch, state.step))
     metrics = {}
-    if counts is not None and promised is not None:
-        short, mean = _held_against(seen.short, *counts, promised)
+    if watched is not None and promised is not None:
+        short, mean = _held_against(seen.short, *watched, promised)
         seen = replace(seen, short=short)
         metrics = {
             "draft/promised_acceptance": mean,
-            "draft/measured_acceptance": counts[1] / counts[0],
+            "draft/measured_acceptance": watched[1] / watched[0],
             "draft/alarm": (short >= PATIENCE).astype(jnp.int32),
         }
     if counts is not None:

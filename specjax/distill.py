@@ -15,7 +15,7 @@ from specjax.ladder import in_window, sort_rows
 from specjax.log_probs import teacher_forced
 from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.metrics import Metrics
-from specjax.optimizer import init_moments, update
+from specjax.optimizer import init_moments, update, usable
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, PyTree, pytree
 
@@ -75,7 +75,7 @@ def make_distill_step(
 
         zero = jax.tree.map(jnp.zeros_like, state.draft)
         gradient, (loss, overlap) = jax.lax.scan(add, zero, split(batch, microbatches))
-        draft, moments = update(optimizer, gradient, state.moments, state.draft)
+        draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, jnp.sum(loss)))
         metrics = {
             "loss/draft": jnp.sum(loss),
             "draft/predicted_acceptance": jnp.sum(overlap),

@@ -32,7 +32,8 @@ class LossConfig:
         aggregate:        every token weighs the same (DAPO); every sequence (GRPO, arXiv 2402.03300); or every token by
                           one over the number of sequences and the length budget (Dr. GRPO, arXiv 2503.20783).
         importance:       the weight old / mu: of each token, of the whole sequence (their product), or icepop: of each
-                          token within importance_floor .. importance_cap, and 0 for any other.
+                          token within importance_floor .. importance_cap, and 0 for any other. 1 throughout where mu is
+                          the anchor, as with several updates a rollout and no recompute_old.
         importance_cap:   ceiling of that weight; None leaves it out.
         importance_floor: for icepop.
         kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
@@ -67,11 +68,17 @@ class LossConfig:
             raise ValueError(f"dual_clip = {self.dual_clip}: must be none with surrogate {self.surrogate}")
         if self.importance == "icepop" and self.importance_cap is None:
             raise ValueError("importance_cap = None: must be given with importance icepop")
+        if self.importance == "icepop" and self.importance_floor > (self.importance_cap or 0.0):
+            raise ValueError(
+                f"importance_floor = {self.importance_floor}: must be at most importance_cap = {self.importance_cap}"
+            )
+        if self.kl_in == "reward" and not self.kl_coefficient:
+            raise ValueError("kl_in = reward: must be loss without a kl_coefficient")
 
     @property
     def in_reward(self) -> bool:
         """Whether the reward pays for KL."""
-        return self.kl_in == "reward" and self.kl_coefficient > 0
+        return self.kl_in == "reward"
 
 
 class LossTerms(NamedTuple):

@@ -5,9 +5,11 @@ Orbax finds out late what is gone or cut off, in many threads and hundreds of li
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 MANIFEST = "files.json"
+PART = 2**24  # bytes
 
 
 class DamagedSave(ValueError):
@@ -15,23 +17,27 @@ class DamagedSave(ValueError):
 
 
 def write_manifest(save: Path) -> None:
-    """List the files of a save, with their sizes. Called before the save gets its name."""
-    (save / MANIFEST).write_text(json.dumps(_sizes(save)), encoding="utf-8")
+    """List the files of a save, with their sizes and checksums. Called before the save gets its name."""
+    listed = {name: [path.stat().st_size, _checksum(path)] for name, path in _files(save).items()}
+    (save / MANIFEST).write_text(json.dumps(listed), encoding="utf-8")
 
 
 def check_manifest(save: Path) -> None:
-    """Raise DamagedSave unless all files of a save are there, and as long as they were."""
+    """Raise DamagedSave unless all files of a save are there, and hold what they held."""
     try:
         listed = json.loads((save / MANIFEST).read_text(encoding="utf-8"))
-        expected = {name: int(size) for name, size in listed.items()}
+        expected = {name: (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         raise DamagedSave(f"{save} is damaged: {MANIFEST} is gone or garbled") from None
-    found = _sizes(save)
-    for name, size in expected.items():
+    found = _files(save)
+    for name, (size, checksum) in expected.items():
         if name not in found:
             raise DamagedSave(f"{save} is damaged: {name} is gone")
-        if found[name] != size:
-            raise DamagedSave(f"{save} is damaged: {name} has {found[name]} bytes of {size}")
+        there = found[name].stat().st_size
+        if there != size:
+            raise DamagedSave(f"{save} is damaged: {name} has {there} bytes of {size}")
+        if _checksum(found[name]) != checksum:
+            raise DamagedSave(f"{save} is damaged: {name} does not hold what was written")
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -63,7 +69,15 @@ def set_damaged_aside(directory: Path) -> list[str]:
     return [f"{said}; it is now {step}.damaged" for step, said in damaged.items()]
 
 
-def _sizes(save: Path) -> dict[str, int]:
-    """Of the files of its items; beside these, orbax keeps notes that it still writes to, and restores without."""
-    files = (path for path in sorted(save.glob("*/**/*")) if path.is_file())
-    return {path.relative_to(save).as_posix(): path.stat().st_size for path in files}
+def _files(save: Path) -> dict[str, Path]:
+    """Of its items; beside these, orbax keeps notes that it still writes to, and restores without."""
+    return {path.relative_to(save).as_posix(): path for path in sorted(save.glob("*/**/*")) if path.is_file()}
+
+
+def _checksum(path: Path) -> int:
+    """CRC-32 of what it holds, read a part at a time."""
+    value = 0
+    with path.open("rb") as file:
+        while part := file.read(PART):
+            value = zlib.crc32(part, value)
+    return value

@@ -84,7 +84,7 @@ def update_metrics(
         metrics["kl/reference"] = sums.kl / sums.tokens
     if with_draft:
         metrics["loss/draft"] = sums.draft_loss / sums.draft_tokens
-        metrics["draft/predicted_acceptance"] = sums.overlap / sums.draft_tokens
+        metrics["draft/predicted_acceptance"] = first.overlap / first.draft_tokens
     if train_draft is not False:
         metrics["grad_norm/draft"] = jnp.where(train_draft, seen.norms.draft, jnp.nan)
         metrics["draft/skipped"] = seen.skipped.draft

@@ -130,11 +130,15 @@ def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: 
     )
 
 
+def usable(gradient: PyTree, loss: Array) -> Bool[Array, ""]:
+    """Whether a loss and its gradient are finite."""
+    return jnp.isfinite(optax.tree.norm(gradient)) & jnp.isfinite(loss)
+
+
 def update(
-    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree
+    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, finite: Bool[Array, ""]
 ) -> tuple[PyTree, PyTree]:
-    """(params, optimiser state) after one step of one network; as they were where the gradient is not finite."""
-    finite = jnp.isfinite(optax.tree.norm(gradient))
+    """(params, optimiser state) after one step of one network; as they were where its gradient is not `usable`."""
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
         updates, next_state = optimizer.update(gradient, state, params)
@@ -149,19 +153,22 @@ def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> P
 
 
 def apply_gradients(
-    optimizers: Params, gradients: Params, states: Params, params: Params, train_draft: bool | Bool[Array, ""] = True
-) -> tuple[Params, Params, Params]:
-    """(params, optimiser states, norms) after one update of each network by its own chain.
+    optimizers: Params,
+    gradients: Params,
+    states: Params,
+    params: Params,
+    finite: Params,
+    train_draft: bool | Bool[Array, ""] = True,
+) -> tuple[Params, Params]:
+    """(params, optimiser states) after one update of each network by its own chain.
 
-    Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not finite.
-    norms: of both gradients before clipping.
+    Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not `finite`.
     """
-    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy)
+    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, finite.policy)
     draft, draft_state = when(
         train_draft,
         partial(update, optimizers.draft),
-        lambda _, state, draft: (draft, state),
-        *(gradients.draft, states.draft, params.draft),
+        lambda _, state, draft, finite: (draft, state),
+        *(gradients.draft, states.draft, params.draft, finite.draft),
     )
-    norms = Params(optax.tree.norm(gradients.policy), optax.tree.norm(gradients.draft))
-    return Params(policy, draft, params.memory), Params(policy_state, draft_state), norms
+    return Params(policy, draft, params.memory), Params(policy_state, draft_state)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
@@ -55,19 +55,16 @@ def drop_truncated(batch: Batch, rollout: Rollout) -> Batch:
 def keep_groups(batch: Batch, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> Batch:
     """The rows of the first `groups` groups that are not `equal`; where there are fewer, others that do not count.
 
-    Each data shard keeps as many of its own. Rows that do not count have no reward either, and are in no statistics.
-    Raises ValueError where the groups do not divide over the shards, or are more than there are.
+    Chosen from those of all data shards, whatever the mesh: rows move between shards, as tokens. Rows that do not count
+    have no reward either, and are in no statistics. Raises ValueError where the groups do not divide over the shards,
+    or are more than there are.
     """
     shards, size = batch_shards(mesh), len(batch.tokens) // len(equal)
     if groups % shards or groups > len(equal):
         raise ValueError(f"groups = {groups}: must be a multiple of {shards} data shards, and at most {len(equal)}")
-
-    def keep(batch: Batch, equal: Array) -> Batch:
-        kept = jnp.argsort(equal, stable=True)[: groups // shards]
-        counts = jnp.repeat(~equal[kept], size)
-        rows = (kept[:, None] * size + jnp.arange(size)[None]).ravel()
-        batch = jax.tree.map(lambda x: x[rows], batch)
-        return replace(batch, counted=batch.counted & counts, reward=jnp.where(counts, batch.reward, jnp.nan))
-
-    rows = P(BATCH_AXES)
-    return jax.shard_map(keep, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(BATCH_AXES))(batch, equal)
+    kept = jnp.argsort(equal, stable=True)[:groups]
+    counts = jnp.repeat(~equal[kept], size)
+    rows = (kept[:, None] * size + jnp.arange(size)[None]).ravel()
+    batch = jax.tree.map(lambda x: x[rows], batch)
+    batch = replace(batch, counted=batch.counted & counts, reward=jnp.where(counts, batch.reward, jnp.nan))
+    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P(BATCH_AXES)))

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from specjax.adaptation import DraftTrainingConfig, adapt, due, replayed
 from specjax.advantage import AdvantageConfig, group_advantages, zero_variance
-from specjax.batch import Batch, make_batch
+from specjax.batch import Batch, make_batch, split
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.gradients import Sums, accumulate, log_probs_of
@@ -64,8 +64,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.microbatches < 1:
             raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        loss, updates = self.loss, self.updates
         if self.reference_every < 0:
             raise ValueError(f"reference_every = {self.reference_every}: must be at least 0")
+        if self.reference_every and not loss.kl_coefficient:
+            raise ValueError(f"reference_every = {self.reference_every}: must be 0 without a kl_coefficient")
+        if updates.recompute_old and not updates.several:
+            raise ValueError("recompute_old = True: must be False with one update, whose own forward anchors the ratio")
+        if updates.several and not updates.recompute_old and loss.importance != "token":
+            raise ValueError(
+                f"importance = {loss.importance}: with several updates old / mu is 1, unless recompute_old = True"
+            )
         if not self.gap_alarm > 0:
             raise ValueError(f"gap_alarm = {self.gap_alarm}: must be > 0")
         if self.selection.overlong_buffer > self.rollout.max_new_tokens:
@@ -178,7 +187,8 @@ def make_stages(
         drafting = bool(jax.tree.leaves(state.params.draft))
         metrics = update_metrics(seen, batch, config.gap_alarm, with_draft=drafting, train_draft=train_draft)
         # What training promises is reckoned under the whole law.
-        state, watched = adapt(state, rows, None if law.truncates else seen.promised, train_draft)
+        first = jax.tree.map(lambda x: x[0], split(rows, config.updates.minibatches))
+        state, watched = adapt(state, rows, None if law.truncates else seen.first.promised, train_draft, first)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renewed = step % config.reference_every == 0

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool
 
 from specjax.batch import Batch, split
 from specjax.gradients import Sums
-from specjax.optimizer import apply_gradients
+from specjax.optimizer import apply_gradients, usable
 from specjax.types import Params
 
 Gradients = Callable[[Params, Batch, Batch | None], tuple[Params, Sums]]
@@ -42,21 +43,25 @@ class UpdateConfig:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
 
     @property
+    def count(self) -> int:
+        """Updates a rollout."""
+        return self.minibatches * self.epochs
+
+    @property
     def several(self) -> bool:
-        return self.minibatches * self.epochs > 1
+        return self.count > 1
 
 
 class Report(NamedTuple):
     """sums: over all `updates`. first: those of the first update, whose policy is the one that generated.
 
-    promised: of the first epoch, which sees each token once. norms: of the gradients before clipping, means over the
-    updates, and skipped: how many updates of each network found a gradient that is not finite.
+    norms: of the gradients before clipping, means over the updates. skipped: how many updates of each network were, for
+    a loss or a gradient that is not finite.
     """
 
     updates: int
     sums: Sums
     first: Sums
-    promised: Array
     norms: Params
     skipped: Params
 
@@ -80,8 +85,10 @@ def run_updates(
     def one(carry: tuple[Params, Params], part: tuple[Batch, Batch | None]) -> tuple[tuple[Params, Params], tuple]:
         params, states = carry
         found, sums = gradients(params, *part)
-        params, states, norms = apply_gradients(optimizers, found, states, params, train_draft)
-        return (params, states), (sums, norms)
+        norms = Params(optax.tree.norm(found.policy), optax.tree.norm(found.draft))
+        finite = Params(usable(found.policy, sums.policy_loss), usable(found.draft, sums.draft_loss))
+        params, states = apply_gradients(optimizers, found, states, params, finite, train_draft)
+        return (params, states), (sums, norms, finite)
 
     def epoch(carry: tuple[Params, Params], _: None) -> tuple[tuple[Params, Params], tuple]:
         return jax.lax.scan(one, carry, (split(batch, config.minibatches), old))
@@ -89,17 +96,16 @@ def run_updates(
     old = None
     if replay is not None:
         old = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), jax.vmap(partial(split, parts=config.minibatches))(replay))
-    (params, states), (sums, norms) = jax.lax.scan(epoch, (params, states), None, length=config.epochs)
+    (params, states), (sums, norms, finite) = jax.lax.scan(epoch, (params, states), None, length=config.epochs)
     totals = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in sums._asdict().items()}
     return (
         params,
         states,
         Report(
-            updates=config.minibatches * config.epochs,
+            updates=config.count,
             sums=Sums(**totals),
             first=jax.tree.map(lambda x: x[0, 0], sums),
-            promised=jnp.sum(sums.promised[0]),
             norms=jax.tree.map(jnp.mean, norms),
-            skipped=jax.tree.map(lambda norm: jnp.sum(~jnp.isfinite(norm), dtype=jnp.int32), norms),
+            skipped=jax.tree.map(lambda finite: jnp.sum(~finite, dtype=jnp.int32), finite),
         ),
     )

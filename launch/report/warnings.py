@@ -52,10 +52,11 @@ def _not_finite(run: Run) -> list[tuple[int, str]]:
         at = run.steps[~np.isfinite(run.metrics[name])] if name in run.metrics else run.steps[:0]
         if len(at):
             lines.append((int(at[0]), f"{name} was not finite in {_steps(at)}"))
-    steps, skipped = run.measured("update/skipped")
-    if skipped.any():
-        at = steps[skipped > 0]
-        lines.append((int(at[0]), f"{skipped.sum():.0f} updates of the policy were skipped, in {_steps(at)}"))
+    for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
+        steps, skipped = run.measured(name)
+        if skipped.any():
+            at = steps[skipped > 0]
+            lines.append((int(at[0]), f"{skipped.sum():.0f} updates of the {network} were skipped, in {_steps(at)}"))
     return lines
 
 

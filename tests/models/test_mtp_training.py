@@ -92,7 +92,9 @@ def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch
 def test_training_steps_lower_the_draft_loss_and_raise_what_is_accepted():
     """From random weights, while the policy hardly moves."""
     drafter, params = head("mimo", unroll=1)
-    options = dict(policy_optimizer=OptimizerConfig(1e-5), draft_optimizer=OptimizerConfig(0.03))
+    options = dict(
+        policy_optimizer=OptimizerConfig(learning_rate=1e-5), draft_optimizer=OptimizerConfig(learning_rate=0.03)
+    )
     config = replace(CONFIG, **options, rollout=replace(CONFIG.rollout, max_new_tokens=8))
     state, prompts = init_train_state(params, config, MESH), place(make_prompts(), MESH)
     step = make_train_step(POLICY, drafter, count_fives, config, MESH).lower(state, prompts).compile()

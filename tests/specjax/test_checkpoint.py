@@ -115,7 +115,7 @@ def two_saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("how", ["deleted", "cut", "emptied"])
+@pytest.mark.parametrize("how", ["deleted", "cut", "emptied", "changed"])
 def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, how: str):
     files = [path.relative_to(two_saves) for path in sorted((two_saves / "2").rglob("*")) if path.is_file()]
     # A restore does without.
@@ -126,8 +126,11 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
         if how == "deleted":
             (copy / file).unlink()
         else:
-            (copy / file).write_bytes((copy / file).read_bytes()[:-1] if how == "cut" else b"")
-        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: \S+ (is gone|has \d+ bytes of \d+)"):
+            held = (copy / file).read_bytes()
+            damaged = {"cut": held[:-1], "emptied": b"", "changed": held[:-1] + bytes([held[-1] ^ 1])}
+            (copy / file).write_bytes(damaged[how])
+        said = r"is gone|has \d+ bytes of \d+|does not hold what was written"
+        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: \S+ ({said})"):
             check_manifest(copy / "2")
         (said,) = set_damaged_aside(copy)
         assert said.endswith("; it is now 2.damaged") and saved_steps(copy) == [1]

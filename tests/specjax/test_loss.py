@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.loss import LossConfig, kl_estimate, policy_terms, token_weights
+from specjax.batch import Batch
+from specjax.loss import LossConfig, kl_estimate, policy_terms, reward_less_kl, token_weights
 
 ROWS, TOKENS = 6, 9
 
@@ -210,3 +211,28 @@ def test_without_a_reference_there_is_no_kl() -> None:
 def test_options_out_of_range_are_refused_by_name(options) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         LossConfig(**options)
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_reward_pays_for_kl_by_the_log_probs_that_generated(estimator: str, anchored: bool) -> None:
+    """Each estimator summed over the completion, in float64; by the anchor of the ratio where there is one."""
+    case, coefficient = Case(), 0.3
+    reward = np.array([1.0, 0.0, np.nan, 2.0, -1.0, 1.0])
+    log_probs = [jnp.array(x, jnp.float32) for x in (case.mu, case.reference, case.old)]
+    batch = Batch(
+        tokens=jnp.zeros((ROWS, TOKENS), jnp.int32),
+        completion=jnp.array(case.mask),
+        mu=log_probs[0],
+        reference=log_probs[1],
+        old=log_probs[2] if anchored else None,
+        reward=jnp.array(reward, jnp.float32),
+    )
+    ratio = np.log(np.exp((case.old if anchored else case.mu) - case.reference))
+    each = {"k1": ratio, "k2": ratio**2 / 2, "k3": np.exp(-ratio) - 1 + ratio}[estimator]
+    config = LossConfig(kl_in="reward", kl_coefficient=coefficient, kl_estimator=estimator)  # pyright: ignore[reportArgumentType]
+    got = reward_less_kl(batch, config)
+    np.testing.assert_allclose(got, reward - coefficient * np.where(case.mask, each, 0.0).sum(axis=1), rtol=1e-5)
+    # And the loss does not pay a second time.
+    terms, without = case.terms(config), case.terms(LossConfig())
+    np.testing.assert_array_equal(terms.loss, without.loss)

@@ -125,7 +125,7 @@ def some_sums(by: int) -> Sums:
 
 SUMS, FIRST = some_sums(2), some_sums(40)
 NORMS, SKIPPED = Params(jnp.float32(5.0), jnp.float32(13.0)), Params(jnp.int32(2), jnp.int32(1))
-SEEN = Report(4, SUMS, FIRST, promised=jnp.float32(1), norms=NORMS, skipped=SKIPPED)
+SEEN = Report(4, SUMS, FIRST, norms=NORMS, skipped=SKIPPED)
 COLUMNS = jnp.zeros((1, 3))
 RECORDED = Batch(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), mu=COLUMNS, reference=COLUMNS)
 
@@ -142,7 +142,7 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "rollout/logprob_gap_max": FIRST.gap_max,
         "rollout/logprob_alarm": 1,
         "loss/draft": SUMS.draft_loss / SUMS.draft_tokens,
-        "draft/predicted_acceptance": SUMS.overlap / SUMS.draft_tokens,
+        "draft/predicted_acceptance": FIRST.overlap / FIRST.draft_tokens,
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,
         "update/skipped": 2,

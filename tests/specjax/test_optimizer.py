@@ -15,6 +15,8 @@ from specjax.optimizer import OptimizerConfig, apply_gradients, init_moments, ma
 from specjax.types import Params, PyTree, TrainState
 from tests.specjax.training import CONFIG, last_gradients, mesh_of, params_on, relative_gap, state_on
 
+FINITE = Params(jnp.bool(True), jnp.bool(True))
+
 
 def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[Params], params: Params):
     """The parameters and the optimiser states after each of the gradients."""
@@ -22,7 +24,7 @@ def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[
     states = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
     history, step = [], jax.jit(functools.partial(apply_gradients, optimizers))
     for gradient in gradients:
-        params, states, _ = step(gradient, states, params)
+        params, states = step(gradient, states, params, FINITE)
         history.append((params, states))
     return history
 
@@ -101,7 +103,7 @@ def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list
     optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
     weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
     for _ in range(count):
-        after, state = update(optimizer, jnp.ones(1), state, weights)
+        after, state = update(optimizer, jnp.ones(1), state, weights, jnp.bool(True))
         found.append(float((weights - after)[0]))
         weights = after
     return found
@@ -193,7 +195,7 @@ def test_muon_on_a_mesh_with_donation_is_what_it_is_on_one_device() -> None:
     assert muon_state.mu["mlp"]["up"]["kernel"].sharding == layout["mlp"]["up"]["kernel"]
     assert all(isinstance(x, NamedSharding) for x in jax.tree.leaves(laid_out))
     step = jax.jit(functools.partial(update, optimizer), out_shardings=(layout, laid_out), donate_argnums=(1, 2))
-    found, state = step(gradient, state, weights)
+    found, state = step(gradient, state, weights, jnp.bool(True))
     assert relative_gap(found, alone) < 1e-5
     assert jax.tree.leaves(weights)[0].is_deleted()
 

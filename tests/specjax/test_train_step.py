@@ -183,8 +183,8 @@ def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_referenc
         selection=SelectionConfig(groups=4, drop_truncated=True, overlong_buffer=2),
         loss=LossConfig(kl_in="reward", kl_coefficient=0.1),
         updates=UpdateConfig(minibatches=2, epochs=2),
-        policy_optimizer=OptimizerConfig(1e-3),
-        draft_optimizer=OptimizerConfig(1e-3),
+        policy_optimizer=OptimizerConfig(learning_rate=1e-3),
+        draft_optimizer=OptimizerConfig(learning_rate=1e-3),
         microbatches=2,
         ladder=(9,),
         reference_every=2,
@@ -287,7 +287,7 @@ def test_prompts_that_do_not_divide_over_the_mesh_are_refused() -> None:
 
 def test_microbatches_that_do_not_divide_a_shard_are_refused() -> None:
     step = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, microbatches=8), mesh_of(8, 1, 1))
-    with pytest.raises(ValueError, match="microbatches = 8: must divide the 4 sequences of a data shard"):
+    with pytest.raises(ValueError, match="microbatches = 8: must divide the 4 sequences of a data shard that train"):
         step.lower(state_on(mesh_of(8, 1, 1)), make_prompts())
 
 
