@@ -102,11 +102,10 @@ def main(argv: list[str]) -> int:
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():
-        final_answer = final_answer_of(config.reward.scorer)
+        # Nothing but a majority needs it.
+        final_answer = final_answer_of(config.reward) if own.counts else None
         if final_answer is None and own.counts:
-            console.print(
-                f"no majority@k: the module of reward.scorer = {config.reward.scorer} has no function final_answer"
-            )
+            console.print(f"no majority@k: no function final_answer beside reward.scorer = {config.reward.scorer}")
         for name, table in tables.items():
             score, parts = jax.jit(make_reward(pool, sets[name], setup.tokenizer, setup.mesh)), []
             batches = fixed_batches(table, batch_size)
