@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 import launch.evaluate
+import launch.evaluation
 from configs.schema import RewardConfig
 from launch.cli import parse_run
 from launch.estimates import over_prompts, pass_at_k
 from launch.evaluate import EvaluateArgs
+from launch.evaluation import Sampler, make_evaluate
 from launch.final_answers import final_answer_of
 from launch.setup import set_up
+from specjax.drafters import Drafter, NGramDrafter, NoDrafter
+from specjax.plan import RolloutConfig
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 
@@ -64,6 +68,21 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
         for name, values in {"accuracy": right.mean(axis=1), "pass@2": pass_at_k(right, 2)}.items():
             assert tuple(found["measures"][name].values()) == pytest.approx(over_prompts(values))
         assert found["acceptance_length"] >= 1 and found["tokens_per_s"] > 0 and found["unscored"] == 0
+
+
+@pytest.mark.parametrize("drafter, length", [(NGramDrafter(), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
+def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
+    drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """In validation too; without a draft, for which 0 alone may be chosen, to 0."""
+    taken: list[RolloutConfig] = []
+    monkeypatch.setattr(launch.evaluation, "make_generate", lambda policy, drafter, config, mesh: taken.append(config))
+    chosen = RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5))
+    parts: Any = (None, drafter)
+    mesh: Any = None
+    assert Sampler(*parts, chosen, 4, 0, mesh).draft_length == length
+    make_evaluate(*parts, lambda rollout, prompts: None, chosen, 4, [], 0, mesh)  # pyright: ignore[reportArgumentType]
+    assert taken == [RolloutConfig(group_size=4, draft_length=length)] * 2
 
 
 def test_what_cannot_be_scored_is_said_and_wrong(
