@@ -102,11 +102,10 @@ def main(argv: list[str]) -> int:
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():
-        final_answer = final_answer_of(config.reward.scorer)
+        # Nothing but a majority needs it.
+        final_answer = final_answer_of(config.reward) if own.counts else None
         if final_answer is None and own.counts:
-            console.print(
-                f"no majority@k: the module of reward.scorer = {config.reward.scorer} has no function final_answer"
-            )
+            console.print(f"no majority@k: no function final_answer beside reward.scorer = {config.reward.scorer}")
         for name, table in tables.items():
             score, parts = jax.jit(make_reward(pool, sets[name], setup.tokenizer, setup.mesh)), []
             batches = fixed_batches(table, batch_size)
@@ -153,15 +152,14 @@ def _batch_size(setup: Setup, samples: int, prompts: int) -> int:
 
 def _sampler(setup: Setup, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:
     """The draft length, and what samples at it."""
-    networks, rollout = setup.networks, setup.train.rollout
+    networks = setup.networks
     params = params_of(own.checkpoint, setup, own.checkpoint_step)
-    drafter, length = networks.drafter, rollout.lengths[-1]
+    drafter = networks.drafter
     if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
         console.print("the draft has random weights: decoding without it")
-        params, drafter, length = replace(params, draft={}), NoDrafter(), 0
-    rollout = replace(rollout, draft_length=length, draft_lengths=())
-    sampler = Sampler(networks.policy, drafter, rollout, own.samples, setup.config.seed, setup.mesh)
-    return length, partial(sampler, params)
+        params, drafter = replace(params, draft={}), NoDrafter()
+    sampler = Sampler(networks.policy, drafter, setup.train.rollout, own.samples, setup.config.seed, setup.mesh)
+    return sampler.draft_length, partial(sampler, params)
 
 
 def _completions_file(path: Path, setup: Setup) -> Callable[[str, Sampled], None]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax.drafters import Drafter
+from specjax.drafters import Drafter, NoDrafter
 from specjax.generate import make_generate
 from specjax.keys import seed_step
 from specjax.plan import RolloutConfig
@@ -40,17 +40,27 @@ class Sampled:
     seconds: float
 
 
+def at_one_length(config: RolloutConfig, drafter: Drafter) -> RolloutConfig:
+    """A rollout as it is outside of training, at `draft_length` in every phase; any has the same law.
+
+    Where a run chooses among several, its choice is for other batches than these. It may choose 0 for want of a draft,
+    whatever `draft_length` says.
+    """
+    return replace(config, draft_length=0 if isinstance(drafter, NoDrafter) else config.draft_length, draft_lengths=())
+
+
 class Sampler:
     """Called with parameters, a jitted reward and prompts, samples and scores; rows with an id below 0 are filler.
 
     The noise is that of (seed, -1) at every call: two calls differ by their parameters and prompts alone.
+    `draft_length` is the one that it samples at.
     """
 
     def __init__(
         self, policy: Policy, drafter: Drafter, config: RolloutConfig, samples: int, seed: int, mesh: Mesh
     ) -> None:
-        # Any draft length has the same law. Where a run chooses, its choice is for other batches than these.
-        config = replace(config, group_size=samples, draft_length=config.lengths[0], draft_lengths=())
+        config = replace(at_one_length(config, drafter), group_size=samples)
+        self.draft_length = config.draft_length
         self._generate = make_generate(policy, drafter, config, mesh)
         self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, STEP)
 

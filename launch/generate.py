@@ -11,6 +11,7 @@ from rich.console import Console
 from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.data import Problem
 from launch.errors import ConfigError
+from launch.evaluation import at_one_length
 from launch.pipeline import PromptTable, fixed_batches
 from launch.run_directory import check_source, params_of
 from launch.setup import Setup, set_up
@@ -69,8 +70,7 @@ def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout,
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
     networks = setup.networks
-    rollout = setup.train.rollout
-    config = replace(rollout, group_size=own.samples, draft_length=rollout.lengths[-1], draft_lengths=())
+    config = replace(at_one_length(setup.train.rollout, networks.drafter), group_size=own.samples)
     generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
     noise = seed_step(setup.config.seed, 0)
     jax.block_until_ready(generate(params, prompts, noise))

@@ -213,6 +213,8 @@ class Steps:
 def _checked(setup: Setup) -> list[Cell]:
     """The costs to choose by that are known already. Raises ConfigError where options clash: nothing is made yet."""
     config = setup.config
+    if config.cost_table is not None and not config.rollout.draft_lengths:
+        raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
     check_wandb(config.log.wandb_project)
     if config.warmup.steps and not config.resume:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))

@@ -24,8 +24,8 @@ class RolloutConfig:
         group_size:     samples of each prompt.
         max_new_tokens: length budget of a completion, the same with and without speculation.
         draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
-        draft_lengths:  choose K for each phase among these by what rounds cost and how much is accepted; empty keeps
-                        to draft_length.
+        draft_lengths:  choose K for each phase of a training step among these by what rounds cost and how much is
+                        accepted; empty keeps to draft_length, as evaluation and generation always do.
         verifier:       `rejection` keeps the law; so does `block`, which accepts more of a sampled draft; `coupled`
                         keeps the very tokens (specjax.verify). In Python also a Verifier of one's own.
         stop_tokens:    each ends a completion and is part of it.

@@ -215,8 +215,8 @@ class RunConfig:
                              before the log and rollout/logprob_alarm say so.
         max_skipped:         steps in a row whose update is skipped, its gradient not being finite, before the run ends;
                              0 goes on.
-        cost_table:          a cost_table.json to choose among rollout.draft_lengths by; None measures, at the start and
-                             at probes.
+        cost_table:          a cost_table.json to choose among rollout.draft_lengths by, or in launch.compare among its
+                             own; None measures, at the start and at probes.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows
                              is cut; empty pads every row to the full length.
         logit_chunk:         positions of each row whose logits exist at a time in training; 0 for all. Fewer need less
@@ -268,8 +268,6 @@ class RunConfig:
             raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
         if not 0 <= self.profile_step <= self.steps:
             raise ValueError(f"profile_step = {self.profile_step}: must be between 0 and steps = {self.steps}")
-        if self.cost_table is not None and not self.rollout.draft_lengths:
-            raise ValueError(f"cost_table = {self.cost_table}: must be none without rollout.draft_lengths")
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
 

@@ -65,7 +65,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--draft.lookup.min-n": "1"}
     options |= {"--warmup.steps": "0", "--cost-table": str(directory / "costs.json")}
     options |= {"--train-steps": "3"} | ({"--plots": str(directory / "plots")} if PLOTS else {})
-    options |= {"--draft-lengths": "2,0", "--rollout.draft-lengths": "0 2"}
+    options |= {"--draft-lengths": "2,0"}
     return *run_program(directory / "found.json", options), directory
 
 

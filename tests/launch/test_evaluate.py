@@ -1,5 +1,6 @@
 """launch.evaluate as a user runs it."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,21 @@ import numpy as np
 import pytest
 
 import launch.evaluate
+import launch.evaluation
+from configs.schema import RewardConfig
 from launch.cli import parse_run
 from launch.estimates import over_prompts, pass_at_k
 from launch.evaluate import EvaluateArgs
+from launch.evaluation import Sampler, make_evaluate
+from launch.final_answers import final_answer_of
 from launch.setup import set_up
+from specjax.drafters import Drafter, NGramDrafter, NoDrafter
+from specjax.plan import RolloutConfig
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 
 HERE = Path(__file__).parent
+MATH = importlib.util.find_spec("math_verify") is not None
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +70,21 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
         assert found["acceptance_length"] >= 1 and found["tokens_per_s"] > 0 and found["unscored"] == 0
 
 
+@pytest.mark.parametrize("drafter, length", [(NGramDrafter(), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
+def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
+    drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """In validation too; without a draft, for which 0 alone may be chosen, to 0."""
+    taken: list[RolloutConfig] = []
+    monkeypatch.setattr(launch.evaluation, "make_generate", lambda policy, drafter, config, mesh: taken.append(config))
+    chosen = RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5))
+    parts: Any = (None, drafter)
+    mesh: Any = None
+    assert Sampler(*parts, chosen, 4, 0, mesh).draft_length == length
+    make_evaluate(*parts, lambda rollout, prompts: None, chosen, 4, [], 0, mesh)  # pyright: ignore[reportArgumentType]
+    assert taken == [RolloutConfig(group_size=4, draft_length=length)] * 2
+
+
 def test_what_cannot_be_scored_is_said_and_wrong(
     asked: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -73,7 +96,7 @@ def test_what_cannot_be_scored_is_said_and_wrong(
     numbers, completions = evaluated(tmp_path, asked | own)
     said = capsys.readouterr().out
     assert "4 of 8 completions could not be scored: they count as wrong" in said
-    assert "no majority@k: the module of reward.scorer = sample_scorers:by_answer has no function final_answer" in said
+    assert "no majority@k: no function final_answer beside reward.scorer = sample_scorers:by_answer" in said
     (found,) = numbers["sets"]
     assert (found["name"], found["prompts"], found["unscored"]) == ("held-out", 2, 4)
     assert list(found["measures"]) == ["accuracy", "pass@2", "pass@4"]
@@ -85,13 +108,42 @@ def test_what_cannot_be_scored_is_said_and_wrong(
 
 def test_math_answers_are_the_same_however_they_are_written():
     pytest.importorskip("math_verify")
-    from launch.final_answers import final_answer_of
-
-    answer = final_answer_of("math")
+    answer = final_answer_of(RewardConfig(scorer="math"))
     assert answer is not None
     assert answer(r"so \boxed{\frac{1}{2}}") == answer(r"hence \boxed{\frac12}.") == answer("It is $1/2$") is not None
     assert answer("The answer is 1,000.") == answer(r"\boxed{1000}") != answer(r"\boxed{100}")
     assert answer("no idea") is None
+
+
+@pytest.mark.parametrize("name", ["exact", "exact_traced", "regex", "format", *(["math"] if MATH else [])])
+def test_a_built_in_scorer_has_final_answers_or_no_notion_of_them(name: str):
+    answer = final_answer_of(RewardConfig(scorer=name, pattern=r"= *(\d+) *;" if name == "regex" else None))
+    said = {"regex": "1 + 2 = 3 ;", "math": r"\boxed{3}"}.get(name, "1+2=3\n#3")
+    if name == "format":
+        assert answer is None
+    else:
+        assert answer is not None and answer(said) == "3" and answer("nothing") is None
+
+
+def test_a_pattern_without_a_group_has_no_notion_of_an_answer():
+    assert final_answer_of(RewardConfig(scorer="regex", pattern="=")) is None
+
+
+@pytest.mark.parametrize(
+    "own, majority",
+    [
+        ({"--reward.scorer": "format", "--reward.format": ".*"}, False),
+        ({"--reward.scorer": "regex", "--reward.pattern": r"(\d)"}, True),
+    ],
+    ids=["format", "regex"],
+)
+def test_a_scorer_by_a_pattern(
+    asked: Options, tmp_path: Path, own: Options, majority: bool, capsys: pytest.CaptureFixture[str]
+):
+    (found,) = evaluated(tmp_path, asked | own | {"--k": "2"})[0]["sets"]
+    assert ("majority@2" in found["measures"]) == majority
+    said = f"no majority@k: no function final_answer beside reward.scorer = {own['--reward.scorer']}"
+    assert (said in capsys.readouterr().out) != majority
 
 
 def test_the_powers_of_two_unless_told_otherwise():
