@@ -8,9 +8,9 @@ import pytest
 from tests.documents import ROOT, blocks, execute, write_files
 
 DOCS = ROOT / "docs"
-GUIDES = ("drafters.md",)
+GUIDES = ("drafters.md", "rollout.md")
 # What takes seconds; the quick blocks of a guide need none of the others.
-LONG = re.compile(r"\b(assert_lossless|make_train_step)\(")
+LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
 
 
 @pytest.fixture
