@@ -7,8 +7,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-# The first line of a block that is a file, or is to be one: `# my_rewards.py`.
-FILE = re.compile(r"# (\w+\.(?:py|jsonl))\n")
+# The first line of a block that is to be a file: `# my_rewards.py`.
+FILE = re.compile(r"# (\w+\.py)\n")
 
 
 def section(path: Path, title: str) -> str:

@@ -1,41 +1,114 @@
 """What the guides show runs: their Python as it stands, their commands on networks of almost no size."""
 
+import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from tests.documents import ROOT, blocks, execute, write_files
+from tests.documents import ROOT, blocks, commands, execute, write_files
+from tests.launch.checkpoints import write_checkpoint, write_problems
+from tests.launch.programs import SHRUNK, Options
 
 DOCS = ROOT / "docs"
-GUIDES = ("drafters.md", "rollout.md")
+GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
+WITH_COMMANDS = ("huggingface.md", "rewards.md")
 # What takes seconds; the quick blocks of a guide need none of the others.
-LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
+LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")WITH_LONG = ("drafters.md", "rollout.md")
+
+# What makes a program's work small; an option given twice holds as given last.
+DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}
+SMALL: dict[str, Options] = {
+    "launch.compare": {"--steps": "2", "--draft-lengths": "0,2", "--microbatches": "1"},
+    "launch.distill": DISTILL | {"--distill.microbatches": "2", "--temperatures": "0", "--repeats": "2"},
+    "launch.evaluate": {"--samples": "2"},
+    "launch.train": {"--steps": "2", "--checkpoint.every": "1"},
+}
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, from which modules are imported as `python -m` would."""
+    """A working directory, from which Python imports."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def run(guide: str, place: Path, *, quick: bool) -> None:
-    """The Python blocks in their order, each with the names of those before it."""
-    text, names = (DOCS / guide).read_text(), {}
-    write_files(text, place)
-    for code in blocks(text, "python"):
+def furnish(guide: str, place: Path) -> None:
+    """What a guide takes to be there: its own files, a checkpoint, problems, the recipe of another guide."""
+    if guide in WITH_COMMANDS:
+        pytest.importorskip("math_verify")
+        write_checkpoint(place / "Qwen3-0.6B")
+        write_problems(place / "train.jsonl", ["1", "2", "3"] * 4)
+        write_problems(place / "test.jsonl", ["1", "2", "3"])
+    for text in ((DOCS / "huggingface.md").read_text(), (DOCS / guide).read_text()):
+        write_files(text, place)
+
+
+def run(guide: str, place: Path, capsys: pytest.CaptureFixture[str], *, quick: bool) -> None:
+    """The Python blocks in their order, each with the names of those before it; they print what they say they do."""
+    furnish(guide, place)
+    names: dict[str, Any] = {}
+    for code in blocks((DOCS / guide).read_text(), "python"):
         if not (quick and LONG.search(code)):
             execute(code, DOCS / guide, names)
+            said = capsys.readouterr().out
+            for expected in re.findall(r"print\(.*\)  # (\[.*?\])", code):
+                assert expected in said
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_its_python_runs(guide: str, place: Path):
-    run(guide, place, quick=True)
+def test_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    run(guide, place, capsys, quick=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", GUIDES)
-def test_all_of_its_python_runs(guide: str, place: Path):
-    run(guide, place, quick=False)
+@pytest.mark.parametrize("guide", WITH_LONG)
+def test_all_of_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    run(guide, place, capsys, quick=False)
+
+
+class Parsed(Exception):
+    """A program has understood its command line."""
+
+
+def stopped_behind(parse: Callable) -> Callable:
+    def parsed(*args: object, **options: object) -> None:
+        parse(*args, **options)
+        raise Parsed
+
+    return parsed
+
+
+def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's own parser takes the arguments; nothing else of it runs."""
+    for name in ("parse", "parse_run", "parse_run_and"):
+        if hasattr(program, name):
+            monkeypatch.setattr(program, name, stopped_behind(getattr(program, name)))
+    with pytest.raises(Parsed):
+        program.main(arguments)
+
+
+@pytest.mark.parametrize("guide", WITH_COMMANDS)
+def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytest.MonkeyPatch):
+    furnish(guide, place)
+    shown = commands((DOCS / guide).read_text())
+    assert shown
+    for module, arguments in shown:
+        with monkeypatch.context() as patch:
+            parses(importlib.import_module(module), arguments, patch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", WITH_COMMANDS)
+def test_its_commands_run(guide: str, place: Path):
+    furnish(guide, place)
+    for module, arguments in commands((DOCS / guide).read_text()):
+        options = SHRUNK | SMALL.get(module, {})
+        if "--resume" in arguments:
+            options |= {"--steps": "3"}
+        shrunk = [part for name, value in options.items() for part in (name, *value.split(" "))]
+        assert importlib.import_module(module).main([*arguments, *shrunk]) == 0, f"{module} {arguments}"
