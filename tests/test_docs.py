@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 # What takes seconds; the quick blocks of a guide need none of the others.
-LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")WITH_LONG = ("drafters.md", "rollout.md")
+LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
+WITH_LONG = ("drafters.md", "rollout.md")
 
 # What makes a program's work small; an option given twice holds as given last.
 DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}
