@@ -1,51 +1,115 @@
-"""What the guide to the report shows runs, as far as a test can: every command is taken from the page itself."""
+"""What the guides show runs: their Python as it stands, their commands on networks of almost no size."""
 
+import importlib
 import re
-import shlex
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-import launch.report.__main__
-from launch.cli import parse_run
-from launch.loggers import RunLogger
-from tests.launch.run_directories import write_run
+from tests.documents import ROOT, blocks, commands, execute, write_files
+from tests.launch.checkpoints import write_checkpoint, write_problems
+from tests.launch.programs import SHRUNK, Options
 
-GUIDE = Path(__file__).parents[1] / "docs" / "report.md"
+DOCS = ROOT / "docs"
+GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
+WITH_COMMANDS = ("huggingface.md", "rewards.md")
+# What takes seconds; the quick blocks of a guide need none of the others.
+LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
+WITH_LONG = ("drafters.md", "rollout.md")
 
-
-def commands() -> list[list[str]]:
-    blocks = re.findall(r"```\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-
-
-def test_every_command_runs_or_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run = write_run(tmp_path / "run", 0)
-    with RunLogger(run, draft_length=1) as logger:
-        logger.log(1, {"reward/mean": 0.5})
-    ran = []
-    for program, *arguments in commands():
-        arguments = [str(run) if argument == "DIR" else argument for argument in arguments]
-        if program == "tensorboard":
-            # It is no part of what is installed: its files are there, where it looks for them.
-            assert arguments == ["--logdir", str(run)] and list(run.glob("events.out.tfevents.*"))
-            ran.append(program)
-            continue
-        assert (program, arguments[0]) == ("python", "-m")
-        ran.append(arguments[1])
-        if arguments[1] == "launch.report":
-            assert launch.report.__main__.main(arguments[2:]) == 0
-            assert "report.html" in capsys.readouterr().out
-        else:
-            config = parse_run(arguments[2:], arguments[1], "")
-            assert (config.log.wandb_project, config.profile_step) in (("sums", 0), (None, 30))
-    assert ran == ["launch.report", "tensorboard", "launch.train", "launch.train"]
+# What makes a program's work small; an option given twice holds as given last.
+DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}
+SMALL: dict[str, Options] = {
+    "launch.compare": {"--steps": "2", "--draft-lengths": "0,2", "--microbatches": "1"},
+    "launch.distill": DISTILL | {"--distill.microbatches": "2", "--temperatures": "0", "--repeats": "2"},
+    "launch.evaluate": {"--samples": "2"},
+    "launch.train": {"--steps": "2", "--checkpoint.every": "1"},
+}
 
 
-def test_every_file_and_chart_it_names_is_there():
-    text = GUIDE.read_text()
-    page = "".join(path.read_text() for path in (GUIDE.parents[1] / "launch").rglob("*.py"))
-    assert all(f'"{name}"' in page for name in re.findall(r"^\| `(\w+\.\w+)`", text, re.MULTILINE))
-    charts = text[text.index("| chart") : text.index("**Completions**")]
-    for row in re.findall(r"^\| ([A-Z].*?) \|", charts, re.MULTILINE):
-        assert all(f'"{name}"' in page for name in row.split(", ")), row
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, from which Python imports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def furnish(guide: str, place: Path) -> None:
+    """What a guide takes to be there: its own files, a checkpoint, problems, the recipe of another guide."""
+    if guide in WITH_COMMANDS:
+        pytest.importorskip("math_verify")
+        write_checkpoint(place / "Qwen3-0.6B")
+        write_problems(place / "train.jsonl", ["1", "2", "3"] * 4)
+        write_problems(place / "test.jsonl", ["1", "2", "3"])
+    for text in ((DOCS / "huggingface.md").read_text(), (DOCS / guide).read_text()):
+        write_files(text, place)
+
+
+def run(guide: str, place: Path, capsys: pytest.CaptureFixture[str], *, quick: bool) -> None:
+    """The Python blocks in their order, each with the names of those before it; they print what they say they do."""
+    furnish(guide, place)
+    names: dict[str, Any] = {}
+    for code in blocks((DOCS / guide).read_text(), "python"):
+        if not (quick and LONG.search(code)):
+            execute(code, DOCS / guide, names)
+            said = capsys.readouterr().out
+            for expected in re.findall(r"print\(.*\)  # (\[.*?\])", code):
+                assert expected in said
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    run(guide, place, capsys, quick=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", WITH_LONG)
+def test_all_of_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureFixture[str]):
+    run(guide, place, capsys, quick=False)
+
+
+class Parsed(Exception):
+    """A program has understood its command line."""
+
+
+def stopped_behind(parse: Callable) -> Callable:
+    def parsed(*args: object, **options: object) -> None:
+        parse(*args, **options)
+        raise Parsed
+
+    return parsed
+
+
+def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's own parser takes the arguments; nothing else of it runs."""
+    for name in ("parse", "parse_run", "parse_run_and"):
+        if hasattr(program, name):
+            monkeypatch.setattr(program, name, stopped_behind(getattr(program, name)))
+    with pytest.raises(Parsed):
+        program.main(arguments)
+
+
+@pytest.mark.parametrize("guide", WITH_COMMANDS)
+def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytest.MonkeyPatch):
+    furnish(guide, place)
+    shown = commands((DOCS / guide).read_text())
+    assert shown
+    for module, arguments in shown:
+        with monkeypatch.context() as patch:
+            parses(importlib.import_module(module), arguments, patch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", WITH_COMMANDS)
+def test_its_commands_run(guide: str, place: Path):
+    furnish(guide, place)
+    for module, arguments in commands((DOCS / guide).read_text()):
+        options = SHRUNK | SMALL.get(module, {})
+        if "--resume" in arguments:
+            options |= {"--steps": "3"}
+        shrunk = [part for name, value in options.items() for part in (name, *value.split(" "))]
+        assert importlib.import_module(module).main([*arguments, *shrunk]) == 0, f"{module} {arguments}"

@@ -1,19 +1,18 @@
 """What the README shows runs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from tests.documents import ROOT, blocks, execute, section
+
+README = ROOT / "README.md"
 
 
-def run(section: str, capsys: pytest.CaptureFixture[str]) -> str:
+def run(title: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What the one Python example of a section prints."""
-    text = re.search(rf"^## {section}\n(.*?)^## ", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert text
-    (example,) = re.findall(r"```python\n(.*?)```", text[1], re.DOTALL)
-    exec(compile(example, str(README), "exec"), {})
+    (example,) = blocks(section(README, title), "python")
+    execute(example, README, {})
     return capsys.readouterr().out
 
 

@@ -1,0 +1,51 @@
+"""What the guide to the report shows runs, as far as a test can: every command is taken from the page itself."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import launch.report.__main__
+from launch.cli import parse_run
+from launch.loggers import RunLogger
+from tests.documents import ROOT, blocks
+from tests.launch.run_directories import write_run
+
+GUIDE = ROOT / "docs" / "report.md"
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line, comments=True) for block in blocks(GUIDE.read_text()) for line in block.splitlines()]
+
+
+def test_every_command_runs_or_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = write_run(tmp_path / "run", 0)
+    with RunLogger(run, draft_length=1) as logger:
+        logger.log(1, {"reward/mean": 0.5})
+    ran = []
+    for program, *arguments in commands():
+        arguments = [str(run) if argument == "DIR" else argument for argument in arguments]
+        if program == "tensorboard":
+            # It is no part of what is installed: its files are there, where it looks for them.
+            assert arguments == ["--logdir", str(run)] and list(run.glob("events.out.tfevents.*"))
+            ran.append(program)
+            continue
+        assert (program, arguments[0]) == ("python", "-m")
+        ran.append(arguments[1])
+        if arguments[1] == "launch.report":
+            assert launch.report.__main__.main(arguments[2:]) == 0
+            assert "report.html" in capsys.readouterr().out
+        else:
+            config = parse_run(arguments[2:], arguments[1], "")
+            assert (config.log.wandb_project, config.profile_step) in (("sums", 0), (None, 30))
+    assert ran == ["launch.report", "tensorboard", "launch.train", "launch.train"]
+
+
+def test_every_file_and_chart_it_names_is_there():
+    text = GUIDE.read_text()
+    page = "".join(path.read_text() for path in (ROOT / "launch").rglob("*.py"))
+    assert all(f'"{name}"' in page for name in re.findall(r"^\| `(\w+\.\w+)`", text, re.MULTILINE))
+    charts = text[text.index("| chart") : text.index("**Completions**")]
+    for row in re.findall(r"^\| ([A-Z].*?) \|", charts, re.MULTILINE):
+        assert all(f'"{name}"' in page for name in row.split(", ")), row
