@@ -11,7 +11,7 @@ from specjax.plan import Phase
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
-STAGES = ("data", "prepare", "generation", "logprob", "train", "step")
+STAGES = ("data", "prepare", "generation", "reward", "logprob", "train", "step")
 STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up over autoregressive"
 
 SKIPPED = "the loss or the gradient of the {} is not finite, and its update is skipped"

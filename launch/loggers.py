@@ -30,7 +30,7 @@ def metric_names(draft_length: int, rewards: Sequence[str] = ()) -> tuple[str, .
         *("draft/predicted_acceptance", "draft/promised_acceptance"),
         *("draft/measured_acceptance", "draft/alarm"),
         *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
-        *("time/data", "time/prepare", "time/generation", "time/logprob", "time/train", "time/step"),
+        *("time/data", "time/prepare", "time/generation", "time/reward", "time/logprob", "time/train", "time/step"),
         *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
     )
 

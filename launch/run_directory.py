@@ -26,6 +26,7 @@ CHECKPOINTS = "checkpoints"
 # What may change: the updates of the steps to come stay as they would have been, up to rounding.
 FREE_ON_RESUME = (
     *("steps", "out", "resume", "probe_every", "print_every", "profile_step"),
+    *("gap_alarm", "max_skipped"),
     *("log", "eval", "checkpoint", "speedup", "mesh"),
 )
 # Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.

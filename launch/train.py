@@ -1,6 +1,5 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
-import difflib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from launch.drafting import Switches, losing, made_with, misloaded
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
-from launch.loggers import RunLogger, metric_names
+from launch.loggers import RunLogger
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.report import write_report
 from launch.run_directory import CHECKPOINTS, open_run
@@ -45,6 +44,8 @@ from specjax.train_step import make_train_step
 from specjax.types import TrainState
 
 PROFILE = "profile"
+# What the best save can be the best by, beside the parts of a reward.
+HIGHER_IS_BETTER = ("eval/accuracy", "reward/mean", "reward/accuracy", "rollout/acceptance_length")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -86,6 +87,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
         diary = Diary(directory, console, begun.step)
+        if (table := setup.train_prompts).dropped:
+            diary.warn(begun.step, f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
         samples = SampleLog(directory, setup, reward_fn, last)
         try:
             with (
@@ -112,7 +115,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 print_speedup(*both, console)
                 diary.result(config.steps, speedup=both[0].speedup, speedup_of_the_tail=both[1].speedup)
         finally:
-            console.print(f"report: {write_report(directory)}")
+            _report(directory)
     return 0
 
 
@@ -139,6 +142,8 @@ class Steps:
         if self.begun.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
             # These may have taken longer than many steps.
             self._save(0, state)
+        if 0 < config.profile_step <= self.begun.step:
+            console.print(f"profile_step = {config.profile_step}: that step is done, and nothing is traced")
         for number in range(self.begun.step + 1, config.steps + 1):
             take = self._profile if number == config.profile_step else self._take
             state = take(number, state, clock)
@@ -183,6 +188,9 @@ class Steps:
         if probing:
             self._say_what_it_gains(number, metrics)
         timed = metrics | {"time/data": data_s}
+        if probing:
+            # A step begins with asking for its prompts.
+            timed["time/step"] += data_s
         self.record.dispatched(number, start, timed, by and (rollout.k, by), (prompts, rollout))
         if self.samples.due(number):
             self.record.wait()
@@ -229,19 +237,28 @@ def _checked(setup: Setup) -> list[Cell]:
 
 
 def _check_best(config: RunConfig) -> None:
-    best, names = config.checkpoint.best, metric_names(max(config.rollout.lengths), config.reward.parts)
+    best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
+    names = (*HIGHER_IS_BETTER, *(f"reward/{name}" for name in config.reward.parts))
     if best is not None and best not in names:
-        (closest,) = difflib.get_close_matches(best, names, n=1, cutoff=0)
-        raise ConfigError(f"checkpoint.best = {best}: must be a metric; did you mean {closest}?")
-    if best == "eval/accuracy" and not config.eval.every:
-        raise ConfigError(f"checkpoint.best = {best}: is not measured with eval.every = 0")
+        raise ConfigError(f"checkpoint.best = {best}: must be one of {', '.join(names)}")
+    if best == "eval/accuracy" and (not measured or saved % measured):
+        raise ConfigError(
+            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "
+            "and that not 0"
+        )
+
+
+def _report(directory: Path) -> None:
+    """Of the run, however it ended: what cannot be shown must not hide why."""
+    try:
+        console.print(f"report: {write_report(directory)}")
+    except Exception as error:
+        console.print(f"no report: {type(error).__name__}: {error}", markup=False)
 
 
 def _say_what_was_read(setup: Setup, directory: Path) -> None:
-    table, head, config = setup.train_prompts, setup.networks.head, setup.config
+    head, config = setup.networks.head, setup.config
     console.print(f"run directory: {directory}")
-    if table.dropped:
-        console.print(f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
     if config.draft.path is not None and isinstance(head, Eagle3Config):
         if (said := made_with(head, setup.networks.decoder, made_for(config))) is not None:
             console.print(said, markup=False)

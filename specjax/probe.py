@@ -111,8 +111,8 @@ class StagedStep:
 class ProbeStep:
     """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
 
-    `time/prepare`, `time/generation`, `time/logprob` and `time/train` are those of `StagedStep`, `time/step` is the sum
-    of all stages. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor
+    `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
+    `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor
     compilation, on first use, is part of a step's time. The state is donated.
     """
 
@@ -139,9 +139,7 @@ class ProbeStep:
             del params
         (state, rollout, metrics), seconds = self._step(state, prompts)
         speed = int(rollout.lengths.sum()) / seconds["generation"]
-        times: dict[str, Any] = {
-            f"time/{stage}": seconds[stage] for stage in ("prepare", "generation", "logprob", "train")
-        }
+        times: dict[str, Any] = {f"time/{stage}": value for stage, value in seconds.items()}
         times |= {
             "time/step": sum(seconds.values()),
             "perf/generation_tokens_per_s": speed,

@@ -67,7 +67,7 @@ class TrainState:
 
     step:       int32 scalar, updates so far; with the seed it keys all noise.
     optimizer:  the optimiser states, arranged as the parameters they belong to.
-    reference:  the parameters of a frozen policy that KL is measured against, or None.
+    reference:  the parameters of the policy that KL is measured against, which no update changes, or None.
     drafting:   what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
     adaptation: what the draft's training goes by (specjax.adaptation.Adaptation), or None without a draft to train.
     """

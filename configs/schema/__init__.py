@@ -140,8 +140,8 @@ class CheckpointConfig:
     Attributes:
         every: steps from one to the next; 0 never saves.
         keep:  how many stay, the newest.
-        best:  a metric of metrics.jsonl, say eval/accuracy: of the saves of steps that measured it, the one where it
-               was highest stays too. None keeps the newest alone.
+        best:  eval/accuracy, reward/mean, reward/accuracy, a part of the reward, or rollout/acceptance_length: of the
+               saves, the one where it was highest stays too. None keeps the newest alone.
     """
 
     every: int = 50

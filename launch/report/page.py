@@ -18,7 +18,7 @@ from launch.report.warnings import warnings
 from launch.run_directory import write_atomically
 
 REPORT_FILE = "report.html"
-# Of probe steps; what is left of time/step is the reward.
+# Of probe steps; they sum to time/step.
 STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "train": 2}
 
 
@@ -106,6 +106,10 @@ def _numbers(run: Run) -> Iterator[tuple[str, str]]:
 
 def _learning(run: Run) -> Iterator[str]:
     yield _lines(run, "Reward", {"reward/mean": "mean"}, hint="of the rollouts that are trained on")
+    parts = {name: name.removeprefix("reward/") for name in run.metrics if name.startswith("reward/")}
+    parts = {name: label for name, label in parts.items() if label not in ("mean", "std", "accuracy", "failed")}
+    if parts:
+        yield _lines(run, "Parts of the reward", parts, hint="before their weights", zero=True)
     accuracy = [_series(run, "reward/accuracy", "training", 1), _series(run, "eval/accuracy", "held out", 2)]
     yield line_chart("Accuracy", accuracy, percent=True, zero=True, span=_span(run))
     yield _lines(run, "Completion length", {"rollout/length_mean": "mean", "rollout/length_max": "longest"}, zero=True)
@@ -124,6 +128,8 @@ def _learning(run: Run) -> Iterator[str]:
         hint="all of whose samples have the same reward",
         zero=True,
     )
+    left_out = {"groups/sequences_trained": "trained on", "rollout/empty": "empty"}
+    yield _lines(run, "Sequences of a step", left_out, hint="empty: nothing before the stop", zero=True)
 
 
 def _drafting(run: Run) -> Iterator[str]:
@@ -179,10 +185,11 @@ def _time(run: Run) -> Iterator[str]:
     steps, total = run.measured("time/generation")
     if len(steps):
         at = np.isin(run.steps, steps)
-        seconds = {name: np.nan_to_num(run.metrics[f"time/{name}"][at]) for name in STAGES if name != "reward"}
-        inside = sum(seconds[name] for name in seconds if name != "data")
-        seconds["reward"] = np.maximum(np.nan_to_num(run.metrics["time/step"][at]) - inside, 0.0)
-        parts = {name: (color, seconds[name]) for name, color in STAGES.items()}
+        parts = {
+            name: (color, np.nan_to_num(run.metrics[f"time/{name}"][at]))
+            for name, color in STAGES.items()
+            if f"time/{name}" in run.metrics
+        }
         yield bar_chart("Stages of a step", steps, parts, hint="seconds, at probe steps")
         yield _stage_table(parts)
     yield _lines(run, "Time of a step", {"time/step": "seconds"}, hint="the first one compiles", zero=True)

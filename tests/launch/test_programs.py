@@ -289,7 +289,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Pa
     assert ("distillation step 2: loss " in said) == bool(more)
     lines = metrics(tmp_path / "run")
     names = ("step", *metric_names(1))
-    stages = {f"time/{stage}" for stage in ("prepare", "generation", "logprob", "train")}
+    stages = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
     stages |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
     for number, line in enumerate(lines, start=1):
         assert line["step"] == number and tuple(line) == names

@@ -70,10 +70,17 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--steps": "-1"}, "steps = -1: must be at least 1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
         (
-            {"--checkpoint.best": "reward/meen"},
-            "= reward/meen: must be a metric; did you mean reward/mean?",
+            {"--checkpoint.best": "kl/reference"},
+            "checkpoint.best = kl/reference: must be one of eval/accuracy, reward/mean, reward/accuracy, ",
         ),
-        ({"--checkpoint.best": "eval/accuracy"}, "best = eval/accuracy: is not measured with eval.every = 0"),
+        (
+            {"--checkpoint.best": "eval/accuracy"},
+            "must be a multiple of eval.every = 0 for checkpoint.best = eval/accuracy, and that not 0",
+        ),
+        (
+            {"--checkpoint.best": "eval/accuracy", "--checkpoint.every": "4", "--eval.every": "3"},
+            "checkpoint.every = 4: must be a multiple of eval.every = 3 for checkpoint.best = eval/accuracy",
+        ),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9: must be between 0 and steps = 8"),
         ({"--log.samples": "-1"}, "log.samples = -1: must be at least 0"),

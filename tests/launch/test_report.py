@@ -70,6 +70,7 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         time__data=[0.1] * steps,
         time__prepare=probed,
         time__generation=probed,
+        time__reward=probed,
         time__logprob=probed,
         time__train=probed,
         perf__speedup_vs_autoregressive=probed,

@@ -198,6 +198,7 @@ def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
     assert times == {
         "time/prepare",
         "time/generation",
+        "time/reward",
         "time/logprob",
         "time/train",
         "time/step",
