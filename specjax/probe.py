@@ -112,8 +112,8 @@ class ProbeStep:
     """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
 
     `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
-    `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0. Neither that nor
-    compilation, on first use, is part of a step's time. The state is donated.
+    `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0.
+    Neither that nor compilation, on first use, is part of a step's time. The state is donated.
     """
 
     def __init__(

@@ -137,7 +137,7 @@ def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, public.params, ours.params)))
 
 
-@pytest.mark.parametrize("sound", [True, False])
+@pytest.mark.parametrize("sound", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_holds_its_first_step_against_what_the_draft_states(
     distilled: tuple[Path, str], shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: bool
 ):
@@ -196,6 +196,7 @@ def test_answers_outlive_a_crash_while_training(
     assert len(kept.read_text().splitlines()) == 32
 
 
+@pytest.mark.slow
 def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, shrunk: Options):
     setup = set_up(parse_run(argv("gsm8k", shrunk), "", ""))
     law = replace(setup.train.rollout.law, top_k=2)

@@ -70,7 +70,7 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
         assert found["acceptance_length"] >= 1 and found["tokens_per_s"] > 0 and found["unscored"] == 0
 
 
-@pytest.mark.parametrize("drafter, length", [(NGramDrafter(), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
+@pytest.mark.parametrize("drafter, length", [(NGramDrafter(15), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
 def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
 ):

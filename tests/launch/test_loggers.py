@@ -12,7 +12,8 @@ from launch.loggers import RunLogger, metric_names
 
 STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
 PROBE = {
-    **{"time/data": 0.01, "time/prepare": 0.02, "time/generation": 0.2, "time/logprob": 0.0, "time/train": 0.25},
+    **{"time/data": 0.01, "time/prepare": 0.02, "time/generation": 0.2, "time/reward": 0.03},
+    **{"time/logprob": 0.0, "time/train": 0.25},
     **{"perf/generation_tokens_per_s": 5000.0, "perf/speedup_vs_autoregressive": 1.5},
 }
 
@@ -137,7 +138,7 @@ def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixtur
     probed = next(i for i, line in enumerate(said) if line[:1] == ["22"])
     assert said[probed] == "22 0.500 25.0% - 2000 0.50 held out 40.0% 2 not scored".split()
     table = said[probed:]
-    assert "data prepare generation logprob train step tokens/s speed-up".split() in table
-    assert "0.010 0.020 0.200 0.000 0.250 0.500 5000 1.50".split() in table
+    assert "data prepare generation reward logprob train step tokens/s speed-up".split() in table
+    assert "0.010 0.020 0.200 0.030 0.000 0.250 0.500 5000 1.50".split() in table
     assert said[-1] == ["23", "-", "-", "-", "-", "-"]
     assert sum("prepare" in line for line in said) == 1

@@ -91,7 +91,7 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     names = ("step", *metric_names(DRAFT_LENGTH))
     only_in_other_runs = {"eval/accuracy", "kl/reference", "perf/generation_tokens_per_s"}
     only_in_other_runs |= {"perf/speedup_vs_autoregressive"}
-    only_in_other_runs |= {f"time/{stage}" for stage in ("prepare", "generation", "logprob", "train")}
+    only_in_other_runs |= {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
     for line in lines:
         assert tuple(line) == names
         assert measured(line) == set(names) - only_in_other_runs
@@ -116,7 +116,7 @@ def test_killed_resumed_and_stopped_is_as_if_it_had_never_been(
 ):
     run, save, _ = killed
     assert f"resumed after step {save}\n" in stopped
-    assert stopped.endswith(f"stopped after step {steps}; --resume continues it\n")
+    assert f"\nstopped after step {steps}; --resume continues it\nreport: " in stopped
     assert steps >= save + 2
     lines, expected = metrics(run), metrics(finished)
     assert len(lines) == len(expected) == steps

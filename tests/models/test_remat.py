@@ -60,7 +60,7 @@ def test_gradients_are_equal(results) -> None:
 def test_memory_falls(results) -> None:
     none, dots, full = (results[remat][1] for remat in ("none", "dots", "full"))
     # Of a deep network it is what the layers keep: of each, attention's scores and the products.
-    assert full < 0.7 * dots and dots < 0.6 * none, (none, dots, full)
+    assert full < 0.75 * dots and dots < 0.7 * none, (none, dots, full)
 
 
 def test_a_forward_with_a_cache_is_left_as_it_is(params: PyTree) -> None:

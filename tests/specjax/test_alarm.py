@@ -146,7 +146,12 @@ def watched(
 
 
 @pytest.mark.parametrize(
-    "drafter, draft", [("none", "trained"), ("none", "random"), ("none beside a lookup", "random")]
+    "drafter, draft",
+    [
+        ("none", "trained"),
+        pytest.param("none", "random", marks=pytest.mark.slow),
+        pytest.param("none beside a lookup", "random", marks=pytest.mark.slow),
+    ],
 )
 def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: str) -> None:
     """Of its own drafts, whatever a lookup beside it proposes."""

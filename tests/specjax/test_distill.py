@@ -75,10 +75,11 @@ def test_the_gradient_is_that_of_the_training_step(step, params, batch, expected
     assert_same_bits(params.policy, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        pytest.param((1, 1, 1), {"microbatches": 4, "ladder": (8, 12)}, marks=pytest.mark.slow),
+        ((1, 1, 1), {"microbatches": 4, "ladder": (8, 12)}),
         ((2, 1, 2), {"microbatches": 2, "ladder": (8, 12)}),
     ],
 )

@@ -107,7 +107,7 @@ def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndar
     return total / len(tokens)
 
 
-@pytest.mark.parametrize("microbatches", [2, 4])
+@pytest.mark.parametrize("microbatches", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradients, params, batch, reference) -> None:
     whole, whole_sums = gradients(params, batch, reference)
     parts, part_sums = compiled(microbatches)(params, batch, reference)

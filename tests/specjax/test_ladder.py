@@ -178,6 +178,7 @@ def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: 
     return [min(window for window in choices if window >= part.max()) for part in np.split(lengths, parts)]
 
 
+@pytest.mark.slow
 def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
     plain = replace(CONFIG, microbatches=4, loss=LOSS)
     config, seen, chosen = replace(plain, ladder=(12, 22, 30)), [], []

@@ -19,6 +19,7 @@ DRAFTS = [
     ("policy", "identical", 0),
     ("policy", "adversarial", 0),
 ]
+EACH = [pytest.param(draft, marks=pytest.mark.slow if i % 2 else (), id=str(draft)) for i, draft in enumerate(DRAFTS)]
 
 
 def config(k: int, verifier: str = "coupled", temperature: float = 0.8) -> RolloutConfig:
@@ -75,7 +76,7 @@ def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
         np.testing.assert_array_equal(tokens[:length], drawn[:length])
 
 
-@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
 def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
@@ -125,7 +126,7 @@ def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
         assert (WORLD.rollout("none", "none", config(0), run).tokens != plain.tokens).any(axis=1).mean() > 0.8
 
 
-@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
 def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft

@@ -60,26 +60,29 @@ DRAFTS = {
     "stranger": Draft("model", (0.3, 0.6)),
     "trained beside remembered": Draft("either history", (0.3, 0.6)),
 }
-# Every draft, and every law but greedy, which test_rollout_coupled.py holds. All combinations are for the slow tier.
+# Every way to propose, and every law but greedy, which test_rollout_coupled.py holds. The slow tier has what is left
+# out, and all combinations.
 COVERING = [
     ("none", "top-p", 0),
     ("trained", "temperature 1", 3),
-    ("random", "temperature 1", 3),
     ("random reduced", "temperature 0.7", 1),
-    ("adversarial", "temperature 0.7", 1),
     ("identical", "top-k", 3),
-    ("table", "temperature 1", 3),
     ("trained mtp", "top-p", 3),
+    ("stranger", "min-p", 3),
+    ("trained beside remembered", "temperature 1", 3),
+]
+LEFT_OUT = [
+    ("random", "temperature 1", 3),
+    ("adversarial", "temperature 0.7", 1),
+    ("table", "temperature 1", 3),
     ("ngram", "temperature 1", 3),
     ("remembered", "top-p", 3),
     ("random beside ngram", "temperature 0.7", 3),
-    ("stranger", "min-p", 3),
-    ("trained beside remembered", "temperature 1", 3),
 ]
 
 
 # Drafts that every verifier is tried on in `make test`: trained, deterministic and from a lookup.
-BY_ALL = ("trained", "random reduced", "table", "random beside ngram")
+BY_ALL = ("trained", "random reduced", "table", "random beside ngram", "trained beside remembered")
 
 
 @functools.cache
@@ -166,7 +169,12 @@ def cut_at_an_accepted_stop(rollout: Rollout) -> int:
 
 
 # One program holds the verifiers: each takes seconds to sample, and differs where drafts are sampled.
-CASES = [(name, *case) for case in COVERING for name in VERIFIERS if name == "rejection" or case[0] in BY_ALL]
+CASES = [
+    pytest.param(name, *case, marks=() if case in COVERING else pytest.mark.slow)
+    for case in COVERING + LEFT_OUT
+    for name in VERIFIERS
+    if name == "rejection" or case[0] in BY_ALL
+]
 
 
 @pytest.mark.parametrize("verifier, draft, law, k", CASES)

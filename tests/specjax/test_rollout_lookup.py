@@ -125,6 +125,7 @@ def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
     assert emitted > 1.5 * np.asarray(rollout.rounds).sum()
 
 
+@pytest.mark.slow
 def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
     """Than the row's own text; and what was said with the very same noise is found whole."""
     config = replace(CONFIG, draft_length=2)
@@ -134,6 +135,7 @@ def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
     assert np.asarray(both.accepted).sum() > 1.1 * np.asarray(own.accepted).sum()
 
 
+@pytest.mark.slow
 def test_a_greedy_policy_says_what_it_said_the_epoch_before():
     """All of it is drafted and accepted, from the first round on."""
     drafter = HistoryDrafter(5, min_n=1, max_n=2 * BUDGET, siblings=0, offset=3)
@@ -200,6 +202,7 @@ def test_siblings_that_finished_are_known_when_the_batch_shrinks():
 TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="coupled", stop_tokens=WORLD.stops)
 
 
+@pytest.mark.slow
 def test_no_token_depends_on_a_lookup_beside_a_head():
     """Which is told of every verification, whoever proposed what was verified."""
     rollout = WORLD.rollout("either", "random", replace(TINY, draft_length=2), RUN)
@@ -207,6 +210,7 @@ def test_no_token_depends_on_a_lookup_beside_a_head():
     assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.rounds).sum()
 
 
+@pytest.mark.slow
 def test_no_token_depends_on_a_small_model():
     """Nor where drafting begins late."""
     plain = WORLD.rollout("none", "none", TINY, RUN)

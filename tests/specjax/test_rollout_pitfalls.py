@@ -218,6 +218,7 @@ def nucleus_before_temperature(logits: Array, law: SamplingLaw) -> Array:
 REAL_LAW = rounds_module.process_logits
 
 
+@pytest.mark.slow
 def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch):
     law = SamplingLaw(temperature=0.7, top_p=0.9)
     monkeypatch.setattr(rounds_module, "process_logits", nucleus_before_temperature)
@@ -276,6 +277,7 @@ def test_a_faulty_block_verification_is_noticed(
     assert (p_value(rollout, PLAIN) > LEVEL) == (fault == BlockFault.NONE)
 
 
+@pytest.mark.slow
 def test_block_accepts_more_of_the_same_drafts_than_rejection(
     block_rollouts: Callable[[Params, int, int], Rollout], switched: Callable[[Fault, Tamper], Rollout]
 ):

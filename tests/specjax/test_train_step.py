@@ -131,6 +131,7 @@ def test_measured_acceptance_is_what_the_training_batch_predicts(first) -> None:
     assert metrics["draft/alarm"] == 0
 
 
+@pytest.mark.slow
 def test_a_frozen_draft_stays_as_it_is_and_the_policy_learns_the_same(first) -> None:
     frozen = make_train_step(POLICY, DRAFTER, count_fives, FROZEN, MESH)
     state, rollout, metrics = frozen(state_on(MESH, FROZEN), make_prompts())
@@ -230,6 +231,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
         init_train_state(params_on(MESH), config, MESH)
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_masters() -> None:
     step = make_train_step(*networks("bfloat16"), count_fives, replace(CONFIG, microbatches=2), MESH)
     # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
@@ -254,6 +256,7 @@ def best_half(policy, drafter, params, prompts, seed_step, config):
     return Rollout(rollout.tokens[best], rollout.lengths[best])
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
     assert len(inspect.getsource(best_half).splitlines()) <= 20
     forked = make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, best_half)
