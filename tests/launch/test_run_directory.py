@@ -113,7 +113,8 @@ def test_what_may_change_on_resume():
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
     assert refusal(elsewhere) == (
         "mesh.data = 2: the run to resume has 1 (y/config.json); "
-        "only steps, out, resume, print_every, profile_step, gap_alarm, max_skipped, log, eval, checkpoint, speedup may change"
+        "only steps, out, resume, print_every, profile_step, gap_alarm, max_skipped, "
+        "log, eval, checkpoint, speedup may change"
     )
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
