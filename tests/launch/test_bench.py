@@ -92,9 +92,8 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     assert generation.measure(1.0).alpha > k
 
 
-@pytest.mark.parametrize(
-    "k, phases", [(0, ()), pytest.param(3, ((4, ANY_LENGTH), (2, ANY_LENGTH)), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("k, phases", [(0, ()), (3, ((4, ANY_LENGTH), (2, ANY_LENGTH)))])
 def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int, int], ...]):
     tail = LongTail(median=6, every=4)
     config = RolloutConfig(group_size=2, max_new_tokens=tail.longest, draft_length=k, phases=phases)

@@ -79,6 +79,7 @@ def test_a_head_as_the_options_make_it(shrunk: Options):
     assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
 
 
+@pytest.mark.slow
 def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     """Not those that the policy's directory has kept for another head, though they are as wide."""
     shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)

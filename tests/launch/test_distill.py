@@ -137,7 +137,8 @@ def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, public.params, ours.params)))
 
 
-@pytest.mark.parametrize("sound", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("sound", [True, False])
 def test_a_run_holds_its_first_step_against_what_the_draft_states(
     distilled: tuple[Path, str], shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: bool
 ):
@@ -216,6 +217,7 @@ def test_what_it_says_is_readable(distilled: tuple[Path, str]):
         assert part in said
 
 
+@pytest.mark.slow
 def test_a_saved_draft_goes_on_learning_from_a_file(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
 ):

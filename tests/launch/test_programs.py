@@ -250,6 +250,7 @@ TINY = {
     "--model.architecture.num-kv-heads": "1",
     "--model.architecture.head-dim": "8",
     "--model.feature-layers": "0 1",
+    "--draft.unroll": "1",
     "--data.arithmetic.problems": "64",
     "--data.arithmetic.max-terms": "3",
     "--data.held-out-count": "16",

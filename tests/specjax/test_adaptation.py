@@ -168,6 +168,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: P
         assert_same_bits(copy(found), run[number][0])
 
 
+@pytest.mark.slow
 def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
     """In microbatches cut to windows of their own; one of the rollouts kept is still empty."""
     params, rng = params_on(mesh_of(1, 1, 1)), np.random.default_rng(0)

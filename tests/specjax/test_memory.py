@@ -56,6 +56,7 @@ def history() -> tuple[TrainState, TrainState, list[tuple[Prompts, Rollout]]]:
     return start, state, seen
 
 
+@pytest.mark.slow
 def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
     start, state, seen = history
     expected: list[list[list[int]]] = [[] for _ in range(PROBLEMS)]
@@ -72,6 +73,7 @@ def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
     assert state.params.memory.sharding == start.params.memory.sharding
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_saved_and_restored_but_for_generation(history, tmp_path: Path):
     state = history[1]
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

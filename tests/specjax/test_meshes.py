@@ -116,6 +116,7 @@ def test_every_mesh_and_number_of_microbatches_has_the_same_gradients(shape, ste
         np.testing.assert_allclose(got.metrics[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_host_is_asked_once_per_data_shard(stepped) -> None:
     assert stepped((2, 2, 2)).asked == (8, 8, 8, 8)
     assert stepped((8, 1, 1)).asked == ()
@@ -181,6 +182,7 @@ def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> 
             assert not [line.line for line in program.copies(loop, int(np.prod(keys)))]
 
 
+@pytest.mark.slow
 def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
     shape = (2, 2, 2)
     fused, mesh = stepped(shape), stepped(shape).mesh

@@ -66,12 +66,12 @@ COVERING = [
     ("none", "top-p", 0),
     ("trained", "temperature 1", 3),
     ("random reduced", "temperature 0.7", 1),
-    ("identical", "top-k", 3),
     ("trained mtp", "top-p", 3),
     ("stranger", "min-p", 3),
     ("trained beside remembered", "temperature 1", 3),
 ]
 LEFT_OUT = [
+    ("identical", "top-k", 3),
     ("random", "temperature 1", 3),
     ("adversarial", "temperature 0.7", 1),
     ("table", "temperature 1", 3),

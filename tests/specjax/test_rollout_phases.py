@@ -67,12 +67,12 @@ def these(*plans: str) -> list[Any]:
     return [pytest.param(plan, marks=() if plan in plans else pytest.mark.slow) for plan in PLANS]
 
 
-@pytest.mark.parametrize("plan", these("queue", "shrinking"))
+@pytest.mark.parametrize("plan", these("shrinking"))
 def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
     assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds", "wrote")
 
 
-@pytest.mark.parametrize("plan", these("queue of part groups", "growing"))
+@pytest.mark.parametrize("plan", these("queue of part groups"))
 def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
@@ -168,6 +168,7 @@ def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
     assert (np.asarray(rollout.gained) > np.asarray(rollout.trips)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["shrinking", "growing"])
 def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
     """The row by which a phase ends is among the fastest, and the batch waits for the others later."""

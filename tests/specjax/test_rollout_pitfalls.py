@@ -268,6 +268,7 @@ def block_rollouts() -> Callable[[Params, int, int], Rollout]:
     return rollouts(PolicyDrafter(WORLD.policy), config(PLAIN, draws=3 * DRAWS), faulty_block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", BlockFault, ids=lambda fault: fault.name)
 def test_a_faulty_block_verification_is_noticed(
     block_rollouts: Callable[[Params, int, int], Rollout], fault: BlockFault

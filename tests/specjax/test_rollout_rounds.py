@@ -150,7 +150,7 @@ def coupled(drafter: str, draft: str, k: int, budget: int = BUDGET) -> Rollout:
     return WANDERING.rollout(drafter, draft, config, RUN)
 
 
-@pytest.mark.parametrize("budget", [1, 2])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_budget_is_the_same_when_less_than_a_draft_is_left(budget: int):
     longer, rollout = coupled("none", "none", 0), coupled("policy", "identical", K, budget)
     np.testing.assert_array_equal(rollout.tokens, longer.tokens[:, :budget])

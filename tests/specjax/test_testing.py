@@ -90,7 +90,7 @@ class Behind(PolicyDrafter):
     [
         (PolicyDrafter(POLICY), greedy_bonus),
         (Liar(POLICY), speculative_rollout),
-        (Stopper(POLICY), speculative_rollout),
+        pytest.param(Stopper(POLICY), speculative_rollout, marks=pytest.mark.slow),
     ],
 )
 def test_what_loses_the_law_fails_with_the_evidence(drafter: Drafter, rollout_fn: object):
@@ -112,9 +112,13 @@ def test_what_cannot_be_proven_is_refused():
 @pytest.mark.parametrize(
     "drafter, config",
     [
-        (PolicyDrafter(POLICY), replace(FEW, verifier="coupled")),
+        pytest.param(PolicyDrafter(POLICY), replace(FEW, verifier="coupled"), marks=pytest.mark.slow),
         (PolicyDrafter(POLICY), replace(FEW, verifier=VERIFIERS["coupled"])),
-        (TableDrafter((1, 2, 3, 0)), replace(FEW, verifier="block", law=SamplingLaw(temperature=0.0))),
+        pytest.param(
+            TableDrafter((1, 2, 3, 0)),
+            replace(FEW, verifier="block", law=SamplingLaw(temperature=0.0)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_same_tokens_are_found_to_be_the_same(drafter: Drafter, config: RolloutConfig):

@@ -177,6 +177,7 @@ def test_a_rollout_of_another_group_size_is_refused() -> None:
         stages.reward(few, make_prompts())
 
 
+@pytest.mark.slow
 def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
     """Four updates of each step from one rollout, in one trace."""
     config = replace(
@@ -205,6 +206,7 @@ def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_referenc
     assert len(counts) == 2 and all(count == 8 for count in counts)
 
 
+@pytest.mark.slow
 def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> None:
     """Nothing known: no drafts. The loss then predicts some acceptance, and where rounds are cheap that is enough."""
     options = replace(CONFIG.rollout, draft_lengths=(0, 1, 2), phases=((8 * GROUP, 100), (4, 100)))
