@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,16 +102,19 @@ class RoundClock:
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
         self._prepare = jax.jit(partial(prepare, policy=networks.policy))
-        begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
-        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k, begun[shape]) for shape, k in sorted(wanted)}
+        self._begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
+        self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k) for shape, k in sorted(wanted)}
+        self._compiled: dict[tuple[Phase, int], jax.stages.Compiled] = {}
 
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
         with jax.set_mesh(self._mesh):
             gathered = self._prepare(params)
+            if not self._compiled:
+                self._compile(gathered)
             runs = {
-                (cell, count): partial(run, gathered, self._prompts, count)
-                for cell, run in self._rounds.items()
+                (cell, count): partial(self._seconds, cell, gathered, count)
+                for cell in self._rounds
                 for count in (0, ROUNDS)
             }
             for run in runs.values():
@@ -119,6 +123,22 @@ class RoundClock:
             least = {name: min(values) for name, values in in_turns(runs, REPEATS).items()}
         net = {cell: without_start(least[cell, ROUNDS], least[cell, 0]) / ROUNDS for cell in self._rounds}
         return [Cell(*phase, k, seconds, step) for (phase, k), seconds in net.items()]
+
+    def _compile(self, params: Params) -> None:
+        """Side by side: much of what a compiler does keeps but one core busy."""
+        lowered = [
+            run.lower(params, self._begun[shape](params, self._prompts), jnp.int32(0))
+            for (shape, _), run in self._rounds.items()
+        ]
+        with ThreadPoolExecutor() as pool:
+            compiled = pool.map(jax.stages.Lowered.compile, lowered)
+            self._compiled = dict(zip(self._rounds, compiled, strict=True))
+
+    def _seconds(self, cell: tuple[Phase, int], params: Params, count: int) -> float:
+        """Of so many rounds from where the first rows begin, run on all shards at once."""
+        state = self._begun[cell[0]](params, self._prompts)
+        state, number = jax.block_until_ready((state, jnp.int32(count)))
+        return seconds(partial(self._compiled[cell], params, state, number))
 
 
 def _begun(
@@ -135,13 +155,8 @@ def _begun(
     return jax.jit(_on_each_shard(first, mesh, P(), P(BATCH_AXES)))
 
 
-def _rounds(
-    networks: Networks, config: RolloutConfig, mesh: Mesh, k: int, begun: Callable[[Params, Prompts], RoundState]
-) -> Callable[[Params, Prompts, int], float]:
-    """The seconds of so many rounds from where `begun` leaves them, run on all shards at once.
-
-    What a round costs does not hang on which rows are still at work, nor on what is in them.
-    """
+def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> jax.stages.Wrapped:
+    """So many rounds, whose cost does not hang on which rows are still at work, nor on what is in them."""
     config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
 
     def some(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
@@ -149,13 +164,7 @@ def _rounds(
         return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
 
     # Donated, as a loop's own state is: what is timed copies no cache.
-    run = jax.jit(_on_each_shard(some, mesh, P(), P(BATCH_AXES), P()), donate_argnums=1)
-
-    def measure(params: Params, prompts: Prompts, count: int) -> float:
-        state, count_array = jax.block_until_ready((begun(params, prompts), jnp.int32(count)))
-        return seconds(partial(run, params, state, count_array))
-
-    return measure
+    return jax.jit(_on_each_shard(some, mesh, P(), P(BATCH_AXES), P()), donate_argnums=1)
 
 
 def _on_each_shard(run: Callable[..., RoundState], mesh: Mesh, *specs: P) -> Callable[..., RoundState]:
