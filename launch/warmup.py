@@ -12,7 +12,7 @@ from launch.data import Problem
 from launch.pipeline import SupervisedBatch, supervised_batch
 from launch.tokenizers import Tokenizer
 from specjax.log_probs import teacher_forced, token_log_probs
-from specjax.mesh import BATCH_AXES
+from specjax.mesh import BATCH_AXES, finished
 from specjax.optimizer import init_moments, make_optimizer, update, usable
 from specjax.sampling import SamplingLaw
 from specjax.types import Policy, PyTree
@@ -56,7 +56,7 @@ def warm_up(
         jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
         for i in range(config.steps):
             batch = supervised_batch(problems, tokenizer, config.batch_size, length, seed, i)
-            params, moments, value = jitted(params, moments, jax.device_put(batch, rows))
+            params, moments, value = finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
             if (i + 1) % 25 == 0 or i + 1 == config.steps:
                 report(i + 1, float(value))
     return params

@@ -13,7 +13,7 @@ from specjax.batch import Batch, split
 from specjax.drafters import Drafter
 from specjax.ladder import in_window, sort_rows
 from specjax.log_probs import teacher_forced
-from specjax.mesh import BATCH_AXES, batch_shards
+from specjax.mesh import BATCH_AXES, batch_shards, finished
 from specjax.metrics import Metrics
 from specjax.optimizer import init_moments, update, usable
 from specjax.sampling import SamplingLaw
@@ -94,7 +94,7 @@ def make_distill_step(
                     step, in_shardings=(layout, fixed, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            return jitted[0](state, weights, jax.device_put(batch, rows))
+            return finished(jitted[0](state, weights, jax.device_put(batch, rows)), mesh)
 
     return call
 
@@ -122,7 +122,7 @@ def make_predict(
 
     def call(params: Params, batch: Batch) -> tuple[Array, Array]:
         with jax.set_mesh(mesh):
-            return run(params, jax.device_put(batch, NamedSharding(mesh, P(BATCH_AXES))))
+            return finished(run(params, jax.device_put(batch, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
 
     return call
 

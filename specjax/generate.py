@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
-from specjax.mesh import BATCH_AXES, batch_shards
+from specjax.mesh import BATCH_AXES, batch_shards, finished
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
@@ -68,7 +68,7 @@ def make_generate(
 
     def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):
-            return run(params, place(prompts, mesh), seed_step, chosen)
+            return finished(run(params, place(prompts, mesh), seed_step, chosen), mesh)
 
     return call
 

@@ -61,6 +61,16 @@ def make_mesh(config: MeshConfig) -> Mesh:
     return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def finished(result: PyTree, mesh: Mesh) -> PyTree:
+    """What a program on this mesh returned; on several CPU devices, once it has ended.
+
+    There a collective holds a thread of a pool with as many as there are cores: of two programs under way, one may hold
+    what the other waits for, and XLA ends the process after 40 seconds.
+    """
+    several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+    return jax.block_until_ready(result) if several else result
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Into how many shards the batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

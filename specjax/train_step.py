@@ -17,7 +17,7 @@ from specjax.adaptation import nothing_seen
 from specjax.cost import HOPE, choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, place
-from specjax.mesh import BATCH_AXES
+from specjax.mesh import BATCH_AXES, finished
 from specjax.metrics import Metrics
 from specjax.optimizer import init_moments
 from specjax.rewards import RewardFn
@@ -53,7 +53,7 @@ class TrainStep:
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):
-            return self._jit(state)(state, place(prompts, self._mesh))
+            return finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
         """The program, for those who want to read it."""

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.mesh import BATCH_AXES, MeshConfig, batch_shards, constrain, make_mesh, shardings, spec
+from specjax.mesh import BATCH_AXES, MeshConfig, batch_shards, constrain, finished, make_mesh, shardings, spec
 from tests.specjax.training import mesh_of
 
 
@@ -60,3 +60,17 @@ def test_constrain_leaves_manual_axes_alone_and_does_nothing_without_a_mesh() ->
     )
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(jax.jit(local)(x), x + 1)
+
+
+@pytest.mark.parametrize("devices, waits", [(1, False), (2, True)])
+def test_only_programs_on_several_cpu_devices_are_waited_for(devices: int, waits: bool) -> None:
+    class Pending:
+        waited = False
+
+        def block_until_ready(self) -> "Pending":
+            self.waited = True
+            return self
+
+    pending = Pending()
+    assert finished({"a": pending}, mesh_of(devices, 1, 1)) == {"a": pending}
+    assert pending.waited == waits
