@@ -136,6 +136,7 @@ def decode_loop(stepped: Stepped) -> tuple[Program, list, int]:
     return program, program.loop(carries=keys, times=2 * DECODER.num_layers), int(np.prod(keys))
 
 
+@pytest.mark.slow
 def test_data_shards_decode_without_a_collective(stepped) -> None:
     _, loop, _ = decode_loop(stepped((8, 1, 1)))
     assert any(line.opcode == "dot" for line in loop)

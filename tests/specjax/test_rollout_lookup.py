@@ -153,6 +153,7 @@ class Deaf(HistoryDrafter):
         return state
 
 
+@pytest.mark.slow
 def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
     """A policy that counts to its stop token repeats nothing: all that a row can draft is what a sibling said."""
     policy, counting = chain(24), 9.0 * jnp.eye(24, k=1)
