@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.draft_runs import warmed_up
 from configs import tiny
-from configs.schema import EvalConfig, RunConfig
+from configs.schema import ArithmeticConfig, EvalConfig, RunConfig
 from launch.bench.plots import load_pyplot
 from launch.cli import run_program, use_compile_cache
 from launch.evaluation import Evaluate, make_evaluate
@@ -117,17 +117,23 @@ def recipes(directory: Path, steps: int) -> dict[str, RunConfig]:
         steps=steps,
         mesh=MeshConfig(),
         model=replace(base.model, architecture=shape, feature_layers=(0, 2, 3)),
-        data=replace(base.data, prompts=PROMPTS, held_out_count=HELD_OUT),
-        rollout=RolloutConfig(group_size=8, max_new_tokens=40, draft_length=2),
+        data=replace(
+            base.data,
+            prompts=PROMPTS,
+            held_out_count=HELD_OUT,
+            arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=4, max_value=9),
+        ),
+        rollout=RolloutConfig(group_size=8, max_new_tokens=28, draft_length=2),
         loss=LossConfig(aggregate="sequence", clip_high=0.2),
         updates=UpdateConfig(minibatches=2),
-        policy_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.99, warmup_steps=10),
+        policy_optimizer=OptimizerConfig(learning_rate=1e-4, b2=0.99, warmup_steps=10),
         draft_optimizer=OptimizerConfig(learning_rate=3e-3, b2=0.98, warmup_steps=10),
+        warmup=replace(base.warmup, steps=200),
         eval=EvalConfig(prompts=HELD_OUT),
     )
     sorting(directory / "sorting.jsonl")
     fields = dict(train=str(directory / "sorting.jsonl"), solution_field="solution", arithmetic=None)
-    warmup = replace(sums.warmup, steps=400)
+    warmup = replace(sums.warmup, steps=150)
     return {
         "sums": sums,
         "sorting": replace(sums, data=replace(sums.data, **fields), warmup=warmup),
@@ -179,7 +185,7 @@ def draw(path: Path, runs: list[Learned]) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="of RL in each run")
+    parser.add_argument("--steps", type=int, default=120, help="of RL in each run")
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--json", type=Path, help="file to write every curve to")
     parser.add_argument("--plots", type=Path, help="directory to draw into")
