@@ -18,10 +18,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 
-from benchmarks.draft_runs import warmed_up
 from configs import tiny
 from configs.schema import ArithmeticConfig, EvalConfig, RunConfig
+from launch.begin import warmed_up
 from launch.bench.plots import load_pyplot
 from launch.cli import run_program, use_compile_cache
 from launch.evaluation import Evaluate, make_evaluate
@@ -199,7 +200,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         for task, config in recipes(Path(directory), options.steps).items():
             setup = set_up(config)
-            params, evaluate = warmed_up(setup), evaluator(setup)
+            params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
             for algorithm in options.algorithms:
                 run = learn(setup, params, task, algorithm, evaluate)
                 said = "learned" if run.learned else "DID NOT LEARN"

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
 from benchmarks.draft_plots import save_plots
 from benchmarks.draft_runs import (
@@ -25,10 +26,10 @@ from benchmarks.draft_runs import (
     parted,
     reinforce,
     starts,
-    warmed_up,
 )
 from configs import tiny
 from configs.schema import RunConfig
+from launch.begin import warmed_up
 from launch.bench.plots import load_pyplot
 from launch.cli import run_program, use_compile_cache
 from launch.distillation import distill
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> int:
     use_compile_cache()
     setup = set_up(recipe(options))
     print(provenance("benchmarks.draft_findings"), flush=True)
-    params = warmed_up(setup)
+    params = warmed_up(setup, Console(quiet=True))
     drafts = starts(setup, params)
     found = by_draft_length(setup, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)

@@ -19,7 +19,6 @@ from launch.pipeline import PromptPipeline
 from launch.scoring import make_reward
 from launch.setup import Setup
 from launch.speedup import Measurement, Program
-from launch.warmup import warm_up
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.adaptation import DraftTrainingConfig
 
@@ -67,14 +66,6 @@ class Position:
     def error(self) -> float:
         """Standard error of the rate, as if draws were independent."""
         return (self.rate * (1 - self.rate) / self.drafted) ** 0.5
-
-
-def warmed_up(setup: Setup) -> Params:
-    config, params = setup.config, setup.networks.params
-    length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    data = params.policy, setup.problems.train, setup.tokenizer, length
-    policy = warm_up(setup.networks.policy, *data, config.warmup, config.seed, setup.mesh, report=lambda *_: None)
-    return replace(params, policy=policy)
 
 
 def generic_answers(setup: Setup, params: Params, number: int) -> Answers:
