@@ -145,11 +145,13 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         done=state.done | unfinished,
         rounds=state.rounds + (~state.done & ~in_prompt).astype(jnp.int32),
     )
-    state = commit(decoding, state, logits, None, proposal, noise)
+    # The drafter is told below, since it also reads prompts.
+    untold = replace(decoding, config=replace(config, draft_length=0))
+    state = commit(untold, state, logits, None, proposal, noise)
     if k:
         said = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (k + 1,)))(state.tokens, before)
         after = jnp.where((column == last) & ~unfinished[:, None], said[:, :1], upcoming(read + 1))
         following = jnp.where(in_prompt[:, None], after, said)
         told = jnp.where(in_prompt, count, state.emitted - before)
-        state = replace(state, draft=drafter.observe(state.draft, output.features, following, told))
+        state = replace(state, draft=drafter.observe(state.draft, drafter.reads(output), following, told))
     return rows._replace(state=replace(state, done=state.done & ~unfinished), read=read + count)

@@ -17,7 +17,7 @@ from models.params import init_params
 from specjax.drafters import NoDrafter
 from specjax.generate import make_generate
 from specjax.keys import seed_step
-from specjax.optimizer import OptimizerConfig, make_optimizer, update
+from specjax.optimizer import OptimizerConfig, make_optimizer, update, usable
 from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree
@@ -77,8 +77,8 @@ def distilled(networks: Networks, mesh: Mesh, steps: int) -> Networks:
             def loss(draft: PyTree) -> jax.Array:
                 return drafter.loss(replace(params, draft=draft), tokens, output, mask, law).loss
 
-            gradient = jax.grad(loss)(draft)
-            return update(optimizer, gradient, moments, draft), None
+            value, gradient = jax.value_and_grad(loss)(draft)
+            return update(optimizer, gradient, moments, draft, usable(gradient, value)), None
 
         return jax.lax.scan(step, (params.draft, optimizer.init(params.draft)), jnp.asarray(batches))[0][0]
 

@@ -142,7 +142,8 @@ def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Param
 def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, total_variation: float) -> None:
     """The chi-square test, and that the draft is what it is called, so that every way to emit a token takes part."""
     # Few batches are not worth the effort of compiling well; a million draws take half an hour less for it.
-    run = program(DRAFTS[draft].drafter, law, k, as_shipped=batches > 1)
+    run = program(DRAFTS[draft].drafter, law, k, as_shipped=batches > 2)
+    sampled = law != "greedy"
     place, seed = list(VERIFIERS).index(verifier), len(DRAFTS) * list(LAWS).index(law) + list(DRAFTS).index(draft)
     counts, rollouts = Counter(), []
     for batch in range(batches):
@@ -154,11 +155,11 @@ def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, to
     assert result.draws == batches * BATCH
     assert result.passes, result
     assert result.power > 0.99, result
-    if verifier == "rejection" and law != "greedy" and k:
+    if verifier == "rejection" and sampled and k:
         least, most = DRAFTS[draft].accepted
         drafted, accepted = (sum(getattr(x, name)[:, 0].sum() for x in rollouts) for name in ("drafted", "accepted"))
         assert least <= accepted / drafted <= most
-    if draft == "identical":
+    if draft == "identical" and sampled:
         assert sum(cut_at_an_accepted_stop(x) for x in rollouts) > 0.1 * result.draws
 
 
