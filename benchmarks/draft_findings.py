@@ -4,7 +4,8 @@ Run from the repository's root: python -m benchmarks.draft_findings --plots DIR 
 
 A policy warms up on its task. Drafts of it are distilled from its answers to the task's prompts (in-domain), from its
 answers to strings of random tokens (generic), or not at all (random); one more as in-domain, but in a single pass.
-Each drafts held-out prompts at several lengths, in turns. Then each starts the same run of RL, frozen and online.
+Each drafts held-out prompts at several lengths, in turns. Then each starts the same run of RL, frozen and online; the
+one in-domain also in gentler ways of going on.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from benchmarks.draft_plots import save_plots
 from benchmarks.draft_runs import (
+    MODES,
     Drafted,
     Position,
     Run,
@@ -28,7 +30,7 @@ from benchmarks.draft_runs import (
     starts,
 )
 from configs import tiny
-from configs.schema import RunConfig
+from configs.schema import DistillConfig, RunConfig
 from launch.begin import warmed_up
 from launch.bench.plots import load_pyplot
 from launch.cli import run_program, use_compile_cache
@@ -36,8 +38,8 @@ from launch.distillation import distill
 from launch.measure import provenance
 from launch.setup import set_up
 
-# Steps that a mean is taken over at both ends of a run.
-ENDS = 50
+# Steps of RL that a mean of the table is taken over.
+PART = 100
 
 
 def recipe(options: argparse.Namespace) -> RunConfig:
@@ -47,8 +49,14 @@ def recipe(options: argparse.Namespace) -> RunConfig:
         config,
         steps=options.steps,
         rollout=replace(config.rollout, verifier="coupled"),
-        distill=replace(config.distill, answers=options.answers, steps=options.distil),
+        distill=DistillConfig(answers=options.answers, steps=options.distil, chunks=4, batch_size=32),
     )
+
+
+def parts(values: Sequence[float]) -> list[tuple[float, float]]:
+    """The mean of each PART steps in turn with two standard errors, as if steps were independent."""
+    each = [np.array(values[i : i + PART]) for i in range(0, len(values), PART)]
+    return [(float(x.mean()), float(2 * x.std() / len(x) ** 0.5)) for x in each]
 
 
 def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequence[Position]]) -> None:
@@ -56,12 +64,10 @@ def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequ
     for row in found:
         speedup = "{:5.2f} [{:.2f}, {:.2f}]".format(*row.speedup)
         print(f"{row.start:9} {row.draft_length:2}  {row.alpha:5.2f}  {row.cost:5.2f}  {speedup}")
-    print(f"\nRL, alpha: mean of the first {ENDS} steps, of the last {ENDS}, of all")
+    print(f"\nRL, alpha: means of {PART} steps each (2 standard errors of a mean)")
     for run in runs:
-        first, last, whole = (np.mean(part) for part in (run.alpha[:ENDS], run.alpha[-ENDS:], run.alpha))
-        print(f"{run.start:9} {run.mode:6}  {first:5.2f}  {last:5.2f}  {whole:5.2f}")
-    accuracy = [float(np.mean(part)) for part in (runs[0].accuracy[:ENDS], runs[0].accuracy[-ENDS:])]
-    print("accuracy  {:.1%} in the first steps, {:.1%} in the last".format(*accuracy))
+        print(f"{run.start:9} {run.mode:8}  " + "  ".join(f"{x:.2f} +- {error:.2f}" for x, error in parts(run.alpha)))
+    print("accuracy            " + "  ".join(f"{x:.2f} +- {error:.2f}" for x, error in parts(runs[0].accuracy)))
     step = parted(runs)
     print("tokens    " + ("the same in all runs, every step" if step is None else f"parted first in step {step}"))
     print("\naccepted at each position, of what was drafted there (2 standard errors)")
@@ -92,7 +98,9 @@ def main(argv: list[str]) -> int:
     once = set_up(replace(config, draft=replace(config.draft, unroll=1)))
     single = replace(params, draft=distill(once, params, print).draft)
     rates = by_position(setup, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
-    runs = [reinforce(setup, start, name, mode) for name, start in drafts.items() for mode in ("frozen", "online")]
+    arms = [(name, mode) for name in drafts for mode in ("frozen", "online")]
+    arms += [("in-domain", mode) for mode in MODES if ("in-domain", mode) not in arms]
+    runs = [reinforce(setup, drafts[start], start, mode) for start, mode in arms]
     show(found, runs, rates)
     if options.json is not None:
         written = {

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.draft_runs import Drafted, Position, Run
+from benchmarks.draft_runs import MODES, Drafted, Position, Run
 from launch.bench.plots import load_pyplot
 
 # Steps of RL that a point of a curve is the mean of.
 SMOOTHING = 25
 COLOURS = {"in-domain": "C0", "generic": "C1", "random": "C2"}
+# Of each mode.
+STYLES = ("--", "-", "-.", ":", (0, (1, 4)))
 
 
 def save_plots(
@@ -38,8 +40,8 @@ def save_plots(
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for run in runs:
         curve = np.convolve(run.alpha, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
-        style, label = "-" if run.mode == "online" else "--", f"{run.start}, {run.mode}"
-        axes.plot(np.arange(len(curve)) + SMOOTHING, curve, style, color=COLOURS[run.start], label=label)
+        style, label = STYLES[list(MODES).index(run.mode)], f"{run.start}, {run.mode}"
+        axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=label)
     _label(axes, f"step of RL (means of {SMOOTHING})", "tokens a round")
     _save(plt, figure, directory / "adaptation.png")
 

@@ -1,11 +1,9 @@
 """Drafts of one policy by what they start from: measured at several lengths, and through a run of RL."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,14 @@ from launch.speedup import Measurement, Program
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.adaptation import DraftTrainingConfig
 
-Mode = Literal["frozen", "online"]
+# How drafts go on learning in RL: when and on what, and at which share of the recipe's learning rate.
+MODES = {
+    "frozen": (DraftTrainingConfig(mode="frozen"), 1.0),
+    "online": (DraftTrainingConfig(), 1.0),
+    "gentle": (DraftTrainingConfig(), 0.1),
+    "every 5": (DraftTrainingConfig(every=5), 1.0),
+    "replay 2": (DraftTrainingConfig(replay=2), 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Run:
     """A run of RL. alpha, accuracy: of each step's rollout. tokens: a hash of what each generated."""
 
     start: str
-    mode: Mode
+    mode: str
     alpha: list[float]
     accuracy: list[float]
     tokens: list[str]
@@ -93,15 +98,20 @@ def starts(setup: Setup, params: Params) -> dict[str, Params]:
 def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int) -> list[Drafted]:
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
     prompts = setup.held_out_prompts.batch(np.arange(setup.config.speedup.prompts))
-    config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, *lengths))
     networks, turns = (setup.networks.policy, setup.networks.drafter), count()
-    programs = {name: Program(*networks, params, config, prompts, setup.mesh) for name, params in drafts.items()}
 
-    def measure(program: Program, length: int) -> tuple[Measurement, Measurement]:
-        turn = next(turns)
-        return program.measure((0,), turn), program.measure((length,), turn)
+    def cell(params: Params, length: int) -> Callable[[], tuple[Measurement, Measurement]]:
+        # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
+        config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, length))
+        program = Program(*networks, params, config, prompts, setup.mesh)
 
-    cells = {(name, k): partial(measure, program, k) for name, program in programs.items() for k in lengths}
+        def measure() -> tuple[Measurement, Measurement]:
+            turn = next(turns)
+            return program.measure((0,), turn), program.measure((length,), turn)
+
+        return measure
+
+    cells = {(name, k): cell(params, k) for name, params in drafts.items() for k in lengths}
     in_turns(cells, 1)
     found = []
     for (name, k), pairs in in_turns(cells, repeats).items():
@@ -112,9 +122,11 @@ def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequenc
     return found
 
 
-def reinforce(setup: Setup, params: Params, start: str, mode: Mode) -> Run:
-    """Steps of RL from these parameters, the draft learning from its rollouts or not."""
-    config = replace(setup.train, draft_training=DraftTrainingConfig(mode=mode))
+def reinforce(setup: Setup, params: Params, start: str, mode: str) -> Run:
+    """Steps of RL from these parameters, the draft learning from its rollouts as MODES says."""
+    draft_training, share = MODES[mode]
+    optimizer = replace(setup.train.draft_optimizer, learning_rate=share * setup.train.draft_optimizer.learning_rate)
+    config = replace(setup.train, draft_training=draft_training, draft_optimizer=optimizer)
     reward = make_reward(None, setup.problems.train, setup.tokenizer, setup.mesh)
     step = make_train_step(setup.networks.policy, setup.networks.drafter, reward, config, setup.mesh)
     pipeline = PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed)

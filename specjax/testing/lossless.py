@@ -12,6 +12,7 @@ from specjax.keys import SeedStep, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
+from specjax.testing.proposals import refuse_without_proposals
 from specjax.types import Params, Policy, Prompts, Rollout
 
 LEAST_POWER = 0.9
@@ -37,8 +38,8 @@ def assert_lossless(
     The default 100,000 draws fail any law 0.02 away in total variation with chance 0.98 where 150 kinds of completions
     are not rare: what the test at hand has is in the `Fit`, which says so when printed.
 
-    Raises AssertionError where the law is another; ValueError where there are too many completions to enumerate, or too
-    few draws for a power of 0.9 at `total_variation`.
+    Raises AssertionError where the law is another; ValueError where there are too many completions to enumerate, too
+    few draws for a power of 0.9 at `total_variation`, or where nothing was drafted though `config` drafts.
     """
     cells = _enumerate(policy, params, config, prompt)
     batches = -(-draws // config.group_size)
@@ -55,12 +56,14 @@ def assert_lossless(
         prompts = Prompts(tokens, jnp.array([len(prompt)], jnp.int32), jnp.zeros(1, jnp.int32))
         return rollout_fn(policy, drafter, params, prompts, run, config)
 
+    rollouts = [sample(params, seed_step(seed, step)) for step in range(batches)]
     counts = Counter[tuple[int, ...]]()
-    for step in range(batches):
-        counts.update(count_completions(sample(params, seed_step(seed, step))))
+    for rollout in rollouts:
+        counts.update(count_completions(rollout))
     result = fit(counts, cells, total_variation)
     if not result.passes:
         raise AssertionError(f"not lossless: {result}")
+    refuse_without_proposals(config, rollouts)
     return result
 
 

@@ -8,6 +8,7 @@ from specjax.generate import RolloutFn
 from specjax.keys import SeedStep, seed_step
 from specjax.plan import RolloutConfig
 from specjax.rollout import speculative_rollout
+from specjax.testing.proposals import refuse_without_proposals
 from specjax.types import Params, Policy, Prompts, Rollout
 
 
@@ -27,7 +28,8 @@ def assert_same_rollout(
     Lengths, stops and log-probs too, the last to within `tolerance`, where the rollout reports them. run: the
     (seed, step) of both. Nothing is tested by chance: each of the tokens, R times their lengths, has to be the same.
     Returns the drafted rollout. Raises AssertionError at the first difference; ValueError for `rejection` and `block`,
-    which promise no more than the law. A Verifier of one's own is put to the test.
+    which promise no more than the law, and where nothing was drafted though `config` drafts. A Verifier of one's own is
+    put to the test.
     """
     if config.verifier in ("rejection", "block") and config.law.temperature > 0:
         raise ValueError(f"verifier = {config.verifier}: must be coupled, or the temperature 0, for the same tokens")
@@ -43,6 +45,7 @@ def assert_same_rollout(
     plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)
     drafted = _rollout(rollout_fn, policy, drafter, params, prompts, run, config)
     _compare(drafted, plain, tolerance)
+    refuse_without_proposals(config, [drafted])
     return drafted
 
 

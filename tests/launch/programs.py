@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import orbax.checkpoint as ocp
 
 from launch.run_directory import CHECKPOINTS
 from launch.setup import Setup
 from specjax.checkpoint import Checkpointer
 from specjax.train_step import init_train_state
+from specjax.types import PyTree
 
 DRAFT_LENGTH = 2
 SHRUNK = {
@@ -70,6 +73,12 @@ def leave_run(directory: Path, setup: Setup) -> None:
 
 def saves(run: Path) -> list[int]:
     return sorted(int(path.name) for path in run.glob("checkpoints/*") if path.name.isdigit())
+
+
+def saved_state(run: Path, step: int) -> PyTree:
+    with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sharding info not provided")
+        return checkpointer.restore(run / "checkpoints" / str(step) / "state")
 
 
 def metrics(run: Path) -> list[dict[str, float | None]]:

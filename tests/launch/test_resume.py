@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from configs.schema import ArithmeticConfig, CheckpointConfig, DataConfig, RewardConfig, RunConfig
@@ -25,9 +23,9 @@ from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
-from specjax.types import Prompts, PyTree, Reward, Rollout
+from specjax.types import Prompts, Reward, Rollout
 from specjax.updates import UpdateConfig
-from tests.launch.programs import metrics, saves
+from tests.launch.programs import metrics, saved_state, saves
 
 SHAPE = DecoderConfig(
     vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
@@ -71,12 +69,6 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     return train(set_up(config), odd, odd)
-
-
-def saved_state(run: Path, step: int) -> PyTree:
-    with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sharding info not provided")
-        return checkpointer.restore(run / "checkpoints" / str(step) / "state")
 
 
 @pytest.fixture(scope="module")

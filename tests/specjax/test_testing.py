@@ -109,6 +109,22 @@ def test_what_cannot_be_proven_is_refused():
         assert_same_rollout(*proof, PROMPTS, replace(FEW, verifier="block"))
 
 
+class Silent(TableDrafter):
+    """Never proposes a token."""
+
+    def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
+        proposal, state = super().propose(params, state, gumbel, law)
+        return proposal._replace(length=jnp.zeros_like(proposal.length)), state
+
+
+def test_a_proof_without_proposals_is_refused():
+    drafter, message = Silent((1, 2, 3, 0)), "^draft_length = 2: nothing was drafted, so nothing is proven"
+    with pytest.raises(ValueError, match=message):
+        assert_lossless(POLICY, drafter, FLAT, CONFIG, draws=2**15, total_variation=0.05)
+    with pytest.raises(ValueError, match=message):
+        assert_same_rollout(POLICY, drafter, FLAT, PROMPTS, replace(FEW, verifier="coupled"))
+
+
 @pytest.mark.parametrize(
     "drafter, config",
     [

@@ -32,7 +32,7 @@ def case(name: str, vocab: int, k: int) -> tuple[Tree, Tree]:
     return {kind: (p, q) for kind, p, q in kinds(np.random.default_rng([vocab, k]), vocab, k)}[name]
 
 
-@pytest.mark.parametrize("vocab, k", [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("vocab, k", [(2, 1), (3, 4), (4, 3), (5, 2), (5, 4)])
 @pytest.mark.parametrize("law", LAWS)
 def test_enumeration_gives_the_product_law(law: LawOf, vocab: int, k: int):
     """To float64 rounding, over all drafts and lengths of sampled, gapped, equal, disjoint and one-hot trees."""
