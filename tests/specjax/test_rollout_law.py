@@ -21,7 +21,7 @@ from specjax.keys import SeedStep, seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.testing.exact import Cells, completion_law, count_completions, fit
+from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, VerifierName
 from tests.specjax.training import AS_SHIPPED
@@ -141,7 +141,7 @@ def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Param
     return run
 
 
-def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, total_variation: float) -> None:
+def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, total_variation: float) -> Fit:
     """The chi-square test, and that the draft is what it is called, so that every way to emit a token takes part."""
     # Few batches are not worth the effort of compiling well; a million draws take half an hour less for it.
     run = program(DRAFTS[draft].drafter, law, k, as_shipped=batches > 2)
@@ -163,6 +163,7 @@ def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, to
         assert least <= accepted / drafted <= most
     if draft == "identical" and sampled:
         assert sum(cut_at_an_accepted_stop(x) for x in rollouts) > 0.1 * result.draws
+    return result
 
 
 def cut_at_an_accepted_stop(rollout: Rollout) -> int:
@@ -194,7 +195,9 @@ def test_completions_follow_the_policy(verifier: VerifierName, draft: str, law: 
 def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: str, law: str):
     """1,015,808 draws, level 1e-6, power above 0.99 at total variation 0.01; where all must be equal, 32,768 do."""
     batches = 2 if law == "greedy" else 62
-    check(verifier, draft, law, 0 if draft == "none" else 3, batches, total_variation=0.01)
+    result = check(verifier, draft, law, 0 if draft == "none" else 3, batches, total_variation=0.01)
+    # For `pytest -rP`.
+    print(f"{draft}, {law}, {verifier}: {result}")
 
 
 def test_completions_follow_the_policy_through_queue_and_phases():
