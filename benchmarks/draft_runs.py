@@ -130,8 +130,9 @@ def reinforce(setup: Setup, params: Params, start: str, mode: str) -> Run:
     reward = make_reward(None, setup.problems.train, setup.tokenizer, setup.mesh)
     step = make_train_step(setup.networks.policy, setup.networks.drafter, reward, config, setup.mesh)
     pipeline = PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed)
+    shape = setup.config.data.prompts, setup.config.data.max_prompt_tokens
     # Steps donate their state, and these parameters start other runs too.
-    state = init_train_state(jax.tree.map(jnp.copy, params), config, setup.mesh)
+    state = init_train_state(jax.tree.map(jnp.copy, params), config, setup.mesh, prompts=shape)
     run = Run(start, mode, [], [], [])
     for _ in range(setup.config.steps):
         state, rollout, metrics = step(state, next(pipeline))

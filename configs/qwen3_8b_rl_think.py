@@ -7,8 +7,8 @@ temperature 1, EAGLE-3 at draft length 3. Not published, and taken from the clos
 grpo-qwen3-8b: prompts of up to 2,048 tokens, 32 of them with 16 samples, learning rate 1e-6, the ratio clipped at 0.2
 and 0.28, the importance weight truncated at 2, no KL. Our own: 4,096 new tokens, by which many a thought is cut short
 (that recipe's 18,432 do not fit while attention keeps its weights for the backward pass), the number of steps, phases
-and ladder (which change no token), and a draft that starts untrained and is distilled from every rollout, where the
-paper's was trained on DAPO beforehand and frozen.
+and ladder (which change no token), draft length 0 where 3 does not pay, and a draft that starts untrained and is
+distilled from every rollout, where the paper's was trained on DAPO beforehand and frozen.
 
 DAPO and AIME are JSONL files whose lines have a `problem` and an `answer`, without instructions of their own.
 
@@ -42,7 +42,7 @@ config = RunConfig(
     rollout=RolloutConfig(
         group_size=16,
         max_new_tokens=4096,
-        draft_length=3,
+        draft_lengths=(0, 3),
         phases=((256, 6144), (64, 6144), (16, 6144)),
         law=SamplingLaw(temperature=1.0),
     ),

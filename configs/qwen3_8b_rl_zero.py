@@ -6,8 +6,8 @@ Published, and taken over: Qwen3-8B-Base, DAPO-Math-17K to train on, AIME 2024 t
 EAGLE-3 at draft length 3. Not published, and taken from the closest public recipe, NeMo RL's grpo-qwen3-8b: 32 prompts
 of 16 samples, learning rate 1e-6, the ratio clipped at 0.2 and 0.28, the importance weight truncated at 2, no KL. Our
 own: 1,024 + 3,072 tokens (that recipe's 2,048 + 18,432 are for a model that thinks), the number of steps, phases and
-ladder (which change no token), and a draft that starts untrained and is distilled from every rollout, where the paper's
-was trained on DAPO beforehand and frozen.
+ladder (which change no token), draft length 0 where 3 does not pay, and a draft that starts untrained and is distilled
+from every rollout, where the paper's was trained on DAPO beforehand and frozen.
 
 DAPO and AIME are JSONL files whose lines have a `problem` and an `answer`, without instructions of their own.
 
@@ -40,7 +40,7 @@ config = RunConfig(
     rollout=RolloutConfig(
         group_size=16,
         max_new_tokens=3072,
-        draft_length=3,
+        draft_lengths=(0, 3),
         phases=((512, 4096), (128, 4096), (32, 4096)),
         law=SamplingLaw(temperature=1.0),
         # The base model's own <|endoftext|>, and <|im_end|>, by which the chat template ends a turn.
