@@ -4,7 +4,7 @@ Run from the repository's root: python -m benchmarks.algorithms --plots DIR --js
 
 A small policy warms up on the worked solutions of a task, sums or sorting, for fewer steps than it would need to solve
 it. Every algorithm then starts from that policy, with the same prompts and noise, a draft that learns beside it, and
-two updates a rollout, so that ratios and their clips matter.
+two updates a rollout, so that ratios and their clips matter. The exit status is 1 where one does not learn.
 """
 
 import argparse
@@ -63,6 +63,11 @@ def _recomputed(config: TrainConfig) -> TrainConfig:
     return replace(config, updates=replace(config.updates, recompute_old=True))
 
 
+def _kl_in_reward(estimator: str) -> Callable[[TrainConfig], TrainConfig]:
+    leave_one_out = _advantage(baseline="others", scale="none")
+    return lambda config: _loss(kl_coefficient=0.01, kl_estimator=estimator, kl_in="reward")(leave_one_out(config))
+
+
 # What each changes in GRPO.
 ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "GRPO": lambda config: config,
@@ -74,11 +79,11 @@ ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "GSPO": _loss(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "CISPO": _loss(surrogate="cispo", clip_low=1.0, clip_high=0.28, aggregate="token"),
     "dual clip": _loss(dual_clip=3.0),
-    "KL k1 in reward": _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="reward"),
-    "KL k2 in loss": _loss(kl_coefficient=0.01, kl_estimator="k2"),
-    "KL k3 in loss": _loss(kl_coefficient=0.01, kl_estimator="k3"),
+    **{f"KL {kind} in loss": _loss(kl_coefficient=0.01, kl_estimator=kind) for kind in ("k1", "k2", "k3")},
+    **{f"KL {kind} in reward": _kl_in_reward(kind) for kind in ("k1", "k2", "k3")},
     "reference that follows": lambda config: replace(_loss(kl_coefficient=0.01)(config), reference_every=20),
     # What generated and what trains differ by rounding here: these weights are 1 but for that.
+    "importance by token": lambda config: _recomputed(_loss(importance="token")(config)),
     "importance by sequence": lambda config: _recomputed(_loss(importance="sequence")(config)),
     "importance by icepop": lambda config: _recomputed(_loss(importance="icepop")(config)),
     "two epochs": lambda config: replace(config, updates=UpdateConfig(minibatches=2, epochs=2)),
@@ -210,7 +215,7 @@ def main(argv: list[str]) -> int:
         options.json.write_text(json.dumps([asdict(run) for run in runs]) + "\n")
     if options.plots is not None:
         draw(options.plots / "algorithms.png", runs)
-    return 0
+    return 0 if all(run.learned for run in runs) else 1
 
 
 if __name__ == "__main__":

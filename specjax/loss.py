@@ -31,16 +31,19 @@ class LossConfig:
                           1912.09729, equation 5; 3 there); None leaves it unbounded.
         aggregate:        every token weighs the same (DAPO); every sequence (GRPO, arXiv 2402.03300); or every token by
                           one over the number of sequences and the length budget (Dr. GRPO, arXiv 2503.20783).
-        importance:       the weight old / mu: of each token, of the whole sequence (their product), or icepop: of each
-                          token within importance_floor .. importance_cap, and 0 for any other. 1 throughout where mu is
-                          the anchor, as with several updates a rollout and no recompute_old.
+        importance:       the weight old / mu: of each token (truncated importance sampling: Yao et al. 2025, Your
+                          Efficient RL Framework Secretly Brings You Off-Policy RL Training), of the whole sequence
+                          (their product), or icepop (arXiv 2510.18855): of each token within importance_floor ..
+                          importance_cap, and 0 for any other. 1 throughout where mu is the anchor, as with several
+                          updates a rollout and no recompute_old.
         importance_cap:   ceiling of that weight; None leaves it out.
         importance_floor: for icepop.
         kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
                           expectation, and k2 the right one.
         kl_coefficient:   its weight; 0 needs no reference policy.
-        kl_in:            a term of the loss; or taken off the reward of the sequence, summed over its tokens (RLHF, as
-                          REINFORCE++ and RLOO have it), with the log-probs that it was generated with.
+        kl_in:            a term of the loss; or taken off the reward of the sequence, summed over its tokens (RLOO,
+                          arXiv 2402.14740), with the log-probs that it was generated with. REINFORCE++ takes off each
+                          token's advantage the KL from there on (arXiv 2501.03262, equation 8): not so here.
     """
 
     ratio: Literal["token", "sequence"] = "token"

@@ -75,6 +75,11 @@ class TrainConfig:
             raise ValueError(
                 f"importance = {loss.importance}: with several updates old / mu is 1, unless recompute_old = True"
             )
+        if loss.in_reward and self.advantage.scale == "group":
+            raise ValueError(
+                "kl_in = reward: must go with advantage.scale = batch or none; over the deviation of a group of equal "
+                "rewards KL would be all that counts, whatever its coefficient"
+            )
         if not self.gap_alarm > 0:
             raise ValueError(f"gap_alarm = {self.gap_alarm}: must be > 0")
         if self.selection.overlong_buffer > self.rollout.max_new_tokens:

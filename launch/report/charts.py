@@ -97,7 +97,10 @@ def line_chart(
         if not each.noisy:
             points = zip(frame.x(each.steps), frame.y(each.values), strict=True)
             lines += (f'<circle class="c{each.color}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in points)
-    legend = [(each.color, each.label, number(float(each.smooth[-1]), percent)) for each in series]
+    legend = [
+        (f"b{each.color}{' dashed' if each.dashed else ''}", each.label, number(float(each.smooth[-1]), percent))
+        for each in series
+    ]
     return _figure(title, hint, legend, "".join(body + lines), _hover(frame, series, percent))
 
 
@@ -123,7 +126,7 @@ def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndar
             )
         if place % -(-len(groups) // 6) == 0:
             body.append(frame.below(place + 0.5, str(steps[group[0]])))
-    legend = [(color, name, "") for name, (color, _) in parts.items()]
+    legend = [(f"b{color}", name, "") for name, (color, _) in parts.items()]
     return _figure(title, hint, legend, "".join(body), "")
 
 
@@ -146,7 +149,7 @@ def histogram(title: str, groups: dict[str, tuple[int, np.ndarray]], top: int, *
                     f'y="{y:.1f}" width="{width:.1f}" height="{float(frame.y(0.0)) - y:.1f}"><title>{escape(name)}: '
                     f"{share:.1%} of {low}{f' to {high}' if high > low else ''} tokens</title></rect>"
                 )
-    legend = [(color, name, f"mean {number(float(values.mean()))}") for name, (color, values) in groups.items()]
+    legend = [(f"b{color}", name, f"mean {number(float(values.mean()))}") for name, (color, values) in groups.items()]
     return _figure(title, hint, legend, "".join(body), "")
 
 
@@ -171,10 +174,10 @@ def _hover(frame: Frame, series: Sequence[Series], percent: bool) -> str:
     return f'<script type="application/json">{text}</script>'
 
 
-def _figure(title: str, hint: str, legend: Sequence[tuple[int, str, str]], body: str, data: str) -> str:
+def _figure(title: str, hint: str, legend: Sequence[tuple[str, str, str]], body: str, data: str) -> str:
     entries = "".join(
-        f'<span><i class="b{color}"></i>{escape(label)}{f" <b>{escape(value)}</b>" if value else ""}</span>'
-        for color, label, value in legend
+        f'<span><i class="{swatch}"></i>{escape(label)}{f" <b>{escape(value)}</b>" if value else ""}</span>'
+        for swatch, label, value in legend
     )
     about = f"<small>{escape(hint)}</small>" if hint else ""
     return (

@@ -18,6 +18,8 @@ from launch.report.warnings import warnings
 from launch.run_directory import write_atomically
 
 REPORT_FILE = "report.html"
+# Of the palette.
+COLORS = 6
 # Of probe steps; they sum to time/step.
 STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "train": 2}
 
@@ -144,7 +146,7 @@ def _drafting(run: Run) -> Iterator[str]:
         (name for name in run.metrics if re.fullmatch(r"rollout/acceptance_rate_pos_\d+", name)),
         key=lambda name: int(name.rpartition("_")[2]),
     )
-    rates = {name: f"position {name.rpartition('_')[2]}" for name in positions[:6]}
+    rates = {name: f"position {name.rpartition('_')[2]}" for name in positions}
     yield _lines(run, "Acceptance by position", rates, hint="of the drafts that had it", percent=True, zero=True)
     acceptance = [
         _series(run, "draft/measured_acceptance", "measured", 1),
@@ -244,7 +246,9 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _lines(run: Run, title: str, metrics: dict[str, str], **options: Any) -> str:
-    series = [_series(run, name, label, color) for color, (name, label) in enumerate(metrics.items(), start=1)]
+    # A line beyond the colors is dashed, and has that of an earlier one.
+    styles = ((i % COLORS + 1, i >= COLORS) for i in range(len(metrics)))
+    series = [_series(run, name, label, *style) for (name, label), style in zip(metrics.items(), styles, strict=True)]
     return line_chart(title, series, span=_span(run), **options)
 
 

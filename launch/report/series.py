@@ -16,7 +16,7 @@ OUTLYING = 5
 
 @dataclass(frozen=True)
 class Series:
-    """Values at ascending steps, each finite. color: 1 .. 6 of the palette. dashed: a bound or a promise."""
+    """Values at ascending steps, each finite. color: 1 .. 6 of the palette. dashed: a bound, a promise, a 7th line."""
 
     label: str
     steps: np.ndarray

@@ -24,7 +24,7 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     written = tmp_path / "runs.json"
     names = ["DAPO", "KL k1 in reward"]
     options = ["--steps", "2", "--json", str(written), "--plots", str(tmp_path / "plots")]
-    assert algorithms.main(["--algorithms", *names, *options]) == 0
+    assert algorithms.main(["--algorithms", *names, *options]) == 1
     runs = json.loads(written.read_text())
     assert [(run["task"], run["algorithm"]) for run in runs] == [
         (task, name) for task in ("sums", "sorting") for name in names

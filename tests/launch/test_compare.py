@@ -127,17 +127,19 @@ def test_it_says_what_it_ran_on(compared: tuple[dict[str, Any], str, Path]):
 
 @pytest.mark.slow
 def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_path: Path):
-    """And measures what rounds cost."""
-    found, said = run_program(tmp_path / "found.json", {"--draft-lengths": "1,3"})
+    """And measures what rounds cost. A draft that learns leaves no trace in what is generated."""
+    options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
+    found, said = run_program(tmp_path / "found.json", options)
     for part in ("warm-up step 2: loss", "the draft has random weights: distilled first", "distillation step 8: loss"):
         assert part in said
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
-    assert "training" not in found
+    assert found["training"]["parting"] is None and "identical: the same tokens in all 3 steps" in said
     leave_run(tmp_path / "run", set_up(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
     assert "warm-up step" not in said and "distilled first" not in said
     assert found["checkpoint"] == str(tmp_path / "run")
+    assert "training" not in found
 
 
 def test_the_law_of_amdahl():

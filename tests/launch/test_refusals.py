@@ -42,6 +42,10 @@ from tests.launch.programs import Options, Refusal, argv, start
         ),
         ({"--loss.kl-in": "reward"}, "kl_in = reward: must be loss without a kl_coefficient"),
         (
+            {"--loss.kl-in": "reward", "--loss.kl-coefficient": "0.1"},
+            "kl_in = reward: must go with advantage.scale = batch or none",
+        ),
+        (
             {"--loss.importance": "icepop", "--loss.importance-floor": "3"},
             "importance_floor = 3.0: must be at most importance_cap = 2.0",
         ),

@@ -65,7 +65,7 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         rollout__logprob_alarm=[1 if step in (25, 27) else 0 for step in range(1, steps + 1)],
         rollout__logprob_gap_mean=[step / 100 for step in range(1, steps + 1)],
         update__skipped=[2 if step == 30 else 0 for step in range(1, steps + 1)],
-        rollout__acceptance_rate_pos_1=[0.5] * steps,
+        **{f"rollout__acceptance_rate_pos_{i}": [1 / (i + 1)] * steps for i in range(1, 8)},
         time__step=[2.0] * steps,
         time__data=[0.1] * steps,
         time__prepare=probed,
@@ -97,6 +97,8 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
     for said in ("<h1>my run</h1>", "seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x"):
         assert said in text
+    # The seventh line has the color of the first.
+    assert '<i class="b6"></i>position 6' in text and '<i class="b1 dashed"></i>position 7' in text
     # Each token in its writer's shade, and nothing of a text is taken for HTML.
     assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in text
     assert '<span class="end w2">stop</span>' in text and "1 &lt; 2?" in text

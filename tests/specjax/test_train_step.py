@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from specjax.adaptation import DraftTrainingConfig
+from specjax.advantage import AdvantageConfig
+from specjax.batch import Batch
 from specjax.drafters import NoDrafter
 from specjax.generate import place
 from specjax.keys import seed_step
@@ -177,6 +179,29 @@ def test_a_rollout_of_another_group_size_is_refused() -> None:
         stages.reward(few, make_prompts())
 
 
+def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
+    """Whatever the rollout said, `mu` stays that."""
+    prompts = make_prompts()
+    tokens = jnp.tile(jnp.arange(8, dtype=jnp.int32) % 5 + 1, (len(prompts.lengths), 1))
+    completion = jnp.broadcast_to(jnp.arange(8) >= 3, tokens.shape)
+    mu = jnp.where(completion, -9.0, 0.0)
+    with jax.set_mesh(MESH):
+        state, batch = state_on(MESH, CONFIG), Batch(tokens, completion, mu=mu)
+
+        def anchored(updates: UpdateConfig) -> Batch:
+            config = replace(CONFIG, updates=updates)
+            return jax.jit(make_stages(POLICY, DRAFTER, count_fives, config, MESH).logprob)(state, batch)
+
+        assert anchored(UpdateConfig()).old is None
+        np.testing.assert_array_equal(anchored(UpdateConfig(epochs=2)).old, mu)
+        recomputed = anchored(UpdateConfig(epochs=2, recompute_old=True))
+        logits = POLICY.apply(state.params.policy, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
+    np.testing.assert_array_equal(recomputed.mu, mu)
+    law = jax.nn.log_softmax(logits[:, :-1])
+    expected = jnp.take_along_axis(law, tokens[:, 1:, None], axis=2)[..., 0]
+    np.testing.assert_allclose(recomputed.old[:, 3:], expected[:, 2:], atol=1e-5)
+
+
 @pytest.mark.slow
 def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
     """Four updates of each step from one rollout, in one trace."""
@@ -184,6 +209,7 @@ def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_referenc
         CONFIG,
         selection=SelectionConfig(groups=4, drop_truncated=True, overlong_buffer=2),
         loss=LossConfig(kl_in="reward", kl_coefficient=0.1),
+        advantage=AdvantageConfig(scale="none"),
         updates=UpdateConfig(minibatches=2, epochs=2),
         policy_optimizer=OptimizerConfig(learning_rate=1e-3),
         draft_optimizer=OptimizerConfig(learning_rate=1e-3),
