@@ -18,8 +18,7 @@ class NGramDrafter(Drafter):
     """Proposes what followed the last occurrence of the longest repeated n-gram, up to the end of what is known.
 
     Nothing where fewer than min_n tokens repeat. No parameters, and proposals are a function of the committed text.
-    vLLM takes the first occurrence. Replayed over worked solutions of GSM8K, the last gave 1.835 tokens a round against
-    1.826 (characters, n of 2 .. 8, K = 3) and 1.548 against 1.539 (words, n of 1 .. 4).
+    vLLM takes the first occurrence.
 
     vocab_size: V of the policy.
     min_n, max_n: tokens that a match has at least, and that are compared at most.

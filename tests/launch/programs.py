@@ -7,9 +7,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import pytest
 
 from launch.run_directory import CHECKPOINTS
 from launch.setup import Setup
@@ -31,6 +34,26 @@ SHRUNK = {
     "--reward.workers": "1",
     "--eval.every": "0",
     "--probe-every": "0",
+}
+
+# What makes the recipe `tiny` as small as it can be, for runs of many steps.
+LEAST = {
+    **{f"--model.architecture.{name}": "8" for name in ("hidden-size", "intermediate-size", "head-dim")},
+    **{f"--model.architecture.{name}": "1" for name in ("num-layers", "num-heads", "num-kv-heads")},
+    "--mesh.data": "1",
+    "--model.feature-layers": "0",
+    "--draft.intermediate-size": "8",
+    "--draft.lookup.kind": "history",
+    "--data.arithmetic.problems": "64",
+    "--data.arithmetic.max-terms": "3",
+    "--data.held-out-count": "16",
+    "--data.max-prompt-tokens": "6",
+    "--rollout.group-size": "2",
+    "--rollout.max-new-tokens": "16",
+    "--warmup.steps": "0",
+    "--eval.every": "0",
+    "--probe-every": "0",
+    "--checkpoint.best": "rollout/acceptance_length",
 }
 
 Options = dict[str, str]
@@ -62,6 +85,20 @@ def finish(process: subprocess.Popen[str]) -> str:
         process.kill()
     assert process.returncode == 0, errors
     return out
+
+
+def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What will be called of the package, in its order: the options of `init`, (step, values), "finish"."""
+    calls: list[Any] = []
+
+    def init(**options: Any) -> Any:
+        calls.append(options)
+        return SimpleNamespace(
+            log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish")
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    return calls
 
 
 def leave_run(directory: Path, setup: Setup) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from launch.stopping import SIGNALS, Stopping
 from specjax.manifest import check_manifest
-from tests.launch.programs import Options, finish, metrics, saved_state, saves, start
+from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, saves, start
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -54,28 +54,8 @@ def test_the_second_signal_ends_even_what_python_cannot_interrupt():
         process.communicate()
 
 
-SMALL = {
-    **{f"--model.architecture.{name}": "8" for name in ("hidden-size", "intermediate-size", "head-dim")},
-    **{f"--model.architecture.{name}": "1" for name in ("num-layers", "num-heads", "num-kv-heads")},
-    "--mesh.data": "1",
-    "--model.feature-layers": "0",
-    "--draft.intermediate-size": "8",
-    "--draft.lookup.kind": "history",
-    "--data.arithmetic.problems": "64",
-    "--data.arithmetic.max-terms": "3",
-    "--data.held-out-count": "16",
-    "--data.max-prompt-tokens": "6",
-    "--rollout.group-size": "2",
-    "--rollout.max-new-tokens": "16",
-    "--warmup.steps": "0",
-    "--eval.every": "0",
-    "--probe-every": "0",
-    "--checkpoint.best": "rollout/acceptance_length",
-}
-
-
 def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
-    return start("tiny", SMALL | {"--out": str(run)} | options, "--speedup.slots", *flags)
+    return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.slots", *flags)
 
 
 @pytest.mark.slow

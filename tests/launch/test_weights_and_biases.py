@@ -1,7 +1,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,23 +10,14 @@ from configs.tiny import config as tiny
 from launch.errors import ConfigError
 from launch.loggers import RunLogger
 from launch.weights_and_biases import check_wandb, wandb_log
+from tests.launch.programs import fake_wandb
 
 CONFIG = replace(tiny, log=LogConfig(wandb_project="sums"))
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is called of the package, in its order."""
-    calls: list[Any] = []
-
-    def init(**options: Any) -> Any:
-        calls.append(options)
-        return SimpleNamespace(
-            log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish")
-        )
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    return calls
+    return fake_wandb(monkeypatch)
 
 
 def test_steps_are_logged_to_the_project(tmp_path: Path, fake: list[Any]):
