@@ -13,6 +13,7 @@ from specjax import cache as kv
 from specjax.cache import View
 from specjax.mesh import constrain
 from specjax.types import LayerCache
+from specjax.unrolled import attend_unrolled
 
 
 def projection(
@@ -80,9 +81,9 @@ class Attention(nn.Module):
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
         q = rope(q, seen.positions, c.rope_theta, c.rope_scaling)
         k = rope(k, view.positions, c.rope_theta, c.rope_scaling)
-        if cache is not None and view.write is not None and seen.mask is not None:
+        if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = kv.attend(q, cache, seen.mask)
+            y = attend_unrolled(q, cache, view.window) if seen.mask is None else kv.attend(q, cache, seen.mask)
         else:
             # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):

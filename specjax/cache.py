@@ -103,8 +103,9 @@ class View:
 
     positions: int32 [B, T], for the rotary embedding.
     write:     int32 [B], the cache index of the first; None without a cache.
-    mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row.
-    window:    without a mask, how many of the last of these tokens, its own included; None for all. Static.
+    mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row, or with a cache for
+               what specjax.unrolled says.
+    window:    without a mask, how many of the last positions, its own included; None for all. Static.
     """
 
     positions: Int[Array, "B T"]
@@ -142,27 +143,6 @@ def decode_view(
 def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:
     """The same tokens without a cache, attending to one another causally."""
     return View(_positions(start, count), window=window)
-
-
-def unrolled_view(rows: int, count: int, depth: int, window: int | None = None) -> View:
-    """Pass `depth` of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2) over whole rows of `count` tokens.
-
-    The cache holds the keys of every pass behind one another. A query attends causally to those of pass 0, which come
-    from true features, and to those of the later passes at its own index alone, as it would when decoding. The window,
-    too, is of positions as they are when decoding: pass s at index t stands at position t + s.
-    """
-    index = jnp.arange(count)
-    column = jnp.arange((depth + 1) * count)
-    causal = column[None] <= index[:, None]
-    diagonal = (column[None] >= count) & (column[None] % count == index[:, None])
-    mask = causal | diagonal
-    if window is not None:
-        mask &= (index + depth)[:, None] - (column % count + column // count)[None] < window
-    return View(
-        positions=jnp.tile(index[None] + depth, (rows, 1)),
-        write=jnp.full(rows, depth * count, jnp.int32),
-        mask=jnp.tile(mask[None], (rows, 1, 1)),
-    )
 
 
 def _positions(start: Array, count: int) -> Array:

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, decode_view, resize, unrolled_view
+from specjax.cache import View, decode_view, resize
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts
+from specjax.unrolled import unrolled_view
 
 
 @dataclass(frozen=True)

@@ -67,30 +67,6 @@ def test_a_decoding_token_sees_the_positions_up_to_its_own():
     assert uncached.write is None and uncached.mask is None
 
 
-def test_an_unrolled_pass_sees_the_first_causally_and_the_later_ones_at_its_own_index():
-    rows, count, depth = 2, 4, 2
-    view = kv.unrolled_view(rows, count, depth)
-    np.testing.assert_array_equal(view.positions, np.tile(np.arange(count) + depth, (rows, 1)))
-    np.testing.assert_array_equal(view.write, np.full(rows, depth * count))
-    mask = np.asarray(view.mask).reshape(rows, count, depth + 1, count)
-    for row, query, made_in, key in np.ndindex(mask.shape):
-        assert mask[row, query, made_in, key] == (key <= query if made_in == 0 else key == query)
-
-
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_an_unrolled_pass_is_the_published_mask(window: int | None):
-    """Over keys of all passes, `kv <= q` of the first and `(kv - q) % T == 0` of the later ones, as flex attention has
-    it; in a window each stands at the position that it would have when decoding.
-    """
-    count = 5
-    for depth in range(3):
-        mask = np.asarray(kv.unrolled_view(1, count, depth, window).mask)[0]
-        for q, key in np.ndindex(mask.shape):
-            allowed = key <= q if key < count else (key - q) % count == 0
-            distance = (q + depth) - (key % count + key // count)
-            assert mask[q, key] == (allowed and (window is None or distance < window)), (depth, q, key)
-
-
 def test_a_window_is_of_the_last_positions():
     start, first = np.array([0, 3, 5]), np.array([0, 1, 4])
     mask = np.asarray(kv.decode_view(jnp.asarray(start), 4, 9, jnp.asarray(first), window=3).mask)
