@@ -76,7 +76,7 @@ def run(config: RunConfig) -> int:
 def saved_state(run: Path, step: int) -> PyTree:
     with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sharding info not provided")
-        return checkpointer.restore(run / "checkpoints" / str(step) / "state")
+        return [checkpointer.restore(run / "checkpoints" / str(step) / item) for item in ("params", "state")]
 
 
 @pytest.fixture(scope="module")
