@@ -88,8 +88,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
         diary = Diary(directory, console, begun.step)
-        if (table := setup.train_prompts).dropped:
-            diary.warn(begun.step, f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+        if not config.resume:
+            _say_what_is_dropped(setup, diary)
         samples = SampleLog(directory, setup, reward_fn, last)
         try:
             with (
@@ -266,6 +266,12 @@ def _say_what_was_read(setup: Setup, directory: Path) -> None:
     if config.draft.path is not None and isinstance(head, Eagle3Config):
         if (said := made_with(head, setup.networks.decoder, made_for(config))) is not None:
             console.print(said, markup=False)
+
+
+def _say_what_is_dropped(setup: Setup, diary: Diary) -> None:
+    for which, table in (("training", setup.train_prompts), ("held-out", setup.held_out_prompts)):
+        if table.dropped:
+            diary.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")
 
 
 def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
