@@ -22,12 +22,16 @@ def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value:
     where the bounds make no sense or allow fewer distinct sums than asked for.
     """
     if not 2 <= min_terms <= max_terms:
-        raise ConfigError(f"min_terms={min_terms}, max_terms={max_terms}: need 2 <= min_terms <= max_terms")
+        raise ConfigError(
+            f"data.arithmetic.min_terms = {min_terms}: must be at least 2, and at most max_terms = {max_terms}"
+        )
     if max_value < 1:
-        raise ConfigError(f"max_value={max_value}: must be at least 1")
+        raise ConfigError(f"data.arithmetic.max_value = {max_value}: must be at least 1")
     distinct = sum(max_value**terms for terms in range(min_terms, max_terms + 1))
     if not 0 < count <= distinct:
-        raise ConfigError(f"count={count}: must be between 1 and {distinct}, the distinct sums within these bounds")
+        raise ConfigError(
+            f"data.arithmetic.problems = {count}: must be between 1 and {distinct}, the distinct sums within the bounds"
+        )
     source = random.Random(seed)
     sums: dict[tuple[int, ...], None] = {}
     while len(sums) < count:

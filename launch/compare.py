@@ -33,6 +33,7 @@ from launch.pipeline import check_supervised
 from launch.run_directory import restore_params, write_atomically
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
+from specjax.checkpoint import Which
 from specjax.cost import Cell, Drafting, round_seconds
 from specjax.types import Params
 
@@ -48,17 +49,19 @@ class CompareArgs:
     """Options of launch.compare alone; --steps is how many steps each arm is timed for.
 
     Attributes:
-        draft_lengths: to compare, and to choose among; 0, autoregressive, always is one of them.
-        checkpoint:    the directory of a run, whose newest save has the policy and the draft; None begins as the recipe
-                       does, and distils a draft that has random weights.
-        json:          a file for everything that was measured.
-        train_steps:   train the autoregressive arm and the automatic one for so many steps as well, and draw what they
-                       are rewarded; 0 does not.
-        plots:         a directory for these curves; needs matplotlib.
+        draft_lengths:   to compare, and to choose among; 0, autoregressive, always is one of them.
+        checkpoint:      the directory of a run, which has the policy and the draft; None begins as the recipe does, and
+                         distils a draft that has random weights.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        json:            a file for everything that was measured.
+        train_steps:     train the autoregressive arm and the automatic one for so many steps as well, and draw what
+                         they are rewarded; 0 does not.
+        plots:           a directory for these curves; needs matplotlib.
     """
 
     draft_lengths: Numbers = Numbers((0, 3, 5, 7))
     checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
     json: str | None = None
     train_steps: int = 0
     plots: str | None = None
@@ -90,11 +93,12 @@ def main(argv: list[str]) -> int:
     setup = set_up(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
     cells = None if config.cost_table is None else load_cells(Path(config.cost_table), setup.phases, lengths)
     _check(setup, own.checkpoint)
-    found = origin("launch.compare") | {"recipe": config.name, "checkpoint": own.checkpoint}
+    found = origin("launch.compare") | {"recipe": config.name}
+    found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
     pool = make_pool(config.reward)
     with pool or nullcontext():
         console.print(provenance("launch.compare"))
-        params = _begin(setup, own.checkpoint)
+        params = _begin(setup, own)
         table = round_seconds(cells or _cells(setup, params), setup.phases, lengths)
         reward_fn = make_reward(pool, setup.problems.train, setup.tokenizer, setup.mesh)
         arms, drafting = make_arms(setup, reward_fn, params, table)
@@ -148,10 +152,10 @@ def _distils(setup: Setup) -> bool:
     return setup.config.distill.steps > 0 or random
 
 
-def _begin(setup: Setup, checkpoint: str | None) -> Params:
+def _begin(setup: Setup, own: CompareArgs) -> Params:
     """The networks to compare with."""
-    if checkpoint is not None:
-        return restore_params(Path(checkpoint), setup)
+    if own.checkpoint is not None:
+        return restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
     params = warmed_up(setup, console)
     if not _distils(setup):
         return params

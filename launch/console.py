@@ -50,9 +50,10 @@ class StepPrinter:
 
 
 def apart(step: int, gap: float | None) -> str:
-    """The loud line of `rollout/logprob_alarm`."""
+    """The loud line of `rollout/logprob_alarm`. gap: None where it is not finite."""
     return (
-        f"ALARM at step {step}: the log-probs of rollout and training lie {gap:.3f} apart, as a mean over the tokens. "
+        f"ALARM at step {step}: the log-probs of rollout and training lie {_show(gap, '.3f')} apart, as a mean over "
+        "the tokens. "
         "What is learnt from is not what was generated: compute in float32, or look for what differs between the two"
     )
 

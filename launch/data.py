@@ -79,7 +79,7 @@ def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], li
     """(train, held out): the last `held_out` problems, and those before them whose prompts are not held out."""
     if not 0 < held_out < len(problems):
         raise ConfigError(
-            f"held_out_count={held_out}: must be between 1 and {len(problems) - 1}, of {len(problems)} problems"
+            f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1}, of {len(problems)} problems"
         )
     kept = list(problems[-held_out:])
     unseen = {problem.prompt for problem in kept}

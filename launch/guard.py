@@ -1,4 +1,4 @@
-"""What ends a run that no longer learns: updates whose gradients are not finite, step after step."""
+"""What ends a run that no longer learns: updates that are skipped, step after step."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,30 +7,46 @@ from typing import Any
 import jax
 import numpy as np
 
-from launch.errors import RunStopped
 from specjax.types import Prompts, Rollout
+
+# Batches that stay on disk. The networks of a run's last save are nearest to those of the newest.
+KEPT = 4
 
 
 class SkippedUpdates:
-    """Called with each step, saves the batch of the first in a row of which the policy's gradient was not finite.
+    """Called with each step, saves the batch of every one that skipped an update, of the policy or of the draft.
 
-    As `skipped_step_N.npz` in the directory, with the arrays of the prompts and of the rollout's completions. Raises
-    RunStopped at the end of a row of `limit` steps in which all `updates` were skipped; 0 never does.
+    As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay. With the networks of a save, and the rows
+    that its state replays, such a file is all that the losses were computed from: the prompts as `prompt_NAME`, and
+    every array of the `specjax.batch.Batch` under its own name, reward, advantage, old and reference among them.
+
+    reason: why the run is to end, in one line, from the end of the first row of `limit` steps on that each skipped an
+            update; None before, and always with a limit of 0.
     """
 
-    def __init__(self, directory: Path, limit: int, updates: int = 1) -> None:
-        self._directory, self._limit, self._updates, self._row = directory, limit, updates, 0
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._directory, self._limit, self._row = directory, limit, 0
+        self.reason: str | None = None
 
     def __call__(self, step: int, metrics: Mapping[str, Any], prompts: Prompts, rollout: Rollout) -> None:
-        self._row = self._row + 1 if int(metrics["update/skipped"]) == self._updates else 0
-        if self._row == 1:
-            self._saved = self._directory / f"skipped_step_{step}.npz"
-            completions = {"tokens": rollout.tokens, "lengths": rollout.lengths, "log_probs": rollout.full}
-            arrays = {f"prompt_{name}": x for name, x in vars(prompts).items()} | completions
-            kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
-            np.savez(self._saved, **kept)  # pyright: ignore[reportArgumentType]
-        if self._row and self._row == self._limit:
-            raise RunStopped(
-                f"step {step}: the policy's gradient was not finite in {self._limit} steps in a row, and nothing was "
-                f"learnt in them; the batch of the first is in {self._saved}"
+        """metrics: `draft/skipped` is absent where no draft is trained. rollout: with its batch."""
+        if not int(metrics["update/skipped"]) + int(metrics.get("draft/skipped", 0)):
+            self._row = 0
+            return
+        self._row += 1
+        saved = self._save(step, prompts, rollout)
+        if self._row == self._limit and self.reason is None:
+            self.reason = (
+                f"step {step}: updates were skipped in {self._limit} steps in a row, for a loss or a gradient that is "
+                f"not finite; the batch of the last is in {saved}"
             )
+
+    def _save(self, step: int, prompts: Prompts, rollout: Rollout) -> Path:
+        path = self._directory / f"skipped_step_{step}.npz"
+        arrays = {f"prompt_{name}": x for name, x in vars(prompts).items()} | vars(rollout.batch)
+        kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
+        np.savez(path, **kept)  # pyright: ignore[reportArgumentType]
+        files = {int(file.stem.rpartition("_")[2]): file for file in self._directory.glob("skipped_step_*.npz")}
+        for old in sorted(files)[:-KEPT]:
+            files[old].unlink()
+        return path

@@ -62,11 +62,11 @@ class PromptPipeline:
     def __init__(self, table: PromptTable, batch_size: int, seed: int) -> None:
         if not 0 < batch_size <= len(table.rows):
             raise ConfigError(
-                f"prompts a batch={batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
+                f"data.prompts = {batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
                 f"({table.dropped} empty or over {table.max_length} tokens)"
             )
         if not 0 <= seed < 2**32:
-            raise ConfigError(f"seed={seed}: must be between 0 and {2**32 - 1}")
+            raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
         self._table = table
         picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
         # Padding a batch takes microseconds: no threads, and so a position that is exact.
@@ -90,10 +90,10 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
     """All prompts of the table in their order, `batch_size` a batch.
 
     The last batch is filled up with copies of the table's first prompts under the ids -1, -2, ..: a row counts where
-    `id >= 0`.
+    `id >= 0`. Raises ConfigError where the table has none.
     """
-    if batch_size < 1 or not table.rows:
-        raise ConfigError(f"prompts a batch={batch_size}, usable prompts={len(table.rows)}: need at least one of each")
+    if not table.rows:
+        raise ConfigError(f"data.max_prompt_tokens = {table.max_length}: none of {table.dropped} prompts fits")
     picks = np.arange(-(-len(table.rows) // batch_size) * batch_size)
     batches = []
     for start in range(0, len(picks), batch_size):
@@ -125,7 +125,9 @@ def supervised_batch(
     Raises ConfigError where a batch needs more problems than there are, one has no solution, or one does not fit.
     """
     if not 0 < batch_size <= len(problems):
-        raise ConfigError(f"batch_size={batch_size}: must be between 1 and {len(problems)}, the problems there are")
+        raise ConfigError(
+            f"warmup.batch_size = {batch_size}: must be between 1 and {len(problems)}, the problems there are"
+        )
     picks = np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False)
     pairs = [_supervised(problems, pick, tokenizer, length) for pick in picks]
     tokens, lengths = _pad([prompt + solution for prompt, solution in pairs], length)
@@ -145,12 +147,13 @@ def _supervised(
     """The tokens of a problem's prompt, and of its solution with the stop token."""
     problem = problems[pick]
     if problem.solution is None:
-        raise ConfigError(f"problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
+        raise ConfigError(f"warmup.steps: problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
     prompt = tokenizer.chat(problem.prompt)
     solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
     if len(prompt) + len(solution) > length:
         raise ConfigError(
-            f"length={length}: problem {pick} takes {len(prompt) + len(solution)} tokens with its solution"
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least "
+            f"{len(prompt) + len(solution)}, the tokens of problem {pick} with its solution"
         )
     return prompt, solution
 

@@ -140,18 +140,20 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def _load(directory: Path) -> Any:
     if not directory.is_dir():
-        raise ConfigError(f"tokenizer: no directory {str(directory)!r}")
+        raise ConfigError(f"model.path = {directory}: no such directory")
     # Of transformers we use the tokenizers alone: that it finds no PyTorch is no news.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise ConfigError("tokenizer: transformers is not installed: pip install 'specjax[hf]'") from None
+        raise ConfigError(
+            "model.path: transformers is not installed, for its tokenizer: pip install 'specjax[hf]'"
+        ) from None
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises a different kind for each file that is missing or malformed
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"tokenizer: cannot load one from {str(directory)!r}: {reason}") from error
+        raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
 
 
 def _checked(instruction: str) -> str:
@@ -160,7 +162,7 @@ def _checked(instruction: str) -> str:
     except (LookupError, ValueError, AttributeError):
         kept = False
     if not kept:
-        raise ConfigError(f"instruction={instruction!r}: must hold {{prompt}}, and other braces doubled")
+        raise ConfigError(f"data.instruction = {instruction!r}: must hold {{prompt}}, and other braces doubled")
     return instruction
 
 
@@ -172,8 +174,8 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
         try:
             listed = json.loads(generation.read_text()).get("eos_token_id") or []
         except (ValueError, AttributeError):
-            raise ConfigError(f"tokenizer: {str(generation)!r} is not a JSON object") from None
+            raise ConfigError(f"model.path = {directory}: its {generation.name} is not a JSON object") from None
         ids += listed if isinstance(listed, list) else [listed]
     if not ids:
-        raise ConfigError(f"tokenizer: {str(directory)!r} names no end-of-sequence token, so no completion would stop")
+        raise ConfigError(f"model.path = {directory}: names no end-of-sequence token, so no completion would stop")
     return tuple(dict.fromkeys(ids))

@@ -19,7 +19,7 @@ from launch.costs import COST_TABLE, CostTable, load_cells
 from launch.diary import Diary
 from launch.distillation import check_distillation
 from launch.drafting import Switches, losing, made_with, misloaded
-from launch.errors import ConfigError
+from launch.errors import ConfigError, RunStopped
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
@@ -53,7 +53,8 @@ console = Console(highlight=False, soft_wrap=True)
 def main(argv: list[str]) -> int:
     """Run, or continue, what the command line describes.
 
-    The exit code of a run that was told to stop is that of the signal, 143 or 130: it is not complete.
+    The exit code of a run that was told to stop is that of the signal, 143 or 130: it is not complete. Raises
+    RunStopped, when the state is saved, where too many steps in a row skipped an update.
     """
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
@@ -87,8 +88,8 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
         diary = Diary(directory, console, begun.step)
-        if (table := setup.train_prompts).dropped:
-            diary.warn(begun.step, f"{table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+        if not config.resume:
+            _say_what_is_dropped(setup, diary)
         samples = SampleLog(directory, setup, reward_fn, last)
         try:
             with (
@@ -99,10 +100,12 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 Stopping(console.print) as stopping,
             ):
                 switches = Switches(setup.phases, config.rollout.draft_lengths, diary.warn)
-                skipped = SkippedUpdates(directory, config.max_skipped, config.updates.count)
+                skipped = SkippedUpdates(directory, config.max_skipped)
                 record = StepRecord(logger, switches, _first_step(setup, begun, diary), skipped)
-                kept = costs, saves, record, stopping, samples, diary
+                kept = costs, saves, record, stopping, skipped, samples, diary
                 state = Steps(setup, begun, step, probe, pipeline, evaluate, *kept).run()
+            if skipped.reason is not None:
+                raise RunStopped(skipped.reason)
             if stopping.signal is not None:
                 return 128 + stopping.signal
             if begun.accuracy is not None:
@@ -133,11 +136,12 @@ class Steps:
     saves: Checkpointer
     record: StepRecord
     stopping: Stopping
+    skipped: SkippedUpdates
     samples: SampleLog
     diary: Diary
 
     def run(self) -> TrainState:
-        """The state after the last step, or after the one in which the run was told to stop."""
+        """The state after the last step, or the one in which the run was told to stop, or found to skip updates."""
         config, clock, state = self.setup.config, CompileClock(), self.begun.state
         if self.begun.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
             # These may have taken longer than many steps.
@@ -150,7 +154,7 @@ class Steps:
             if _due(number, config.eval.every):
                 self.record.wait()
                 self.record.finish({"eval/accuracy": self.evaluate(state.params)})
-            stopped = self.stopping.signal is not None
+            stopped = self.stopping.signal is not None or self.skipped.reason is not None
             if _due(number, config.checkpoint.every) or (
                 config.checkpoint.every and (number == config.steps or stopped)
             ):
@@ -262,6 +266,12 @@ def _say_what_was_read(setup: Setup, directory: Path) -> None:
     if config.draft.path is not None and isinstance(head, Eagle3Config):
         if (said := made_with(head, setup.networks.decoder, made_for(config))) is not None:
             console.print(said, markup=False)
+
+
+def _say_what_is_dropped(setup: Setup, diary: Diary) -> None:
+    for which, table in (("training", setup.train_prompts), ("held-out", setup.held_out_prompts)):
+        if table.dropped:
+            diary.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")
 
 
 def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:

@@ -28,6 +28,13 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_position_embeddings: int
 
+    def __post_init__(self) -> None:
+        _above_zero(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor = {self.high_freq_factor}: must be above low_freq_factor = {self.low_freq_factor}"
+            )
+
 
 @dataclass(frozen=True)
 class YarnScaling:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.batch import Batch
+from specjax.choices import check_choices
 from specjax.mesh import BATCH_AXES
 from specjax.types import TrainState, pytree
 
@@ -51,6 +52,7 @@ class DraftTrainingConfig:
     replay: int = 0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.every < 1:
             raise ValueError(f"every = {self.every}: must be at least 1")
         if not 0 <= self.fall < 1:

@@ -6,10 +6,13 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from specjax.choices import check_choices
+
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """GRPO (arXiv 2402.03300, section 4.1.2) by default; its relatives differ in one choice or both.
+    """GRPO (arXiv 2402.03300, section 4.1.2) by default; its relatives differ in one choice or both. All go together
+    but baseline batch with scale group.
 
     Attributes:
         baseline: the mean of the group; of the group's others (RLOO, arXiv 2402.14740, equation 8); or of the whole
@@ -20,6 +23,12 @@ class AdvantageConfig:
 
     baseline: Literal["group", "others", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.baseline == "batch" and self.scale == "group":
+            # A group whose rewards are all equal differs from the batch, by nothing that its deviation could scale.
+            raise ValueError("scale = group: must be batch or none with baseline batch")
 
 
 def group_advantages(

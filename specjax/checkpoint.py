@@ -57,6 +57,7 @@ class Checkpointer:
             self._directory,
             options=options,
             item_handlers={
+                "params": ocp.PyTreeCheckpointHandler(),
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": ocp.JsonCheckpointHandler(),
                 "extra": ocp.JsonCheckpointHandler(),
@@ -75,11 +76,6 @@ class Checkpointer:
         """Until a save that is under way is complete. Raises what kept it from that."""
         self._manager.wait_until_finished()
 
-    def latest_step(self) -> int | None:
-        """The newest step that is saved, or None. Waits for a save that is under way."""
-        self.wait()
-        return self._manager.latest_step()
-
     def best_step(self) -> int | None:
         """The step whose save scored highest by the metric of `best`, the newest of equals; None where none did."""
         metric = self._best or next((self._scores[step].metric for step in sorted(self._scores, reverse=True)), None)
@@ -96,9 +92,8 @@ class Checkpointer:
         """
         if step == self._manager.latest_step():
             return
-        items = dict[str, Any](
-            state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra)
-        )
+        items = dict[str, Any](data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra))
+        items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _apart(state).items()}
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
             items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
@@ -110,39 +105,47 @@ class Checkpointer:
         """A save, by default the newest, with the shapes, dtypes and shardings of `abstract`.
 
         The mesh may be another than the one it was saved on. Raises ValueError with one line where there is no such
-        save, it holds other arrays, or it is damaged (DamagedSave).
+        save or it holds other arrays. That it is whole is known beforehand, from `set_damaged_aside`: its files are not
+        read through once more.
         """
-        step = self._checked_step(which, abstract, ("",))
+        step, parts = self._step(which), _apart(abstract)
+        for name, arrays in parts.items():
+            self._compare(step, name, arrays)
+        args = {name: _onto(arrays) for name, arrays in parts.items()}
         items = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=_onto(abstract), data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore()),
+            step, args=ocp.args.Composite(**args, data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore())
         )
-        return Checkpoint(step, items["state"], items["data"], items["extra"])
+        rest: TrainState = items["state"]
+        state = replace(rest, params=replace(rest.params, **items["params"]["params"]))
+        return Checkpoint(step, state, items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
-        """Both networks and `extra` of what `restore` would return, for generation; no moments, and no memory."""
-        abstract = replace(abstract, memory=())
-        step = self._checked_step(which, {"params": abstract}, ("params.policy.", "params.draft."))
-        state = _onto({"params": abstract})
-        items = self._manager.restore(step, args=ocp.args.Composite(state=state, extra=ocp.args.JsonRestore()))
-        return items["state"]["params"], items["extra"]
+        """Both networks and `extra` of what `restore` would return, for generation; no moments, and no memory.
+
+        Raises what `restore` does, and DamagedSave where what it reads is not what was written.
+        """
+        step = self._step(which)
+        check_manifest(self._directory / str(step), ("params", "extra"))
+        like = _networks(abstract)
+        self._compare(step, "params", like)
+        items = self._manager.restore(step, args=ocp.args.Composite(params=_onto(like), extra=ocp.args.JsonRestore()))
+        return Params(**items["params"]["params"]), items["extra"]
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
-        """The policy's parameters of what `restore` would return, whatever else was saved."""
-        like = {"params": {"policy": abstract}}
-        step = self._checked_step(which, like, ("params.policy.",))
-        return self._manager.restore(step, args=ocp.args.Composite(state=_onto(like)))["state"]["params"]["policy"]
+        """The policy's parameters of what `restore_params` would return, whatever the draft beside it."""
+        step, like = self._step(which), {"params": {"policy": abstract}}
+        check_manifest(self._directory / str(step), ("params",))
+        self._compare(step, "params", like, "params.policy.")
+        items = self._manager.restore(step, args=ocp.args.Composite(params=_onto(like)))
+        return items["params"]["params"]["policy"]
 
-    def _checked_step(self, which: Which, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
-        """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
-        step = self._step(which)
-        check_manifest(self._directory / str(step))
-        saved, expected = _arrays(self._manager.item_metadata(step).state.tree), _arrays(abstract)
+    def _compare(self, step: int, item: str, abstract: PyTree, prefix: str = "") -> None:
+        """Of the arrays whose names begin so. Orbax says it in many lines, and casts where only the dtype differs."""
+        saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
             there, here = saved.get(name, "absent"), expected.get(name, "absent")
-            if name.startswith(prefixes) and there != here:
+            if name.startswith(prefix) and there != here:
                 raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
-        return step
 
     def _step(self, which: Which) -> int:
         self.wait()
@@ -168,7 +171,7 @@ class Checkpointer:
 
     def _read_score(self, step: int) -> Score | None:
         try:
-            check_manifest(self._directory / str(step))
+            check_manifest(self._directory / str(step), ("score",))
             items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
         except (DamagedSave, OSError, KeyError):  # or being swept by another process, or without one
             return None
@@ -186,6 +189,15 @@ class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):
     ) -> Sequence[bool]:
         best = self._saves.best_step()
         return [checkpoint.step == best for checkpoint in checkpoints]
+
+
+def _networks(params: Params) -> dict[str, PyTree]:
+    return {"params": {"policy": params.policy, "draft": params.draft}}
+
+
+def _apart(state: TrainState) -> dict[str, PyTree]:
+    """The items that a state is saved as: the networks, which generation reads alone, and the rest."""
+    return {"params": _networks(state.params), "state": replace(state, params=Params((), (), state.params.memory))}
 
 
 def _onto(abstract: PyTree) -> ocp.args.PyTreeRestore:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from specjax.batch import Batch
+from specjax.choices import check_choices
 
 Aggregate = Literal["token", "sequence", "budget"]
 
@@ -60,6 +61,7 @@ class LossConfig:
     kl_in: Literal["loss", "reward"] = "loss"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("clip_low", "clip_high", "importance_floor", "kl_coefficient"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be >= 0")

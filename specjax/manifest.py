@@ -6,6 +6,7 @@ Orbax finds out late what is gone or cut off, in many threads and hundreds of li
 import json
 import shutil
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 MANIFEST = "files.json"
@@ -22,15 +23,17 @@ def write_manifest(save: Path) -> None:
     (save / MANIFEST).write_text(json.dumps(listed), encoding="utf-8")
 
 
-def check_manifest(save: Path) -> None:
-    """Raise DamagedSave unless all files of a save are there, and hold what they held."""
+def check_manifest(save: Path, items: Collection[str] | None = None) -> None:
+    """Raise DamagedSave unless the files of a save are there, and hold what they held: of these items, or of all."""
     try:
         listed = json.loads((save / MANIFEST).read_text(encoding="utf-8"))
-        expected = {name: (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
+        whole = {name: (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         raise DamagedSave(f"{save} is damaged: {MANIFEST} is gone or garbled") from None
     found = _files(save)
-    for name, (size, checksum) in expected.items():
+    for name, (size, checksum) in whole.items():
+        if items is not None and name.partition("/")[0] not in items:
+            continue
         if name not in found:
             raise DamagedSave(f"{save} is damaged: {name} is gone")
         there = found[name].stat().st_size

@@ -78,7 +78,8 @@ def update_metrics(
             "ratio/max": sums.ratio_max,
             "rollout/logprob_gap_mean": gap,
             "rollout/logprob_gap_max": first.gap_max,
-            "rollout/logprob_alarm": (gap > gap_alarm).astype(jnp.int32),
+            # A gap that is no number is no small one.
+            "rollout/logprob_alarm": (~(gap <= gap_alarm)).astype(jnp.int32),
         }
     if batch.reference is not None:
         metrics["kl/reference"] = sums.kl / sums.tokens

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
 from specjax.adaptation import when
+from specjax.choices import check_choices
 from specjax.matrices import hidden_matrices, matrices
 from specjax.types import Params, PyTree
 
@@ -55,6 +56,7 @@ class OptimizerConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("learning_rate", "warmup_steps", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and finite")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Int
 
+from specjax.choices import check_choices
 from specjax.sampling import SamplingLaw
 from specjax.verify import Verifier, VerifierName
 
@@ -50,6 +51,7 @@ class RolloutConfig:
     kept_prompts: int = 0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         least = {"group_size": 1, "max_new_tokens": 1, "draft_length": 0, "admit": 0, "kept_prompts": 0}
         for name, value in least.items():
             if getattr(self, name) < value:

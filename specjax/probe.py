@@ -89,7 +89,7 @@ class StagedStep:
             update = state, batch, prompts, rollout
             options = dict(out_shardings=(self._layout, None), donate_argnums=0)
             (state, losses), seconds["train"] = self._timed("update", self._update, *update, **options)
-        return (state, rollout, metrics | losses), seconds
+        return (state, replace(rollout, batch=batch), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
         """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""

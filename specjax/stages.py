@@ -98,7 +98,9 @@ class TrainConfig:
 
 
 class Stages(NamedTuple):
-    """In this order. `logprob` fills in what the batch needs of other forwards than that of training."""
+    """In this order. `logprob` fills in what the batch needs of other forwards than that of training, and with that the
+    advantages, which may pay for KL.
+    """
 
     prepare: Callable[[Params], Params]
     generate: Callable[[Params, Prompts, Array, Choice], Rollout]
@@ -158,8 +160,11 @@ def make_stages(
             batch = replace(batch, reference=under(state.reference))
         anchored = config.updates.several or config.loss.in_reward
         if config.updates.recompute_old or (anchored and batch.mu is None):
-            return replace(batch, old=under(state.params.policy))
-        return replace(batch, old=batch.mu) if config.updates.several else batch
+            batch = replace(batch, old=under(state.params.policy))
+        elif config.updates.several:
+            batch = replace(batch, old=batch.mu)
+        value = reward_less_kl(batch, config.loss) if config.loss.in_reward else batch.reward
+        return replace(batch, advantage=group_advantages(value, size, config.advantage))
 
     @jax.named_scope("update")
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -182,10 +187,8 @@ def make_stages(
                 logit_chunk=config.logit_chunk,
             )
 
-        value = reward_less_kl(batch, config.loss) if config.loss.in_reward else batch.reward
-        rows = replace(batch, advantage=group_advantages(value, size, config.advantage))
-        if config.ladder:
-            rows = sort_rows(rows, mesh, config.microbatches, config.updates.minibatches)
+        sizes = config.microbatches, config.updates.minibatches
+        rows = sort_rows(batch, mesh, *sizes) if config.ladder else batch
         params, optimizer, seen = run_updates(
             gradients, optimizers, state.params, state.optimizer, rows, replayed(state), train_draft, config.updates
         )

@@ -98,7 +98,8 @@ def make_train_step(
         batch, metrics = stages.reward(rollout, prompts)
         batch = stages.logprob(state, batch)
         state, losses = stages.update(state, batch)
-        return with_experience(state, prompts, rollout, losses, drafter, config), rollout, metrics | losses
+        state = with_experience(state, prompts, rollout, losses, drafter, config)
+        return state, replace(rollout, batch=batch), metrics | losses
 
     return TrainStep(step, mesh)
 

@@ -178,6 +178,8 @@ class Rollout:
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
               beside `drafted`.
     wrote:    int8 [R, C], who wrote each token: a `Writer`.
+    batch:    what a training step made of it to learn from (specjax.batch.Batch), as its losses read it; the step fills
+              it in, and no rollout function does.
     """
 
     tokens: Int[Array, "R C"]
@@ -193,6 +195,7 @@ class Rollout:
     gained: Int[Array, "shards phases"] | None = None
     first: Int[Array, "R C"] | None = None
     wrote: Int[Array, "R C"] | None = None
+    batch: PyTree | None = None
 
 
 @pytree

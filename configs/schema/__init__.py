@@ -213,8 +213,8 @@ class RunConfig:
         reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
         gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
                              before the log and rollout/logprob_alarm say so.
-        max_skipped:         steps in a row whose update is skipped, its gradient not being finite, before the run ends;
-                             0 goes on.
+        max_skipped:         steps in a row that skip an update, of policy or draft, its loss or gradient not being
+                             finite, before the run ends; 0 goes on.
         cost_table:          a cost_table.json to choose among rollout.draft_lengths by, or in launch.compare among its
                              own; None measures, at the start and at probes.
         ladder:              total lengths, ascending, to the shortest fitting of which each microbatch of sorted rows

@@ -18,6 +18,7 @@ from launch.bench.report import Section, as_json, print_section
 from launch.bench.trained import trained
 from launch.cli import parse, run_program
 from launch.measure import provenance
+from specjax.checkpoint import Which
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "floor": floor,
@@ -36,14 +37,15 @@ class BenchArgs:
     """Options of launch.bench.
 
     Attributes:
-        preset:     networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a CPU
-                    and qwen3-8b elsewhere.
-        sections:   of floor, verify, draft, acceptance, layout, peers; empty for all of them.
-        repeats:    measurements of each thing, in turns; None takes the preset's.
-        json:       a file for everything that was measured.
-        plots:      a directory for plots; needs matplotlib.
-        checkpoint: the directory of a run, whose draft is measured too, at the acceptance that it reaches.
-        recipe:     the CONFIG that the run was started with.
+        preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a
+                         CPU and qwen3-8b elsewhere.
+        sections:        of floor, verify, draft, acceptance, layout, peers; empty for all of them.
+        repeats:         measurements of each thing, in turns; None takes the preset's.
+        json:            a file for everything that was measured.
+        plots:           a directory for plots; needs matplotlib.
+        checkpoint:      the directory of a run, whose draft is measured too, at the acceptance that it reaches.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        recipe:          the CONFIG that the run was started with.
     """
 
     preset: str | None = None
@@ -52,6 +54,7 @@ class BenchArgs:
     json: str | None = None
     plots: str | None = None
     checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
     recipe: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ def main(argv: list[str]) -> int:
         preset = replace(preset, repeats=options.repeats)
     chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS}
     if options.checkpoint is not None and options.recipe is not None:
-        chosen["trained"] = trained(Path(options.checkpoint), options.recipe)
+        chosen["trained"] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe)
     console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
     console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
     networks, found = random_networks(preset), {}

@@ -16,18 +16,19 @@ from launch.cli import load_recipe
 from launch.errors import ConfigError
 from launch.run_directory import restore_params
 from launch.setup import set_up
+from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter
 from specjax.generate import prepare
 from specjax.mesh import MeshConfig
 
 
-def trained(directory: Path, recipe: str) -> Callable[[Networks, Preset], Section]:
+def trained(directory: Path, which: Which, recipe: str) -> Callable[[Networks, Preset], Section]:
     """The section, once the run is read: bad input is found before anything is measured."""
     setup = set_up(replace(load_recipe(recipe), mesh=MeshConfig()))
     own = setup.networks
     if isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft to measure")
-    params = prepare(restore_params(directory, setup), own.policy)
+    params = prepare(restore_params(directory, setup, which), own.policy)
     networks = Networks(own.decoder, own.policy, own.drafter, params)
     rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
 

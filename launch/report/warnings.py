@@ -41,7 +41,7 @@ def _apart(run: Run) -> list[tuple[int, str]]:
     at = steps[raised > 0]
     if not len(at):
         return []
-    worst = max(_at(run, "rollout/logprob_gap_mean", step) or 0.0 for step in at)
+    worst = max(_at(run, "rollout/logprob_gap_mean", step) or np.inf for step in at)
     return [(int(at[0]), f"the log-probs of rollout and training lay up to {worst:.3f} apart, in {_steps(at)}")]
 
 

@@ -115,7 +115,7 @@ def saves(run: Path) -> list[int]:
 def saved_state(run: Path, step: int) -> PyTree:
     with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sharding info not provided")
-        return checkpointer.restore(run / "checkpoints" / str(step) / "state")
+        return [checkpointer.restore(run / "checkpoints" / str(step) / item) for item in ("params", "state")]
 
 
 def metrics(run: Path) -> list[dict[str, float | None]]:

@@ -35,3 +35,8 @@ def by_answer(completion: str, answer: str) -> float:
 
 def before_the_mark(completion: str, answer: str) -> float:
     return float(completion.partition("#")[0])
+
+
+def beyond_squares(completion: str, answer: str) -> float:
+    """A number of float32 for every completion, but not its square: the norm of a gradient in it is none."""
+    return 1e30 * (sum(map(ord, completion)) % 2)

@@ -41,15 +41,21 @@ def test_all_distinct_sums_can_be_had():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        (dict(count=37, min_terms=2, max_terms=3, max_value=3), "count=37: must be between 1 and 36"),
-        (dict(count=0, min_terms=2, max_terms=3, max_value=3), "count=0"),
-        (dict(count=1, min_terms=1, max_terms=3, max_value=3), "min_terms=1"),
-        (dict(count=1, min_terms=3, max_terms=2, max_value=3), "min_terms=3, max_terms=2"),
-        (dict(count=1, min_terms=2, max_terms=2, max_value=0), "max_value=0"),
+        (
+            dict(count=37, min_terms=2, max_terms=3, max_value=3),
+            "data.arithmetic.problems = 37: must be between 1 and 36",
+        ),
+        (dict(count=0, min_terms=2, max_terms=3, max_value=3), "data.arithmetic.problems = 0: "),
+        (dict(count=1, min_terms=1, max_terms=3, max_value=3), "data.arithmetic.min_terms = 1: must be at least 2"),
+        (
+            dict(count=1, min_terms=3, max_terms=2, max_value=3),
+            "data.arithmetic.min_terms = 3: must be at least 2, and at most max_terms = 2",
+        ),
+        (dict(count=1, min_terms=2, max_terms=2, max_value=0), "data.arithmetic.max_value = 0: "),
     ],
 )
 def test_bad_bounds_are_config_errors(bounds: dict[str, int], message: str):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         arithmetic(seed=0, **bounds)
 
 

@@ -16,11 +16,15 @@ from launch.bench.generation import Generation, acceptance
 from launch.bench.networks import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Section
+from launch.cli import load_recipe
 from launch.errors import ConfigError
+from launch.setup import set_up
 from launch.speedup import ANY_LENGTH
 from models.config import DecoderConfig
 from specjax.keys import seed_step, sequence_keys
+from specjax.mesh import MeshConfig
 from specjax.plan import RolloutConfig
+from tests.launch.programs import leave_run
 
 SMALL = replace(
     PRESETS["tiny"],
@@ -170,6 +174,13 @@ def test_bad_input_is_one_line(option: str, message: str):
     with pytest.raises(ConfigError) as error:
         bench.main(option.split())
     assert str(error.value) == message
+
+
+@pytest.mark.slow
+def test_the_save_of_a_run_that_is_measured_is_the_one_asked_for(tmp_path: Path):
+    leave_run(tmp_path, set_up(replace(load_recipe("tiny"), mesh=MeshConfig())))
+    with pytest.raises(ConfigError, match="no save of step 7, only of 1$"):
+        bench.main(["--recipe", "tiny", "--checkpoint", str(tmp_path), "--checkpoint-step", "7"])
 
 
 def test_help(capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ import launch.compare
 from launch.cli import parse_run
 from launch.comparison import STAGES, step_speedup
 from launch.curves import WIDTH, sparkline
+from launch.errors import ConfigError
 from launch.parting import parting
 from launch.setup import set_up
 from specjax.types import Rollout
@@ -138,8 +139,10 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     leave_run(tmp_path / "run", set_up(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
     assert "warm-up step" not in said and "distilled first" not in said
-    assert found["checkpoint"] == str(tmp_path / "run")
     assert "training" not in found
+    assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), "newest")
+    with pytest.raises(ConfigError, match="no save of step 7, only of 1$"):
+        launch.compare.main(argv("tiny", SMALL | {"--checkpoint": str(tmp_path / "run"), "--checkpoint-step": "7"}))
 
 
 def test_the_law_of_amdahl():

@@ -72,7 +72,7 @@ def test_split_never_overlaps():
     assert held_out == problems[7:]
     assert [problem.prompt for problem in train] == ["3", "4", "5", "6"]
     for held in (0, 10, -1):
-        with pytest.raises(ConfigError, match=f"held_out_count={held}: must be between 1 and 9"):
+        with pytest.raises(ConfigError, match=f"^data.held_out_count = {held}: must be between 1 and 9"):
             split(problems, held)
 
 

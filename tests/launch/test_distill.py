@@ -326,7 +326,7 @@ def test_when_it_is_paid_for():
         ({"--distill.batch-size": "64"}, "distill.batch_size = 64: must be at most 32, the answers of the first"),
         ({"--distill.chunks": "0"}, "distill.chunks = 0: must be at least 1"),
         ({"--distill.steps": "-1"}, "distill.steps = -1: must be at least 0"),
-        ({"--data.prompts": "13"}, "prompts a batch=13: must be between 1 and 12"),
+        ({"--data.prompts": "13"}, "data.prompts = 13: must be between 1 and 12"),
         ({"--repeats": "0"}, "repeats = 0: must be at least 1"),
         ({"--temperatures": "-1"}, "temperatures = (-1.0,): each must be at least 0 and finite"),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),

@@ -1,43 +1,74 @@
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.errors import RunStopped
-from launch.guard import SkippedUpdates
+from launch.guard import KEPT, SkippedUpdates
+from specjax.batch import Batch
 from specjax.types import Prompts, Rollout
 
 PROMPTS = Prompts(jnp.array([[3, 4], [5, 0]]), jnp.array([2, 1]), jnp.array([7, 9]))
 
 
 def rollout(step: int) -> Rollout:
-    return Rollout(jnp.full((4, 3), step), jnp.full(4, 3), full=jnp.full((4, 3), -0.5))
+    rows = jnp.full((4, 5), -0.5)
+    batch = Batch(
+        tokens=jnp.full((4, 5), step),
+        completion=jnp.ones((4, 5), bool),
+        mu=rows,
+        reward=jnp.array([0.0, jnp.nan, 1.0, 2.0]),
+        counted=jnp.array([True, False, True, True]),
+        advantage=jnp.arange(4.0),
+        old=rows + 1,
+        reference=rows + 2,
+    )
+    return Rollout(jnp.full((4, 3), step), jnp.full(4, 3), batch=batch)
 
 
-def run(guard: SkippedUpdates, skipped: list[int]) -> None:
-    for step, count in enumerate(skipped, start=1):
-        guard(step, {"update/skipped": jnp.int32(count)}, PROMPTS, rollout(step))
+def run(guard: SkippedUpdates, skipped: list[tuple[int, int | None]]) -> None:
+    """skipped: of each step, how many updates of the policy and of the draft; None where no draft is trained."""
+    for step, (policy, draft) in enumerate(skipped, start=1):
+        metrics = {"update/skipped": jnp.int32(policy)} | ({} if draft is None else {"draft/skipped": jnp.int32(draft)})
+        guard(step, metrics, PROMPTS, rollout(step))
 
 
-def test_a_row_of_skipped_updates_ends_the_run_with_its_first_batch_saved(tmp_path: Path) -> None:
+def saved_steps(directory: Path) -> list[int]:
+    return sorted(int(re.findall(r"skipped_step_(\d+).npz", path.name)[0]) for path in directory.iterdir())
+
+
+def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path) -> None:
     guard = SkippedUpdates(tmp_path, 3)
-    with pytest.raises(RunStopped, match="step 7: the policy's gradient was not finite in 3 steps in a row"):
-        run(guard, [0, 1, 1, 0, 1, 1, 1, 1])
-    # Of each row the first.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["skipped_step_2.npz", "skipped_step_5.npz"]
-    with np.load(tmp_path / "skipped_step_5.npz") as saved:
-        np.testing.assert_array_equal(saved["prompt_id"], [7, 9])
-        np.testing.assert_array_equal(saved["tokens"], rollout(5).tokens)
-        np.testing.assert_array_equal(saved["log_probs"], rollout(5).full)
+    run(guard, [(0, None), (1, None), (1, None), (0, None), (1, None), (1, None)])
+    assert guard.reason is None
+    guard(7, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(7))
+    said = guard.reason
+    assert said is not None and said.startswith("step 7: updates were skipped in 3 steps in a row")
+    assert said.endswith(f"the batch of the last is in {tmp_path / 'skipped_step_7.npz'}")
+    guard(8, {"update/skipped": jnp.int32(0)}, PROMPTS, rollout(8))
+    assert guard.reason == said
 
 
-def test_a_step_that_learnt_something_is_no_part_of_the_row(tmp_path: Path) -> None:
-    run(SkippedUpdates(tmp_path, 2, updates=4), [4, 3, 4, 1])
-    with pytest.raises(RunStopped):
-        run(SkippedUpdates(tmp_path, 2, updates=4), [4, 4])
+@pytest.mark.parametrize("skipped", [(1, 0), (0, 1), (7, 0), (0, 8)])
+def test_one_skipped_update_of_either_network_counts(tmp_path: Path, skipped: tuple[int, int]) -> None:
+    guard = SkippedUpdates(tmp_path, 2)
+    run(guard, [(0, 0), skipped, skipped])
+    assert guard.reason is not None and saved_steps(tmp_path) == [2, 3]
 
 
-def test_without_a_limit_a_run_goes_on(tmp_path: Path) -> None:
-    run(SkippedUpdates(tmp_path, 0), [1] * 20)
-    assert len(list(tmp_path.iterdir())) == 1
+def test_a_batch_is_saved_with_all_that_its_loss_reads(tmp_path: Path) -> None:
+    run(SkippedUpdates(tmp_path, 0), [(0, None), (0, 1)])
+    with np.load(tmp_path / "skipped_step_2.npz") as saved:
+        expected = {f"prompt_{name}": x for name, x in vars(PROMPTS).items()}
+        expected |= {name: x for name, x in vars(rollout(2).batch).items() if x is not None}
+        assert set(saved.files) == set(expected)
+        for name, x in expected.items():
+            np.testing.assert_array_equal(saved[name], x, err_msg=name)
+
+
+def test_the_newest_batches_stay_and_without_a_limit_a_run_goes_on(tmp_path: Path) -> None:
+    guard = SkippedUpdates(tmp_path, 0)
+    run(guard, [(1, 0)] * 12)
+    assert guard.reason is None
+    assert saved_steps(tmp_path) == list(range(13 - KEPT, 13))

@@ -116,13 +116,14 @@ def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     apart = {"rollout/logprob_alarm": 1, "rollout/logprob_gap_mean": 0.25}
+    without_end = apart | {"rollout/logprob_gap_mean": jnp.nan}
     with RunLogger(tmp_path, draft_length=2, print_every=100) as logger:
-        for step, values in enumerate((apart, apart, {"rollout/logprob_alarm": 0}, apart), start=1):
+        for step, values in enumerate((apart, apart, {"rollout/logprob_alarm": 0}, without_end), start=1):
             logger.log(step, STEP | values | {"update/skipped": int(step > 2)})
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALARM")]
     starts = [line.partition(":")[0] for line in said]
     assert starts == ["ALARM at step 1", "ALARM at step 3", "ALARM at step 4", "ALARM at step 4"]
-    assert "lie 0.250 apart" in said[0] and "its update is skipped" in said[1]
+    assert "lie 0.250 apart" in said[0] and "its update is skipped" in said[1] and "lie - apart" in said[2]
 
 
 def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

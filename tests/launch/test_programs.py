@@ -137,7 +137,7 @@ def test_two_steps_on_gsm8k_itself(files: Path, tmp_path: Path, capsys: pytest.C
     pytest.importorskip("math_verify")
     options = SHRUNK | {"--model.path": str(files / "policy"), "--out": str(tmp_path / "run"), "--steps": "2"}
     assert launch.train.main(argv("gsm8k", options | {"--data.max-prompt-tokens": "64"})) == 0
-    dropped = re.search(r"(\d+) prompts are empty or over 64 tokens: dropped", capsys.readouterr().out)
+    dropped = re.search(r"(\d+) training prompts are empty or over 64 tokens: dropped", capsys.readouterr().out)
     assert dropped and 0 < int(dropped[1]) < 7473 / 2
     assert [line["reward/failed"] for line in metrics(tmp_path / "run")] == [0, 0]
     assert saves(tmp_path / "run") == [2]

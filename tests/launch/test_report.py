@@ -116,6 +116,13 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     assert lines[5] == "2 updates of the policy were skipped, in step 30"
 
 
+def test_a_gap_that_is_no_number_is_the_worst(tmp_path: Path):
+    write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
+    assert "step 1: the log-probs of rollout and training lay up to inf apart, in steps 1, 2" in warnings(
+        read_run(tmp_path)
+    )
+
+
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
     run = write_run(tmp_path / "run", 0)
     Checked(write_report(run).read_text())

@@ -1,6 +1,7 @@
 """A run whose newest save is damaged goes on from the one before as if nothing had happened."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,8 @@ CONFIG = RunConfig(
         prompts=2,
         max_prompt_tokens=6,
         held_out_count=4,
-        arithmetic=ArithmeticConfig(problems=9, min_terms=2, max_terms=3),
+        # Sums of four terms do not fit.
+        arithmetic=ArithmeticConfig(problems=15, min_terms=2, max_terms=4),
     ),
     reward=RewardConfig(scorer="exact_traced"),
     rollout=RolloutConfig(group_size=2, max_new_tokens=8, draft_lengths=(0, 2)),
@@ -118,6 +120,13 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
     found, wanted = saved_state(again, 6), saved_state(whole, 6)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+    diary = [json.loads(line) for line in (again / "diary.jsonl").read_text().splitlines()]
+    dropped = [line["warning"] for line in diary if "dropped" in line.get("warning", "")]
+    assert [re.sub(r"^[1-9]\d* ", "", said) for said in dropped] == [
+        f"{which} prompts are empty or over 6 tokens: dropped" for which in ("training", "held-out")
+    ]
+    assert [line["step"] for line in diary if "start" in line] == [0, 3]
 
     # All of that was at work.
     assert [line["rollout/draft_length"] for line in lines] == [0, 2, 2, 2, 0, 0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.hf_rope import rope_from_hf, rope_to_hf
-from models.rope import LinearScaling, YarnScaling, frequencies, rope, scaling_from_json
+from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, scaling_from_json
 from tests.models.parity import GOLDEN
 
 CASES = json.loads((GOLDEN / "rope.json").read_text())
@@ -72,6 +72,10 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^factor = 0.0: must be above 0"):
         LinearScaling(0.0)
+    with pytest.raises(ValueError, match=r"^low_freq_factor = -1.0: must be above 0"):
+        Llama3Scaling(8.0, -1.0, 4.0, 8192)
+    with pytest.raises(ValueError, match=r"^high_freq_factor = 1.0: must be above low_freq_factor = 1.0$"):
+        Llama3Scaling(8.0, 1.0, 1.0, 8192)
     with pytest.raises(ValueError, match=r"^beta_fast = 1.0: must be at least beta_slow = 2.0$"):
         YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0)
     with pytest.raises(ValueError, match="^rope_scaling: no kind of scaling has the fields alpha, factor$"):

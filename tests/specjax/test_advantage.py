@@ -33,6 +33,14 @@ NAMED = {
 }
 
 
+ALLOWED = [
+    AdvantageConfig(baseline, scale)
+    for baseline in ("group", "others", "batch")
+    for scale in ("group", "batch", "none")
+    if (baseline, scale) != ("batch", "group")
+]
+
+
 def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
     """Of groups without failed samples, float64."""
     everything = np.concatenate(groups)
@@ -63,10 +71,23 @@ def test_every_relative_is_as_its_paper_has_it(name: str) -> None:
     assert not np.asarray(got)[failed.ravel()].any()
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_equal_rewards_teach_nothing_by_any_rule(name: str) -> None:
-    got = group_advantages(jnp.full(6, 10.1, jnp.float32), 3, NAMED[name])
+@pytest.mark.parametrize("config", ALLOWED, ids=str)
+def test_equal_rewards_teach_nothing_by_any_rule(config: AdvantageConfig) -> None:
+    got = group_advantages(jnp.full(6, 10.1, jnp.float32), 3, config)
     np.testing.assert_array_equal(got, np.zeros(6))
+
+
+@pytest.mark.parametrize("config", ALLOWED, ids=str)
+def test_a_group_of_equal_rewards_among_others_is_a_small_lesson_or_none(config: AdvantageConfig) -> None:
+    """By the mean of the batch it is above or below the others; by its own it is neither."""
+    got = np.asarray(group_advantages(jnp.array([1.0, 1.0, 1.0, 0.0, 1.0, 0.0]), 3, config))
+    assert np.abs(got).max() < 2
+    assert (got[:3] > 0).all() if config.baseline == "batch" else not got[:3].any()
+
+
+def test_the_mean_of_the_batch_over_the_deviation_of_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="^scale = group: must be batch or none with baseline batch$"):
+        AdvantageConfig(baseline="batch")
 
 
 def test_a_group_of_equal_rewards_still_differs_from_the_batch() -> None:

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax import manifest
 from specjax.adaptation import DraftTrainingConfig
 from specjax.checkpoint import Checkpointer
 from specjax.manifest import DamagedSave, check_manifest, saved_steps, set_damaged_aside
@@ -157,12 +158,38 @@ def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_pa
     assert saved_steps(copy) == [2, 3]
 
 
+def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Moments are no concern of a program that generates, nor is anything else of one that looks for the best save."""
+    copy, read, checksum = shutil.copytree(two_saves, tmp_path / "copy"), list[Path](), manifest._checksum
+    monkeypatch.setattr(manifest, "_checksum", lambda path: read.append(path) or checksum(path))
+
+    def items_read() -> set[str]:
+        items = {path.relative_to(copy).parts[1] for path in read}
+        read.clear()
+        return items
+
+    like = abstract(make_state())
+    with Checkpointer(copy) as saves:
+        assert saves.best_step() == 2 and items_read() == {"score"}
+        saves.restore_policy(like.params.policy)
+        assert items_read() == {"params"}
+        saves.restore_params(like.params)
+        assert items_read() == {"params", "extra"}
+        saves.restore(like)
+        assert items_read() == set()
+        shutil.rmtree(copy / "2" / "state")
+        saves.restore_params(like.params)
+        next(path for path in (copy / "2" / "params").rglob("*") if path.is_file()).unlink()
+        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: params/\S+ is gone"):
+            saves.restore_policy(like.params.policy)
+
+
 def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     assert set_damaged_aside(tmp_path / "nowhere") == []
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     for step in ("1", "2"):
-        shutil.rmtree(copy / step / "data")
-    with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: data/\S+ is gone; none of 2 saves is whole$"):
+        shutil.rmtree(copy / step / "params")
+    with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: params/\S+ is gone; none of 2 saves is whole$"):
         set_damaged_aside(copy)
     assert saved_steps(copy) == [1, 2]
     with Checkpointer(copy) as saves:
@@ -173,11 +200,10 @@ def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
 def test_the_newest_are_kept(tmp_path: Path):
     state = make_state()
     with Checkpointer(tmp_path, keep=2) as saves:
-        assert saves.latest_step() is None
         for step in (1, 2, 5):
             saves.save(step, replace(state, step=state.step + step), DATA, EXTRA)
         saves.save(5, state, DATA, EXTRA)
-        assert saves.latest_step() == 5
+        assert saves.restore(abstract(state)).step == 5
         assert int(saves.restore(abstract(state)).state.step) == 5
         assert int(saves.restore(abstract(state), 2).state.step) == 2
         with pytest.raises(ValueError, match=f"^{tmp_path}: no save of step 1, only of 2, 5$"):
@@ -249,7 +275,6 @@ def test_other_arrays_are_refused(tmp_path: Path, change: Callable[[TrainState],
 
 def test_nothing_to_read(tmp_path: Path):
     with Checkpointer(tmp_path / "none") as saves:
-        assert saves.latest_step() is None
         with pytest.raises(ValueError, match="none: no save$"):
             saves.restore_params(abstract(make_state()).params)
 
@@ -278,8 +303,7 @@ def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
     assert killed.returncode == -signal.SIGKILL
     everything = {path.name for path in tmp_path.iterdir()}
     with Checkpointer(tmp_path) as saves:
-        step = saves.latest_step()
-        assert step is not None
+        step = max(saved_steps(tmp_path))
         # The kill comes while 128 MB are being written; were it too late, the save of step 2 would be whole.
         assert step == 2 or any(name.startswith("2.") for name in everything)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])

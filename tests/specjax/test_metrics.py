@@ -155,6 +155,12 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
     assert update_metrics(SEEN, RECORDED, 1.3, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
 
 
+@pytest.mark.parametrize("gap", [jnp.nan, jnp.inf])
+def test_a_gap_that_is_not_finite_raises_the_alarm(gap: float) -> None:
+    seen = SEEN._replace(first=FIRST._replace(gap=jnp.float32(gap)))
+    assert update_metrics(seen, RECORDED, 1.0, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 1
+
+
 @pytest.mark.parametrize(
     ("absent", "names"),
     [

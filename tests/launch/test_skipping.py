@@ -1,0 +1,67 @@
+"""A whole run none of whose updates of the policy is finite."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch.cli import parse_run
+from launch.run_directory import restore_params
+from launch.setup import Setup, set_up
+from specjax.batch import Batch
+from specjax.gradients import accumulate
+from specjax.optimizer import usable
+from specjax.types import Params
+from tests.launch.programs import Options, argv, metrics, saves, start
+from tests.launch.test_stopping import SMALL
+
+STEPS = 3
+OPTIONS = SMALL | {
+    "--draft.lookup.kind": "none",
+    "--reward.scorer": "tests.launch.sample_scorers:beyond_squares",
+    "--reward.workers": "1",
+    "--rollout.group-size": "8",
+    "--advantage.scale": "none",
+    "--max-skipped": str(STEPS),
+    "--checkpoint.every": "1000",
+    "--steps": "1000",
+}
+
+
+def finite(setup: Setup, params: Params, batch: Batch) -> Params:
+    """Whether the gradient of each network is."""
+    parts = setup.networks.policy, setup.networks.drafter, params, batch, setup.train.rollout.law, setup.train.loss
+    found, sums = accumulate(*parts, budget=setup.train.rollout.max_new_tokens)
+    return Params(usable(found.policy, sums.policy_loss), usable(found.draft, sums.draft_loss))
+
+
+@pytest.mark.slow
+def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options: Options = OPTIONS | {"--out": str(run)}
+    process = start("tiny", options, "--speedup.slots")
+    try:
+        out, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 1, errors
+    assert errors.splitlines()[-1].startswith(f"error: step {STEPS}: updates were skipped in {STEPS} steps in a row")
+    lines = metrics(run)
+    assert all(line["update/skipped"] == 1 and line["grad_norm/policy"] is None for line in lines)
+    assert len(lines) in (STEPS, STEPS + 1)  # One may have been under way.
+    assert saves(run) == [len(lines)]
+    assert f"stopped after step {len(lines)}; --resume continues it\n" in out
+
+    setup = set_up(parse_run([*argv("tiny", options), "--speedup.slots"], "test", "a run"))
+    params = restore_params(run, setup)
+    for here, there in zip(jax.tree.leaves(params.policy), jax.tree.leaves(setup.networks.params.policy), strict=True):
+        np.testing.assert_array_equal(here, there)
+    with np.load(run / f"skipped_step_{len(lines)}.npz") as saved:
+        batch = Batch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})
+    assert np.isfinite(batch.advantage).all() and np.ptp(batch.reward) > 1e29
+    # The file and the save show what is wrong, and that it is the advantages.
+    assert not finite(setup, params, batch).policy and finite(setup, params, batch).draft
+    assert finite(setup, params, replace(batch, advantage=batch.advantage * 1e-30)).policy
