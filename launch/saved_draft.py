@@ -62,9 +62,8 @@ def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embed
     if source.exists():
         with errors_name(source):
             check_stated_policy(read_json(source), policy)
-    if not (path / "params").is_dir():
-        with errors_name(path):
-            check_embedding(path, embedding)
+    with errors_name(path):
+        check_embedding(path, embedding)
     longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     if saved.config.max_positions < longest:
         raise ConfigError(

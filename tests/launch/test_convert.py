@@ -105,16 +105,14 @@ def test_bad_input(tmp_path: Path, source: Path):
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators", flags=("norm_output",), num_layers=2)])
 def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], public: Public):
-    embedding = np.ones((VOCAB, WIDTH), np.float32)
-    public.write(tmp_path / "draft", **{"embed_tokens.weight": embedding})
+    beside: dict[str, np.ndarray | None] = {"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32), "t2d": None}
+    public.write(tmp_path / "draft", **beside)
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     assert main([draft, ours]) == 0
     assert main([ours, back, "--dialect", public.dialect]) == 0
     assert read_json(tmp_path / "back/config.json") == public.fields()
-    found, expected = load_file(tmp_path / "back/model.safetensors"), public.tensors()
-    assert {name: x.tobytes() for name, x in found.items()} == {name: x.tobytes() for name, x in expected.items()}
+    assert tensors(tmp_path / "back") == tensors(tmp_path / "draft")
     assert capsys.readouterr().out.splitlines() == [
-        "embed_tokens.weight: dropped, the head borrows the policy's",
         f"{draft} -> {ours} (our draft layout)",
         f"{ours} -> {back} (public draft layout)",
     ]
@@ -123,7 +121,7 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
 def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     """Its config.json says so, and is otherwise as it was but for the policy that is named."""
-    public.write(tmp_path / "draft")
+    public.write(tmp_path / "draft", **{"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32)})
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     main([draft, ours])
     verifier = ["--verifier", "me"] if public.dialect == "speculators" else []
@@ -132,6 +130,11 @@ def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     assert read_json(tmp_path / "back/config.json") == json.loads(text.replace("someone/tiny", "me"))
     floats = {x.dtype.name for x in load_file(tmp_path / "back/model.safetensors").values()} - {"int64", "bool"}
     assert floats == {"bfloat16"}
+    # On its way in it becomes the same.
+    main([draft, str(tmp_path / "narrow"), "--param-dtype", "bfloat16"])
+    main([str(tmp_path / "narrow"), str(tmp_path / "again"), "--dialect", public.dialect, *verifier])
+    assert tensors(tmp_path / "again") == tensors(tmp_path / "back")
+    assert read_json(tmp_path / "again/config.json") == read_json(tmp_path / "back/config.json")
 
 
 def test_a_draft_to_the_other_dialect(tmp_path: Path):
