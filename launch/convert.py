@@ -6,7 +6,7 @@ has no use for, token ids above all, in `huggingface.json`.
 
 A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish them. Its whole `config.json` travels along,
 and in `huggingface.safetensors` the maps of its vocabulary and a copy of the embedding where there are any, so that it
-comes back as it was.
+comes back as it was. So does `made_for.json`, what a draft or a policy with a head states of itself.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from models.files import CARRIED, new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
 from models.hf_export import save_policy
 from models.hf_import import load_policy
+from models.made_for import read_made_for, state_made_for
 from models.mtp_files import load_mtp, save_mtp
 from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
@@ -81,6 +82,7 @@ def import_policy(args: ConvertArgs) -> None:
         save_policy_checkpoint(out, params, config)
         if head:
             save_mtp(out, head)
+            state_made_for(out, read_made_for(args.source))
         write_json(out / CARRIED, carried_fields(read_json(args.source / "config.json")))
         copy_tokenizer(args.source, out)
 
@@ -94,6 +96,7 @@ def export_policy(args: ConvertArgs) -> None:
         params = cast(params, dtype)
         carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
         save_policy(out, params, config, carried, args.max_file_bytes, load_mtp(args.source, config, mesh, dtype))
+        state_made_for(out, read_made_for(args.source))
         copy_tokenizer(args.source, out)
 
 
@@ -108,6 +111,7 @@ def import_draft(args: ConvertArgs) -> None:
         fields = read_json(args.source / "config.json")
         write_json(out / CARRIED, _stating_dtype(fields, dtype) if dtype else fields)
         write_carried(out, carried_tensors(args.source, dtype) or {})
+        state_made_for(out, read_made_for(args.source))
 
 
 def export_draft(args: ConvertArgs) -> None:
@@ -127,6 +131,7 @@ def export_draft(args: ConvertArgs) -> None:
         verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
         fields = fields | {"speculators_config": stated | {"verifier": verifier}}
     save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, dtype), args.verifier)
+    state_made_for(args.out, read_made_for(args.source))
 
 
 def cast(params: PyTree, dtype: Dtype | None) -> PyTree:

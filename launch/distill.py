@@ -16,18 +16,18 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.acceptance import Acceptance, measure_acceptance
+from launch.acceptance import measure_acceptance
 from launch.answers import Answers, answers_file, load_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.distill_report import as_json, print_report
 from launch.distillation import check_distillation, distill
 from launch.draft_files import check_draft, write_draft
 from launch.errors import ConfigError
+from launch.made_for import of_distillation
 from launch.payback import measure_payback
 from launch.run_directory import check_source, new_out, restore_params, restore_policy, write_atomically
 from launch.setup import Setup, set_up
-from models.draft_checkpoint import MadeFor, state_made_for
-from models.eagle3 import Eagle3Config
+from models.made_for import state_made_for
 from specjax.checkpoint import Which
 from specjax.types import Params
 
@@ -102,15 +102,16 @@ def main(argv: list[str]) -> int:
     write_draft(out / DRAFT, setup.networks, result.draft, ids)
     if dialect is not None:
         write_draft(out / dialect, setup.networks, result.draft, ids, dialect, config.model.path)
-    console.print(f"draft saved: {out / DRAFT}{'' if dialect is None else f' and {out / dialect}'}")
+    written = [DRAFT] if dialect is None else [DRAFT, dialect]
+    console.print(f"draft saved: {' and '.join(str(out / name) for name in written)}")
 
     temperature = config.rollout.law.temperature
     acceptance = [measure_acceptance(setup, result.drafter, distilled, temperature, untrained=params)]
     for other in sorted(set(own.temperatures) - {temperature}):
         acceptance.append(measure_acceptance(setup, result.drafter, distilled, other))
     policy = own.checkpoint or config.model.path
-    if isinstance(setup.networks.head, Eagle3Config):
-        state_made_for(out / DRAFT, _made_for(setup, policy, acceptance[0]))
+    for name in written:
+        state_made_for(out / name, of_distillation(policy, setup.networks.decoder, acceptance[0]))
     paybacks = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
     said = {"recipe": config.name, "policy": policy, "responses": own.responses}
     report = said | as_json(result, acceptance, paybacks)
@@ -127,13 +128,6 @@ def _start(setup: Setup, own: DistillArgs) -> Params:
     if own.start == "checkpoint":
         return restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
     return replace(params, policy=restore_policy(Path(own.checkpoint), setup, own.checkpoint_step))
-
-
-def _made_for(setup: Setup, policy: str | None, measured: Acceptance) -> MadeFor:
-    # At temperature 0 a run measures another acceptance than here, one of the laws at temperature 1.
-    predicted = measured.predicted if measured.temperature > 0 else None
-    decoder = setup.networks.decoder
-    return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)
 
 
 def _check(config: RunConfig, own: DistillArgs) -> None:

@@ -14,11 +14,13 @@ from launch.cli import parse_run_and, run_program
 from launch.convert import cast, copy_tokenizer
 from launch.draft_files import check_draft, write_draft
 from launch.errors import ConfigError
+from launch.made_for import of_run
 from launch.run_directory import new_out, restore_params, restore_policy
 from launch.setup import Setup, set_up
 from models.files import CARRIED, read_json
 from models.hf_config import carried_fields
 from models.hf_export import save_policy
+from models.made_for import state_made_for
 from models.mtp import MTPConfig
 from models.mtp_files import load_mtp
 from specjax.checkpoint import Which
@@ -69,6 +71,7 @@ def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
         networks = replace(networks, head=replace(head, param_dtype=dtype))
     target_ids = None if ids is None else np.array(ids, np.int32)
     write_draft(out, networks, draft, target_ids, dialect, config.model.path)
+    state_made_for(out, of_run(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
 
 
 def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
@@ -82,6 +85,8 @@ def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
         if path is not None:  # a head that the run has not drafted with stays as it came
             mtp = load_mtp(Path(path), networks.decoder, setup.mesh, dtype)
     save_policy(out, cast(policy, dtype), networks.decoder, _carried(path), mtp=mtp)
+    if isinstance(networks.head, MTPConfig):
+        state_made_for(out, of_run(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
     if path is not None:
         copy_tokenizer(Path(path), out)
 

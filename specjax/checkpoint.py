@@ -133,18 +133,8 @@ class Checkpointer:
         step = self._checked_step(which, like, ("params.policy.",))
         return self._manager.restore(step, args=ocp.args.Composite(state=_onto(like)))["state"]["params"]["policy"]
 
-    def _checked_step(self, which: Which, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
-        """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
-        step = self._step(which)
-        check_manifest(self._directory / str(step))
-        saved, expected = _arrays(self._manager.item_metadata(step).state.tree), _arrays(abstract)
-        for name in sorted(saved.keys() | expected.keys()):
-            there, here = saved.get(name, "absent"), expected.get(name, "absent")
-            if name.startswith(prefixes) and there != here:
-                raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
-        return step
-
-    def _step(self, which: Which) -> int:
+    def step_of(self, which: Which) -> int:
+        """The step of a save. Raises ValueError with one line where there is no such save."""
         self.wait()
         found = self._manager.all_steps()
         if which == "best":
@@ -160,6 +150,17 @@ class Checkpointer:
             steps = ", ".join(map(str, sorted(found)))
             raise ValueError(f"{self._directory}: no save of step {which}, only of {steps}")
         return which
+
+    def _checked_step(self, which: Which, abstract: PyTree, prefixes: tuple[str, ...]) -> int:
+        """Arrays are compared here because orbax says it in many lines, and casts where only the dtype differs."""
+        step = self.step_of(which)
+        check_manifest(self._directory / str(step))
+        saved, expected = _arrays(self._manager.item_metadata(step).state.tree), _arrays(abstract)
+        for name in sorted(saved.keys() | expected.keys()):
+            there, here = saved.get(name, "absent"), expected.get(name, "absent")
+            if name.startswith(prefixes) and there != here:
+                raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
+        return step
 
     def _list_files(self) -> None:
         """Called when a save is written and has not yet the name under which it counts."""

@@ -25,14 +25,9 @@ from launch.payback import Payback, best
 from launch.pipeline import PromptTable
 from launch.setup import set_up
 from launch.tokenizers import CharacterTokenizer
-from models.draft_checkpoint import (
-    MadeFor,
-    load_draft_checkpoint,
-    read_made_for,
-    save_draft_checkpoint,
-    state_made_for,
-)
+from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_files import load_eagle3
+from models.made_for import MadeFor, read_made_for, state_made_for
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
@@ -125,8 +120,8 @@ def test_the_vocabulary_is_that_of_the_first_answers(
 
 
 def test_the_draft_states_what_it_was_made_for(distilled: tuple[Path, str], report: dict[str, Any]):
-    stated = read_made_for(distilled[0] / "draft")
-    assert stated == MadeFor(report["policy"], 16, 2, 1.0, report["acceptance"][0]["predicted"])
+    stated = MadeFor(report["policy"], 16, 2, 1.0, report["acceptance"][0]["predicted"])
+    assert all(read_made_for(distilled[0] / name) == stated for name in ("draft", "speculators"))
 
 
 def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):

@@ -16,10 +16,11 @@ import pytest
 from launch.drafting import misloaded
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.draft_checkpoint import MadeFor, SavedDraft
+from models.draft_checkpoint import SavedDraft
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.eagle3_files import load_eagle3, save_eagle3
 from models.files import read_json, write_json
+from models.made_for import MadeFor
 from models.params import init_params
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
