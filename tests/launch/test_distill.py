@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ from launch.payback import Payback, best
 from launch.pipeline import PromptTable
 from launch.setup import set_up
 from launch.tokenizers import CharacterTokenizer
+from models.config import DecoderConfig
+from models.decoder import init_decoder
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_files import load_eagle3
 from models.made_for import MadeFor, read_made_for, state_made_for
+from models.params import init_params
+from models.policy_checkpoint import save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
@@ -203,6 +208,44 @@ def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, sh
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
 
 
+LEARNING = {"--distill.steps": "60", "--distill.batch-size": "16", "--draft-optimizer.learning-rate": "0.02"}
+MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
+SMALL_MODEL = DecoderConfig(
+    vocab_size=9, hidden_size=12, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "read_by"), [("model", "draft", "draft.path"), ("mtp", "policy", "model.path")]
+)
+def test_other_drafts_are_saved_and_go_on_from_there(
+    distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
+):
+    """A small model by itself, an MTP head with its policy."""
+    fresh = MTP | {"--draft.mtp-convention": "mimo"}
+    if kind == "model":
+        random = init_params(partial(init_decoder, SMALL_MODEL), jax.random.key(2), make_mesh(MeshConfig()))
+        save_policy_checkpoint(tmp_path / "random", random, SMALL_MODEL)
+        fresh = {"--draft.kind": "model", "--draft.path": str(tmp_path / "random"), "--model.feature-layers": "0"}
+    learning = LEARNING | {"--responses": str(files / "responses.jsonl"), "--repeats": "1", "--temperatures": "1"}
+    options = shrunk | learning | fresh | {"--out": str(tmp_path / "out")}
+    assert launch.distill.main(argv("gsm8k", options)) == 0
+    saved, report = tmp_path / "out" / name, json.loads((tmp_path / "out/distill.json").read_text())
+    own = report["acceptance"][0]
+    assert own["untrained"] + 0.1 < own["predicted"] <= 1
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [name]
+    assert read_made_for(saved) == MadeFor(report["policy"], 16, 2, 1.0, own["predicted"])
+
+    before = set_up(parse_run(argv("gsm8k", shrunk | fresh), "", "")).networks
+    again = MTP | {"--draft.kind": kind, f"--{read_by}": str(saved)}
+    setup = set_up(parse_run(argv("gsm8k", shrunk | again), "", ""))
+    assert setup.networks.draft_from == read_by
+    measured = measure_acceptance(setup, setup.networks.drafter, setup.networks.params, 1.0)
+    assert measured.predicted == pytest.approx(own["predicted"], abs=1e-4)
+    assert jax.tree.all(jax.tree.map(np.array_equal, setup.networks.params.policy, before.params.policy))
+
+
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
     for part in ("32 answers of ", "distillation step 30: loss ", "distillation step 60: loss ", "temperature"):
@@ -311,6 +354,10 @@ def test_when_it_is_paid_for():
     ("options", "message"),
     [
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is no draft to distil"),
+        (
+            MTP | {"--draft.mtp-convention": "mimo", "--dialect": "specforge"},
+            "dialect = specforge: for an EAGLE-3 head alone, draft.kind is mtp",
+        ),
         ({"--start": "checkpoint"}, "start = checkpoint: must be recipe without checkpoint"),
         (
             {"--dialect": "specforge"},
@@ -332,7 +379,7 @@ def test_when_it_is_paid_for():
 )
 def test_distill_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
     small = SMALL | {"--out": "out"}
-    if options.get("--draft.kind") == "none":
+    if "--draft.kind" in options:
         small.pop("--draft.vocab-size")
     if "--rollout.draft-length" in options:
         small.pop("--rollout.draft-lengths")
