@@ -74,7 +74,7 @@ def fresh_head(
 ) -> SavedDraft:
     """A head from random weights, as wide as the policy where the run does not say otherwise."""
     head = Eagle3Config(
-        hidden_size=draft.hidden_size or policy.hidden_size,
+        hidden_size=policy.hidden_size,
         intermediate_size=draft.intermediate_size or policy.intermediate_size,
         num_heads=draft.num_heads or policy.num_heads,
         num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,

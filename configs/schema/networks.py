@@ -5,7 +5,7 @@ from typing import Literal
 
 from models.config import DecoderConfig, Dtype, Remat, at_least_one
 from models.mtp import ConventionName
-from specjax.drafters.distillation import Objective
+from specjax.drafters.distillation import Objective, check_passes
 from specjax.drafters.lookup import check_lengths
 
 
@@ -110,7 +110,6 @@ class DraftConfig:
 
     kind: Literal["eagle3", "mtp", "model", "none"] = "eagle3"
     path: str | None = None
-    hidden_size: int | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -125,13 +124,10 @@ class DraftConfig:
     lookup: LookupConfig = field(default_factory=LookupConfig)
 
     def __post_init__(self) -> None:
-        sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+        sizes = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
         given = [name for name in sizes if getattr(self, name) is not None]
         at_least_one(self, *given)
-        if not 1 <= self.unroll <= 7:
-            raise ValueError(f"unroll = {self.unroll}: must be within 1 .. 7")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay = {self.decay}: must be in (0, 1]")
+        check_passes(self.unroll, self.decay)
         if self.kind == "model" and given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with kind model")
         # Not the widths: a recipe has one for its draft, and is to be run without a draft too.
