@@ -342,7 +342,8 @@ def test_buckets_of_lengths():
 
 def test_when_it_is_paid_for():
     payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert payback.steps == 11 and "are paid for after 11 steps" in str(payback)
+    assert payback.steps == 11 and payback.as_json()["counted"] == "rollouts"
+    assert "are paid for after 11 steps, of which rollouts alone are counted" in str(payback)
     slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
     assert best([slower, payback, slower]) is payback and "at draft length 3" in str(payback)
     assert slower.steps is None and "never pays for itself" in str(slower)
