@@ -17,7 +17,7 @@ from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.draft_checkpoint import SavedDraft
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.mtp import MTPConfig, init_mtp, make_mtp, mtp_config
+from models.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
 from models.mtp_files import load_mtp
 from models.params import init_params
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NoDrafter
@@ -74,7 +74,7 @@ def fresh_head(
 ) -> SavedDraft:
     """A head from random weights, as wide as the policy where the run does not say otherwise."""
     head = Eagle3Config(
-        hidden_size=draft.hidden_size or policy.hidden_size,
+        hidden_size=policy.hidden_size,
         intermediate_size=draft.intermediate_size or policy.intermediate_size,
         num_heads=draft.num_heads or policy.num_heads,
         num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,
@@ -96,15 +96,18 @@ def fresh_head(
 
 
 def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, key: jax.Array) -> Draft:
-    """The head that the policy's checkpoint holds, or where it has none, one from random weights."""
-    path, found = config.model.path, None
-    if path is not None:
-        found = load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
-    if found is not None:
-        head, params = found
-        return Draft(make_mtp(head, policy), params, head, "model.path")
-    head = mtp_config(decoder, config.draft.mtp_convention)
-    return Draft(make_mtp(head, policy), init_params(partial(init_mtp, head), key, mesh), head)
+    """The head that the policy's checkpoint holds, or where the run names a convention, one from random weights."""
+    path, convention = config.model.path, config.draft.mtp_convention
+    if convention is not None:
+        head = mtp_config(decoder, convention)
+        return Draft(make_mtp(head, policy), init_params(partial(init_mtp, head), key, mesh), head)
+    found = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
+    if found is None:
+        raise ConfigError(
+            f"draft.mtp_convention = None: must be {' or '.join(CONVENTIONS)}, model.path = {path} holds no MTP head"
+        )
+    head, params = found
+    return Draft(make_mtp(head, policy), params, head, "model.path")
 
 
 def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:

@@ -5,7 +5,8 @@ Of a policy, ours is `config.json` (the decoder's shape), `params/` (Orbax) and,
 has no use for, token ids above all, in `huggingface.json`.
 
 A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish them. Its whole `config.json` travels along,
-so that it comes back as it was.
+and in `huggingface.safetensors` the maps of its vocabulary and a copy of the embedding where there are any, so that it
+comes back as it was. So does `made_for.json`, what a draft or a policy with a head states of itself.
 """
 
 import dataclasses
@@ -24,11 +25,12 @@ from launch.errors import ConfigError
 from models.config import Dtype
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_dialects import dialect_of
-from models.eagle3_files import has_embedding, load_eagle3, save_eagle3
+from models.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
 from models.files import CARRIED, new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
 from models.hf_export import save_policy
 from models.hf_import import load_policy
+from models.made_for import read_made_for, state_made_for
 from models.mtp_files import load_mtp, save_mtp
 from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
@@ -80,6 +82,7 @@ def import_policy(args: ConvertArgs) -> None:
         save_policy_checkpoint(out, params, config)
         if head:
             save_mtp(out, head)
+            state_made_for(out, read_made_for(args.source))
         write_json(out / CARRIED, carried_fields(read_json(args.source / "config.json")))
         copy_tokenizer(args.source, out)
 
@@ -93,6 +96,7 @@ def export_policy(args: ConvertArgs) -> None:
         params = cast(params, dtype)
         carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
         save_policy(out, params, config, carried, args.max_file_bytes, load_mtp(args.source, config, mesh, dtype))
+        state_made_for(out, read_made_for(args.source))
         copy_tokenizer(args.source, out)
 
 
@@ -104,9 +108,10 @@ def import_draft(args: ConvertArgs) -> None:
         if dtype:
             config = dataclasses.replace(config, param_dtype=dtype)
         save_draft_checkpoint(out, params, config, ids, layers)
-        write_json(out / CARRIED, read_json(args.source / "config.json"))
-    if has_embedding(args.source):
-        print("embed_tokens.weight: dropped, the head borrows the policy's")
+        fields = read_json(args.source / "config.json")
+        write_json(out / CARRIED, _stating_dtype(fields, dtype) if dtype else fields)
+        write_carried(out, carried_tensors(args.source, dtype) or {})
+        state_made_for(out, read_made_for(args.source))
 
 
 def export_draft(args: ConvertArgs) -> None:
@@ -115,16 +120,18 @@ def export_draft(args: ConvertArgs) -> None:
         raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
     if args.verifier is not None and args.dialect != "speculators":
         raise ValueError(f"verifier = {args.verifier}: for dialect speculators alone")
+    dtype = None if args.param_dtype == "kept" else args.param_dtype
     draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
-    carried = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
-    if args.param_dtype != "kept":
-        draft = draft._replace(params=cast(draft.params, args.param_dtype))
-        carried = None if carried is None else _stating_dtype(carried, args.param_dtype)
-    if args.verifier is not None and carried is not None:
-        stated = carried.get("speculators_config") or {}
+    draft = draft._replace(params=cast(draft.params, dtype))
+    fields = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
+    if dtype is not None and fields is not None:
+        fields = _stating_dtype(fields, dtype)
+    if args.verifier is not None and fields is not None:
+        stated = fields.get("speculators_config") or {}
         verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
-        carried = carried | {"speculators_config": stated | {"verifier": verifier}}
-    save_eagle3(args.out, draft, args.dialect, carried, args.verifier)
+        fields = fields | {"speculators_config": stated | {"verifier": verifier}}
+    save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, dtype), args.verifier)
+    state_made_for(args.out, read_made_for(args.source))
 
 
 def cast(params: PyTree, dtype: Dtype | None) -> PyTree:

@@ -3,6 +3,7 @@
 The policy answers the training prompts, a draft learns from that, is measured on the held-out prompts, and is saved:
 
     DIR/draft/        the draft, which --draft.path of the other programs reads
+    DIR/policy/       instead of that the policy with an MTP head stitched in, which --model.path reads
     DIR/DIALECT/      with --dialect, an EAGLE-3 head once more as SpecForge or speculators lay it out
     DIR/distill.json  what it cost, what of it is accepted, and after how many steps it has paid for itself
 """
@@ -12,28 +13,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.acceptance import Acceptance, measure_acceptance
+from launch.acceptance import measure_acceptance
 from launch.answers import Answers, answers_file, load_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.distill_report import as_json, print_report
 from launch.distillation import check_distillation, distill
-from launch.draft_files import check_draft, write_draft
+from launch.draft_files import check_trained, write_draft, write_policy
 from launch.errors import ConfigError
+from launch.made_for import of_distillation
 from launch.payback import measure_payback
 from launch.run_directory import check_source, new_out, restore_params, restore_policy, write_atomically
 from launch.setup import Setup, set_up
-from models.draft_checkpoint import MadeFor, state_made_for
-from models.eagle3 import Eagle3Config
+from models.eagle3_dialects import Dialect
+from models.made_for import state_made_for
+from models.mtp import MTPConfig
 from specjax.checkpoint import Which
 from specjax.types import Params
 
 console = Console(highlight=False, soft_wrap=True, markup=False)
 
-DRAFT, REPORT = "draft", "distill.json"
+DRAFT, POLICY, REPORT = "draft", "policy", "distill.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ def main(argv: list[str]) -> int:
     config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
     setup = set_up(config)
     dialect = None if own.dialect == "ours" else own.dialect
-    check_draft(setup.networks, config.draft.kind, dialect)
+    check_trained(setup.networks, config.draft.kind, dialect)
     given = None if own.responses is None else _given(Path(own.responses), setup)
     check_distillation(setup, given)
     if not setup.held_out_prompts.rows:
@@ -98,19 +102,16 @@ def main(argv: list[str]) -> int:
     own_vocabulary = config.draft.vocab_size is not None and own.start == "recipe"
     result = distill(setup, params, console.print, given=given, own_vocabulary=own_vocabulary, keep=keep)
     distilled = replace(params, draft=result.draft)
-    ids = getattr(result.drafter, "target_ids", None)
-    write_draft(out / DRAFT, setup.networks, result.draft, ids)
-    if dialect is not None:
-        write_draft(out / dialect, setup.networks, result.draft, ids, dialect, config.model.path)
-    console.print(f"draft saved: {out / DRAFT}{'' if dialect is None else f' and {out / dialect}'}")
+    written = _write(out, setup, distilled, getattr(result.drafter, "target_ids", None), dialect)
+    console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
     acceptance = [measure_acceptance(setup, result.drafter, distilled, temperature, untrained=params)]
     for other in sorted(set(own.temperatures) - {temperature}):
         acceptance.append(measure_acceptance(setup, result.drafter, distilled, other))
     policy = own.checkpoint or config.model.path
-    if isinstance(setup.networks.head, Eagle3Config):
-        state_made_for(out / DRAFT, _made_for(setup, policy, acceptance[0]))
+    for directory in written:
+        state_made_for(directory, of_distillation(policy, setup.networks.decoder, acceptance[0]))
     paybacks = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
     said = {"recipe": config.name, "policy": policy, "responses": own.responses}
     report = said | as_json(result, acceptance, paybacks)
@@ -129,11 +130,19 @@ def _start(setup: Setup, own: DistillArgs) -> Params:
     return replace(params, policy=restore_policy(Path(own.checkpoint), setup, own.checkpoint_step))
 
 
-def _made_for(setup: Setup, policy: str | None, measured: Acceptance) -> MadeFor:
-    # At temperature 0 a run measures another acceptance than here, one of the laws at temperature 1.
-    predicted = measured.predicted if measured.temperature > 0 else None
-    decoder = setup.networks.decoder
-    return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)
+def _write(
+    out: Path, setup: Setup, params: Params, target_ids: np.ndarray | None, dialect: Dialect | None
+) -> list[Path]:
+    """The draft by itself, or the policy with the head that is a part of it; returns the directories."""
+    networks, source = setup.networks, setup.config.model.path
+    if isinstance(networks.head, MTPConfig):
+        write_policy(out / POLICY, networks.decoder, params.policy, source, (networks.head, params.draft))
+        return [out / POLICY]
+    write_draft(out / DRAFT, networks, params.draft, target_ids)
+    if dialect is None:
+        return [out / DRAFT]
+    write_draft(out / dialect, networks, params.draft, target_ids, dialect, source)
+    return [out / DRAFT, out / dialect]
 
 
 def _check(config: RunConfig, own: DistillArgs) -> None:

@@ -1,16 +1,23 @@
-"""A draft as files by itself: in our format, or an EAGLE-3 head in a public dialect."""
+"""What was trained as files that others load: a draft by itself, or a policy with its MTP head stitched in."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from launch.build import Networks
+from launch.convert import copy_tokenizer
 from launch.errors import ConfigError
 from models.config import DecoderConfig
 from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
 from models.eagle3 import Eagle3Config
 from models.eagle3_dialects import Described, Dialect, config_to_public
 from models.eagle3_files import save_eagle3
+from models.files import CARRIED, read_json
+from models.hf_config import carried_fields, config_to_hf
+from models.hf_export import save_policy
+from models.mtp import MTPConfig
+from models.mtp_files import MTPHead
 from models.policy_checkpoint import save_policy_checkpoint
 from specjax.types import PyTree
 
@@ -19,7 +26,9 @@ def check_draft(networks: Networks, kind: str, dialect: Dialect | None = None) -
     """Raise ConfigError where the draft, `kind` by its configuration, cannot be written so by itself."""
     head = networks.head
     if not isinstance(head, Eagle3Config | DecoderConfig):
-        raise ConfigError(f"draft.kind = {kind}: has no format to be saved in by itself")
+        raise ConfigError(
+            f"draft.kind = {kind}: has no format to be saved in by itself, an MTP head is saved with its policy"
+        )
     if dialect is None:
         return
     if not isinstance(head, Eagle3Config):
@@ -50,3 +59,40 @@ def write_draft(
         save_draft_checkpoint(directory, draft, head, target_ids, layers)
     elif isinstance(head, Eagle3Config) and dialect is not None:
         save_eagle3(directory, SavedDraft(head, draft, target_ids, layers), dialect, verifier=verifier)
+
+
+def check_trained(networks: Networks, kind: str, dialect: Dialect | None) -> None:
+    """Raise ConfigError where what a distillation trains cannot be written: a draft, or a policy with an MTP head."""
+    if not isinstance(networks.head, MTPConfig):
+        check_draft(networks, kind, dialect)
+        return
+    if dialect is not None:
+        raise ConfigError(f"dialect = {dialect}: for an EAGLE-3 head alone, draft.kind is {kind}")
+    try:
+        config_to_hf(networks.decoder)
+    except ValueError as error:
+        raise ConfigError(f"draft.kind = {kind}: its policy cannot be written: {error}") from error
+
+
+def write_policy(
+    directory: Path, decoder: DecoderConfig, policy: PyTree, source: str | None, mtp: MTPHead | None
+) -> None:
+    """Write a policy in Hugging Face's layout, with its tokenizer.
+
+    source: the directory that the run's policy came from, of which all is kept that the network's shape does not say.
+    mtp: a head to stitch in under the names of its family.
+    Raises ValueError where the directory is in use, or no family is of the policy's kind.
+    """
+    save_policy(directory, policy, decoder, _carried(source), mtp=mtp)
+    if source is not None:
+        copy_tokenizer(Path(source), directory)
+
+
+def _carried(source: str | None) -> dict[str, Any] | None:
+    """Of the policy that a run started from, what its own config.json has beside the network's shape."""
+    if source is None:
+        return None
+    directory = Path(source)
+    if (directory / "params").is_dir():
+        return read_json(directory / CARRIED) if (directory / CARRIED).exists() else None
+    return carried_fields(read_json(directory / "config.json"))

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from models.config import DecoderConfig, eagle3_feature_layers
-from models.draft_checkpoint import MadeFor
 from models.eagle3 import Eagle3Config
+from models.made_for import MadeFor
 from specjax.adaptation import MARGIN, PATIENCE
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.plan import Phase

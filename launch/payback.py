@@ -1,4 +1,8 @@
-"""After how many steps of RL a distilled draft has paid for itself."""
+"""After how many steps of RL a distilled draft has paid for itself, by what rollouts save.
+
+What training takes longer for a draft is not measured here, which each step pays again: its forward, by which it is
+watched, and where it learns online its gradient.
+"""
 
 import itertools
 import math
@@ -35,19 +39,20 @@ class Payback:
 
     @property
     def saved_s(self) -> tuple[float, float, float]:
-        """Seconds that a rollout is shorter with the draft: (median, low, high) with its 95% interval."""
+        """Seconds that a rollout, not its step, is shorter with the draft: (median, low, high), a 95% interval."""
         return interval(np.subtract(self.autoregressive_s, self.speculative_s).tolist())
 
     @property
     def steps(self) -> int | None:
-        """Steps after which the seconds saved make up for the cost; None for never."""
+        """Steps after which the seconds that rollouts save make up for the cost; None for never."""
         saved, _, _ = self.saved_s
         return math.ceil(self.cost_s / saved) if saved > 0 else None
 
     def as_json(self) -> dict[str, Any]:
         """The measurements and what they come to."""
         saved, low, high = self.saved_s
-        return asdict(self) | {"saved_s": saved, "saved_s_low": low, "saved_s_high": high, "steps": self.steps}
+        found = {"saved_s": saved, "saved_s_low": low, "saved_s_high": high, "steps": self.steps}
+        return asdict(self) | found | {"counted": "rollouts"}
 
     def __str__(self) -> str:
         plain, drafted = float(np.median(self.autoregressive_s)), float(np.median(self.speculative_s))
@@ -61,7 +66,7 @@ class Payback:
         doubt = " (the interval holds 0: not certain to pay at all)" if low <= 0 else ""
         return (
             f"{times}, {saved:.3g} s less [{low:.3g}, {high:.3g}]{doubt}: {self.cost_s:.1f} s of distillation are paid "
-            f"for after {self.steps} steps"
+            f"for after {self.steps} steps, of which rollouts alone are counted, not the draft's part in training"
         )
 
 

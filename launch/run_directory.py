@@ -111,6 +111,12 @@ def restore_policy(directory: Path, setup: Setup, which: Which = "newest") -> Py
         return saves.restore_policy(_abstract(setup.networks.params.policy), which)
 
 
+def saved_step(directory: Path, which: Which = "newest") -> int:
+    """The step of the save that `restore_params` reads."""
+    with _saves(directory) as saves:
+        return saves.step_of(which)
+
+
 @contextlib.contextmanager
 def _saves(directory: Path) -> Iterator[Checkpointer]:
     """Those of a run, to read. A ConfigError speaks of the option `checkpoint`, where there are none such."""

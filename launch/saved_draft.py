@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from configs.schema import RunConfig
 from launch.errors import ConfigError
 from models.config import DecoderConfig, eagle3_feature_layers
-from models.draft_checkpoint import MadeFor, SavedDraft, load_draft_checkpoint, read_made_for
+from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
 from models.eagle3_dialects import check_stated_policy, dialect_of
 from models.eagle3_files import check_embedding, load_eagle3
 from models.files import CARRIED, errors_name, read_json
@@ -25,11 +25,6 @@ def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
     if dialect_of(fields) is None:
         raise ConfigError(f"draft.path = {path}: its config.json is not that of a draft")
     return load_eagle3(path, mesh)
-
-
-def made_for(config: RunConfig) -> MadeFor | None:
-    """What the draft of draft.path states that it was made for, where there is such a draft and it does."""
-    return None if config.draft.path is None else read_made_for(Path(config.draft.path))
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
@@ -62,9 +57,8 @@ def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embed
     if source.exists():
         with errors_name(source):
             check_stated_policy(read_json(source), policy)
-    if not (path / "params").is_dir():
-        with errors_name(path):
-            check_embedding(path, embedding)
+    with errors_name(path):
+        check_embedding(path, embedding)
     longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     if saved.config.max_positions < longest:
         raise ConfigError(

@@ -23,11 +23,11 @@ from launch.errors import ConfigError, RunStopped
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
+from launch.made_for import stated
 from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
 from launch.report import write_report
 from launch.run_directory import CHECKPOINTS, open_run
 from launch.samples import SampleLog
-from launch.saved_draft import made_for
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
 from launch.speedup import check_plans, compare_plans, print_speedup
@@ -263,8 +263,8 @@ def _report(directory: Path) -> None:
 def _say_what_was_read(setup: Setup, directory: Path) -> None:
     head, config = setup.networks.head, setup.config
     console.print(f"run directory: {directory}")
-    if config.draft.path is not None and isinstance(head, Eagle3Config):
-        if (said := made_with(head, setup.networks.decoder, made_for(config))) is not None:
+    if (read_from := setup.networks.draft_from) is not None and isinstance(head, Eagle3Config):
+        if (said := made_with(head, setup.networks.decoder, stated(config, read_from))) is not None:
             console.print(said, markup=False)
 
 
@@ -279,11 +279,11 @@ def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], 
     config, read_from = setup.config, setup.networks.draft_from
     if read_from is None or begun.step > 0:
         return None
-    stated, temperature = made_for(config), config.rollout.law.temperature
+    known, temperature = stated(config, read_from), config.rollout.law.temperature
 
     def check(metrics: Values) -> None:
         predicted = metrics.get("draft/predicted_acceptance")
-        if predicted is not None and (said := misloaded(read_from, float(predicted), temperature, stated)) is not None:
+        if predicted is not None and (said := misloaded(read_from, float(predicted), temperature, known)) is not None:
             diary.warn(1, said, style="bold red")
 
     return check

@@ -4,24 +4,23 @@
 vocabulary stands for are in `target_ids.npy`.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from models.eagle3 import Eagle3Config, init_eagle3
-from models.files import errors_name, json_text, new_directory, read_json, write_atomically, write_json
+from models.files import errors_name, new_directory, read_json, write_json
 from models.params import abstract_params
 from models.policy_checkpoint import config_from_json, restore_params
 from specjax.types import PyTree
 
 _IDS = "target_ids.npy"
-_FIELDS, _MADE_FOR = {"kind", "head", "feature_layers"}, "made_for"
+_FIELDS = {"kind", "head", "feature_layers"}
 
 
 class SavedDraft(NamedTuple):
@@ -35,23 +34,6 @@ class SavedDraft(NamedTuple):
     params: PyTree
     target_ids: np.ndarray | None
     feature_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MadeFor:
-    """What a draft was made for and what it was worth there, against which a run can hold it: no shape tells.
-
-    policy:               the directory of the policy, or of the run that has it.
-    hidden_size:          of the policy. num_layers: of the policy.
-    temperature:          that of the law under which the acceptance holds.
-    predicted_acceptance: the mean of sum_v min(p, q) on held-out prompts; None where it is not known.
-    """
-
-    policy: str | None
-    hidden_size: int
-    num_layers: int
-    temperature: float
-    predicted_acceptance: float | None
 
 
 def save_draft_checkpoint(
@@ -86,42 +68,14 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     with errors_name(path):
         if found.get("kind") != "eagle3":
             raise ValueError(f"kind = {found.get('kind')}: must be eagle3")
-        if found.keys() - {_MADE_FOR} != _FIELDS:
-            raise ValueError("must have kind, head and feature_layers, and beside them made_for alone")
-        _made_for(found)
+        if found.keys() != _FIELDS:
+            raise ValueError("must have kind, head and feature_layers and nothing else")
         config = config_from_json(Eagle3Config, found["head"], "a draft")
     ids = _read_ids(directory / _IDS)
     with errors_name(directory):
         check_target_ids(ids, config)
     params = restore_params(directory / "params", abstract_params(partial(init_eagle3, config), mesh), path)
     return SavedDraft(config, params, ids, tuple(found["feature_layers"]))
-
-
-def state_made_for(directory: Path, made_for: MadeFor) -> None:
-    """Add to a saved draft what it was made for: its acceptance is measured once it is safe."""
-    path = directory / "config.json"
-    write_atomically(path, json_text(read_json(path) | {_MADE_FOR: asdict(made_for)}))
-
-
-def read_made_for(directory: Path) -> MadeFor | None:
-    """What the draft in a directory of any format says that it was made for. Raises ValueError where that is none."""
-    path = directory / "config.json"
-    found = read_json(path)
-    with errors_name(path):
-        return _made_for(found)
-
-
-def _made_for(found: Mapping[str, Any]) -> MadeFor | None:
-    stated = found.get(_MADE_FOR)
-    if stated is None:
-        return None
-    names = [field.name for field in fields(MadeFor)]
-    if not isinstance(stated, dict) or stated.keys() != set(names):
-        raise ValueError(f"{_MADE_FOR}: must have {', '.join(names)} and nothing else")
-    for name in ("temperature", "predicted_acceptance"):
-        if not isinstance(stated[name], int | float | None):
-            raise ValueError(f"{_MADE_FOR}.{name} = {stated[name]}: must be a number")
-    return MadeFor(**stated)
 
 
 def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:

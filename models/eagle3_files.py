@@ -1,13 +1,12 @@
 """EAGLE-3 heads in the directories that SafeAILab, SpecForge and speculators publish, in and out.
 
 The layers that a head reads, its rotary embedding and its length are what its own `config.json` says, never the
-policy's. What it borrows of the policy, the embedding, may be there as a copy, which is not loaded.
+policy's. What it borrows of the policy, the embedding, may be there as a copy, which no parameter is made of.
 """
 
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from models.draft_checkpoint import SavedDraft, check_target_ids
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.eagle3_dialects import Described, Dialect, config_from_public, config_to_public, dialect_of
 from models.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
-from models.files import errors_name, new_directory, optional, read_json, write_json
-from models.hf_import import DTYPES, INDEX, SINGLE, check_names, open_tensors, read_tensors
+from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
+from models.hf_import import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
 from models.params import abstract_params, by_path
+from models.torch_files import torch_views
 
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
@@ -62,6 +62,7 @@ def save_eagle3(
     draft: SavedDraft,
     dialect: Dialect,
     source: Mapping[str, Any] | None = None,
+    carried: Mapping[str, np.ndarray] | None = None,
     verifier: str | None = None,
 ) -> None:
     """Write a head in the layout that vLLM and SGLang load, all of it or nothing.
@@ -71,6 +72,8 @@ def save_eagle3(
     Args:
         source: the `config.json` that the head came with. It is written as it was where it is of this dialect and still
             describes the head.
+        carried: the tensors that it came with beside its parameters, as `carried_tensors` reads them. They are written
+            as they were where they still describe its vocabulary; None for a head that was made here.
         verifier: the policy's name or path, which speculators' files state.
 
     Raises ValueError where the directory is in use, or the dialect has no word for what the head is. Raises ImportError
@@ -83,7 +86,8 @@ def save_eagle3(
     tensors = {
         name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
     }
-    if draft.target_ids is not None:
+    tensors |= carried or {}
+    if draft.target_ids is not None and not (carried is not None and _maps(carried, config, draft.target_ids)):
         ids = draft.target_ids.astype(np.int64)
         tensors[TO_TARGET] = ids - np.arange(len(ids))
         tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
@@ -96,10 +100,24 @@ def save_eagle3(
         save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
 
-def has_embedding(directory: Path) -> bool:
-    """Whether the head brings a copy of the policy's embedding."""
+def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[str, np.ndarray] | None:
+    """What a head came with beside its parameters: the maps of its vocabulary, a copy of the policy's embedding.
+
+    Read where it was published, or where `write_carried` has put it; None of a head of ours that was made here. By
+    default the embedding keeps its dtype, as the maps do.
+    """
+    if _is_ours(directory) and not (directory / CARRIED_TENSORS).exists():
+        return None
     with _open(directory) as views:
-        return EMBEDDING in views
+        tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, EMBEDDING) if name in views}
+    if param_dtype is not None and EMBEDDING in tensors:
+        tensors[EMBEDDING] = tensors[EMBEDDING].astype(param_dtype)
+    return tensors
+
+
+def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Put into a directory of ours what a head came with beside its parameters, for the way back."""
+    optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
 
 
 def check_embedding(directory: Path, table: jax.Array) -> None:
@@ -121,6 +139,12 @@ def _describes(source: Mapping[str, Any], described: Described) -> bool:
     found = config_from_public(source)
     config = replace(found.config, dtype=described.config.dtype, param_dtype=described.config.param_dtype)
     return replace(found, config=config) == described
+
+
+def _maps(tensors: Mapping[str, np.ndarray], config: Eagle3Config, ids: np.ndarray) -> bool:
+    """Whether the tensors of a file give these ids, by saying them or by leaving them out."""
+    found = _target_ids(tensors, config)
+    return found is not None and np.array_equal(found, ids)
 
 
 def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.ndarray | None:
@@ -146,48 +170,19 @@ def _nearest(dtype: np.dtype) -> Dtype:
     return "bfloat16" if dtype == jnp.bfloat16 else "float32"
 
 
+def _is_ours(directory: Path) -> bool:
+    return (directory / "params").is_dir()
+
+
 @contextmanager
 def _open(directory: Path) -> Iterator[dict[str, Any]]:
-    """Lazy views of all tensors by name."""
+    """Lazy views by name: of all tensors of a public directory, or of those that one of ours carries."""
     if (directory / TORCH).exists() and not any((directory / name).exists() for name in (SINGLE, INDEX)):
-        yield _torch_views(directory / TORCH)
+        yield torch_views(directory / TORCH, _DTYPES)
         return
     with ExitStack() as stack:
-        yield open_tensors(directory, stack)
-
-
-@dataclass(frozen=True)
-class _View:
-    """A tensor in memory, with the methods of safetensors' lazy ones."""
-
-    tensor: np.ndarray
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def get_dtype(self) -> str:
-        names = {dtype: name for name, dtype in _DTYPES.items()}
-        return names.get(self.tensor.dtype, self.tensor.dtype.name)
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return self.tensor[index]
-
-
-def _torch_views(path: Path) -> dict[str, _View]:
-    try:
-        torch = optional("torch")
-    except ImportError as error:
-        raise ImportError(f"{path}: torch is not installed, which alone reads it; or convert it to {SINGLE}") from error
-
-    def array(tensor: Any) -> np.ndarray:
-        if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
-        return tensor.numpy()
-
-    try:
-        # Mapped where the file is of the kind that can be: then it is read once, whatever the times it is opened.
-        tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        return {name: _View(array(tensor)) for name, tensor in tensors.items()}
-    except Exception as error:  # torch raises a different kind, some of many lines, for each way to be broken
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise ValueError(f"{path}: not a file of tensors, or cut short ({reason})") from error
+        if not _is_ours(directory):
+            yield open_tensors(directory, stack)
+        else:
+            carried = directory / CARRIED_TENSORS
+            yield file_views(carried, stack) if carried.exists() else {}

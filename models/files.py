@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Beside what we made of a public checkpoint: fields of its config.json, for the way back.
-CARRIED = "huggingface.json"
+# Beside what we made of a public checkpoint: fields of its config.json and, of a draft, tensors, for the way back.
+CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
 
 
 def optional(module: str) -> Any:

@@ -93,7 +93,7 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
 def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
     """Lazy views of all tensors by name; the stack closes their files."""
     if (directory / SINGLE).exists():
-        return _views(directory / SINGLE, stack)
+        return file_views(directory / SINGLE, stack)
     if not (directory / INDEX).exists():
         raise ValueError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
     weight_map = read_json(directory / INDEX).get("weight_map")
@@ -101,14 +101,15 @@ def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
         raise ValueError(f"{directory / INDEX}: weight_map must be an object of file names")
     views: dict[str, Any] = {}
     for file in sorted(set(weight_map.values())):
-        for name, view in _views(directory / file, stack).items():
+        for name, view in file_views(directory / file, stack).items():
             if weight_map.get(name) != file:
                 raise ValueError(f"{name}: in {file}, but {INDEX} says {weight_map.get(name, 'nothing of it')}")
             views[name] = view
     return views
 
 
-def _views(path: Path, stack: ExitStack) -> dict[str, Any]:
+def file_views(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Lazy views of the tensors of one safetensors file by name; the stack closes it."""
     safetensors = optional("safetensors")
     if not path.exists():
         raise ValueError(f"{path}: no such file")

@@ -108,7 +108,7 @@ class Checkpointer:
         save or it holds other arrays. That it is whole is known beforehand, from `set_damaged_aside`: its files are not
         read through once more.
         """
-        step, parts = self._step(which), _apart(abstract)
+        step, parts = self.step_of(which), _apart(abstract)
         for name, arrays in parts.items():
             self._compare(step, name, arrays)
         args = {name: _onto(arrays) for name, arrays in parts.items()}
@@ -124,7 +124,7 @@ class Checkpointer:
 
         Raises what `restore` does, and DamagedSave where what it reads is not what was written.
         """
-        step = self._step(which)
+        step = self.step_of(which)
         check_manifest(self._directory / str(step), ("params", "extra"))
         like = _networks(abstract)
         self._compare(step, "params", like)
@@ -133,21 +133,14 @@ class Checkpointer:
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
         """The policy's parameters of what `restore_params` would return, whatever the draft beside it."""
-        step, like = self._step(which), {"params": {"policy": abstract}}
+        step, like = self.step_of(which), {"params": {"policy": abstract}}
         check_manifest(self._directory / str(step), ("params",))
         self._compare(step, "params", like, "params.policy.")
         items = self._manager.restore(step, args=ocp.args.Composite(params=_onto(like)))
         return items["params"]["params"]["policy"]
 
-    def _compare(self, step: int, item: str, abstract: PyTree, prefix: str = "") -> None:
-        """Of the arrays whose names begin so. Orbax says it in many lines, and casts where only the dtype differs."""
-        saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
-        for name in sorted(saved.keys() | expected.keys()):
-            there, here = saved.get(name, "absent"), expected.get(name, "absent")
-            if name.startswith(prefix) and there != here:
-                raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
-
-    def _step(self, which: Which) -> int:
+    def step_of(self, which: Which) -> int:
+        """The step of a save. Raises ValueError with one line where there is no such save."""
         self.wait()
         found = self._manager.all_steps()
         if which == "best":
@@ -163,6 +156,14 @@ class Checkpointer:
             steps = ", ".join(map(str, sorted(found)))
             raise ValueError(f"{self._directory}: no save of step {which}, only of {steps}")
         return which
+
+    def _compare(self, step: int, item: str, abstract: PyTree, prefix: str = "") -> None:
+        """Of the arrays whose names begin so. Orbax says it in many lines, and casts where only the dtype differs."""
+        saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
+        for name in sorted(saved.keys() | expected.keys()):
+            there, here = saved.get(name, "absent"), expected.get(name, "absent")
+            if name.startswith(prefix) and there != here:
+                raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
 
     def _list_files(self) -> None:
         """Called when a save is written and has not yet the name under which it counts."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from models.config import DecoderConfig, Dtype, Remat, at_least_one
 from models.mtp import ConventionName
-from specjax.drafters.distillation import Objective
+from specjax.drafters.distillation import Objective, check_passes
 from specjax.drafters.lookup import check_lengths
 
 
@@ -91,9 +91,9 @@ class DraftConfig:
     """The draft, from a checkpoint or from random weights. A width left at None is the policy's own.
 
     Attributes:
-        kind:         eagle3; mtp, a head of the policy's own shape, from the policy's checkpoint where that has one;
-                      model, a small policy of the same vocabulary; or none, which drafts by the lookup alone, and
-                      without one decodes autoregressively.
+        kind:         eagle3; mtp, a head of the policy's own shape, from the policy's checkpoint; model, a small policy
+                      of the same vocabulary; or none, which drafts by the lookup alone, and without one decodes
+                      autoregressively.
         path:         a directory of ours, or of SpecForge, SafeAILab or speculators; None starts from random weights.
                       Of a model, what model.path is of the policy.
         vocab_size:   draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
@@ -104,13 +104,12 @@ class DraftConfig:
                       (specjax.drafters.distillation).
         unroll:       passes of EAGLE-3's training-time test, 1 .. 7.
         decay:        weight of each pass in the loss, relative to the one before.
-        mtp_convention: the family after which an mtp head from random weights is made.
+        mtp_convention: the family after which an mtp head is made from random weights; None reads that of model.path.
         lookup:       drafting from texts that are known, by itself or beside the draft.
     """
 
     kind: Literal["eagle3", "mtp", "model", "none"] = "eagle3"
     path: str | None = None
-    hidden_size: int | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -121,17 +120,14 @@ class DraftConfig:
     loss: Objective = "cross_entropy"
     unroll: int = 3
     decay: float = 0.8
-    mtp_convention: ConventionName = "qwen3_next"
+    mtp_convention: ConventionName | None = None
     lookup: LookupConfig = field(default_factory=LookupConfig)
 
     def __post_init__(self) -> None:
-        sizes = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+        sizes = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
         given = [name for name in sizes if getattr(self, name) is not None]
         at_least_one(self, *given)
-        if not 1 <= self.unroll <= 7:
-            raise ValueError(f"unroll = {self.unroll}: must be within 1 .. 7")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay = {self.decay}: must be in (0, 1]")
+        check_passes(self.unroll, self.decay)
         if self.kind == "model" and given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with kind model")
         # Not the widths: a recipe has one for its draft, and is to be run without a draft too.
@@ -147,6 +143,8 @@ class DraftConfig:
             raise ValueError(f"path = {self.path}: kind model takes either a path or an architecture")
         if self.kind != "model" and self.architecture is not None:
             raise ValueError(f"architecture: must be none with kind {self.kind}")
+        if self.mtp_convention is not None and self.kind != "mtp":
+            raise ValueError(f"mtp_convention = {self.mtp_convention}: must be none with kind {self.kind}")
         if self.path is not None and self.kind not in ("eagle3", "model"):
             raise ValueError(f"path = {self.path}: must be none with kind {self.kind}")
         if self.path is None and self.kind != "mtp":

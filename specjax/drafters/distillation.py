@@ -12,6 +12,15 @@ from jaxtyping import Array, Float
 
 Objective = Literal["cross_entropy", "kl", "total_variation", "hybrid"]
 HYBRID_DECAY = 3.0
+MOST_PASSES = 7
+
+
+def check_passes(unroll: int, decay: float) -> None:
+    """Raises ValueError unless a training-time test of so many passes, each weighted so, teaches anything."""
+    if not 1 <= unroll <= MOST_PASSES:
+        raise ValueError(f"unroll = {unroll}: must be within 1 .. {MOST_PASSES}")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay = {decay}: must be in (0, 1]")
 
 
 def divergence(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
-from specjax.drafters.distillation import Objective, acceptance, divergence
+from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
 from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts
@@ -70,8 +70,9 @@ class HeadDrafter(Drafter):
 
     vocab_size: V of the policy.
     target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
-    unroll:     passes of the training-time test: how often training feeds the head its own state, as drafting does.
-    decay:      weight of each pass in the loss, relative to the one before.
+    unroll:     passes of the training-time test, 1 .. 7: how often training feeds the head its own state, as drafting
+                does.
+    decay:      weight of each pass in the loss, relative to the one before, in (0, 1].
     objective:  what each pass makes smaller (specjax.drafters.distillation).
     """
 
@@ -81,6 +82,9 @@ class HeadDrafter(Drafter):
     unroll: int = 3
     decay: float = 0.8
     objective: Objective = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        check_passes(self.unroll, self.decay)
 
     def reads(self, output: PolicyOutput) -> Array:
         return self.head.reads(output)

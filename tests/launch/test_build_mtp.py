@@ -47,11 +47,15 @@ def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path,
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, networks.params.draft, params)))
 
 
-def test_a_head_from_random_weights(shrunk: Options):
+def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTree]):
+    """Whether the checkpoint holds another or none."""
     networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
-    draft = networks.params.draft
-    assert networks.draft_from is None and draft["head"]["kernel"].shape == (16, len(WORDS))
-    assert "head" not in run(shrunk | MTP).networks.params.draft
+    assert networks.draft_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
+    directory, held = stitched
+    anew = {"--draft.mtp-convention": "mimo", "--model.path": str(directory)}
+    networks = run(shrunk | MTP | anew).networks
+    assert networks.draft_from is None
+    assert not np.array_equal(networks.params.draft["fc"]["kernel"], held["fc"]["kernel"])
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,11 @@ def test_a_head_from_random_weights(shrunk: Options):
         ({"--draft.head.norm-output": "True"}, "norm_output = True: must be left alone with kind mtp, which says it"),
         ({"--draft.path": "somewhere"}, "draft.path = somewhere: must be none with kind mtp"),
         ({"--draft.mtp-convention": "glm"}, "qwen3_next"),
+        (
+            {},
+            "draft.mtp_convention = None: must be qwen3_next or .* or mimo, model.path = .*/policy holds no MTP head$",
+        ),
+        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo: must be none with kind"),
     ],
 )
 def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):

@@ -11,6 +11,7 @@ from launch.errors import ConfigError
 from models.draft_checkpoint import load_draft_checkpoint
 from models.files import read_json
 from models.hf_config import read_hf_config
+from models.made_for import MadeFor, read_made_for, state_made_for
 from models.policy_checkpoint import load_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
@@ -54,10 +55,13 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
 def test_an_mtp_head_travels_along(tmp_path: Path):
     source, ours, back = tmp_path / "source", tmp_path / "ours", tmp_path / "back"
     written = write_checkpoint(source, "deepseek_v3")
+    stated = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
+    state_made_for(source, stated)
     main([str(source), str(ours), "--feature-layers", "0"])
     main([str(ours), str(back)])
     found = load_file(back / "model.safetensors")
     assert found.keys() == written.keys()
+    assert read_made_for(ours) == read_made_for(back) == stated
     assert all(found[name].tobytes() == x.tobytes() for name, x in written.items())
 
 
@@ -105,16 +109,17 @@ def test_bad_input(tmp_path: Path, source: Path):
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators", flags=("norm_output",), num_layers=2)])
 def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], public: Public):
-    embedding = np.ones((VOCAB, WIDTH), np.float32)
-    public.write(tmp_path / "draft", **{"embed_tokens.weight": embedding})
+    beside: dict[str, np.ndarray | None] = {"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32), "t2d": None}
+    public.write(tmp_path / "draft", **beside)
+    stated = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
+    state_made_for(tmp_path / "draft", stated)
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     assert main([draft, ours]) == 0
     assert main([ours, back, "--dialect", public.dialect]) == 0
     assert read_json(tmp_path / "back/config.json") == public.fields()
-    found, expected = load_file(tmp_path / "back/model.safetensors"), public.tensors()
-    assert {name: x.tobytes() for name, x in found.items()} == {name: x.tobytes() for name, x in expected.items()}
+    assert tensors(tmp_path / "back") == tensors(tmp_path / "draft")
+    assert read_made_for(tmp_path / "ours") == read_made_for(tmp_path / "back") == stated
     assert capsys.readouterr().out.splitlines() == [
-        "embed_tokens.weight: dropped, the head borrows the policy's",
         f"{draft} -> {ours} (our draft layout)",
         f"{ours} -> {back} (public draft layout)",
     ]
@@ -123,7 +128,7 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
 def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     """Its config.json says so, and is otherwise as it was but for the policy that is named."""
-    public.write(tmp_path / "draft")
+    public.write(tmp_path / "draft", **{"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32)})
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     main([draft, ours])
     verifier = ["--verifier", "me"] if public.dialect == "speculators" else []
@@ -132,6 +137,11 @@ def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     assert read_json(tmp_path / "back/config.json") == json.loads(text.replace("someone/tiny", "me"))
     floats = {x.dtype.name for x in load_file(tmp_path / "back/model.safetensors").values()} - {"int64", "bool"}
     assert floats == {"bfloat16"}
+    # On its way in it becomes the same.
+    main([draft, str(tmp_path / "narrow"), "--param-dtype", "bfloat16"])
+    main([str(tmp_path / "narrow"), str(tmp_path / "again"), "--dialect", public.dialect, *verifier])
+    assert tensors(tmp_path / "again") == tensors(tmp_path / "back")
+    assert read_json(tmp_path / "again/config.json") == read_json(tmp_path / "back/config.json")
 
 
 def test_a_draft_to_the_other_dialect(tmp_path: Path):

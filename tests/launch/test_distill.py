@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,13 @@ from launch.payback import Payback, best
 from launch.pipeline import PromptTable
 from launch.setup import set_up
 from launch.tokenizers import CharacterTokenizer
-from models.draft_checkpoint import (
-    MadeFor,
-    load_draft_checkpoint,
-    read_made_for,
-    save_draft_checkpoint,
-    state_made_for,
-)
+from models.config import DecoderConfig
+from models.decoder import init_decoder
+from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_files import load_eagle3
+from models.made_for import MadeFor, read_made_for, state_made_for
+from models.params import init_params
+from models.policy_checkpoint import save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
@@ -125,8 +125,8 @@ def test_the_vocabulary_is_that_of_the_first_answers(
 
 
 def test_the_draft_states_what_it_was_made_for(distilled: tuple[Path, str], report: dict[str, Any]):
-    stated = read_made_for(distilled[0] / "draft")
-    assert stated == MadeFor(report["policy"], 16, 2, 1.0, report["acceptance"][0]["predicted"])
+    stated = MadeFor(report["policy"], 16, 2, 1.0, report["acceptance"][0]["predicted"])
+    assert all(read_made_for(distilled[0] / name) == stated for name in ("draft", "speculators"))
 
 
 def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):
@@ -206,6 +206,44 @@ def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, sh
     networks = setup.networks
     cut, greedy = (measure_acceptance(setup, networks.drafter, networks.params, x) for x in (1.0, 0.0))
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
+
+
+LEARNING = {"--distill.steps": "60", "--distill.batch-size": "16", "--draft-optimizer.learning-rate": "0.02"}
+MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
+SMALL_MODEL = DecoderConfig(
+    vocab_size=9, hidden_size=12, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "read_by"), [("model", "draft", "draft.path"), ("mtp", "policy", "model.path")]
+)
+def test_other_drafts_are_saved_and_go_on_from_there(
+    distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
+):
+    """A small model by itself, an MTP head with its policy."""
+    fresh = MTP | {"--draft.mtp-convention": "mimo"}
+    if kind == "model":
+        random = init_params(partial(init_decoder, SMALL_MODEL), jax.random.key(2), make_mesh(MeshConfig()))
+        save_policy_checkpoint(tmp_path / "random", random, SMALL_MODEL)
+        fresh = {"--draft.kind": "model", "--draft.path": str(tmp_path / "random"), "--model.feature-layers": "0"}
+    learning = LEARNING | {"--responses": str(files / "responses.jsonl"), "--repeats": "1", "--temperatures": "1"}
+    options = shrunk | learning | fresh | {"--out": str(tmp_path / "out")}
+    assert launch.distill.main(argv("gsm8k", options)) == 0
+    saved, report = tmp_path / "out" / name, json.loads((tmp_path / "out/distill.json").read_text())
+    own = report["acceptance"][0]
+    assert own["untrained"] + 0.1 < own["predicted"] <= 1
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [name]
+    assert read_made_for(saved) == MadeFor(report["policy"], 16, 2, 1.0, own["predicted"])
+
+    before = set_up(parse_run(argv("gsm8k", shrunk | fresh), "", "")).networks
+    again = MTP | {"--draft.kind": kind, f"--{read_by}": str(saved)}
+    setup = set_up(parse_run(argv("gsm8k", shrunk | again), "", ""))
+    assert setup.networks.draft_from == read_by
+    measured = measure_acceptance(setup, setup.networks.drafter, setup.networks.params, 1.0)
+    assert measured.predicted == pytest.approx(own["predicted"], abs=1e-4)
+    assert jax.tree.all(jax.tree.map(np.array_equal, setup.networks.params.policy, before.params.policy))
 
 
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
@@ -304,7 +342,8 @@ def test_buckets_of_lengths():
 
 def test_when_it_is_paid_for():
     payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert payback.steps == 11 and "are paid for after 11 steps" in str(payback)
+    assert payback.steps == 11 and payback.as_json()["counted"] == "rollouts"
+    assert "are paid for after 11 steps, of which rollouts alone are counted" in str(payback)
     slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
     assert best([slower, payback, slower]) is payback and "at draft length 3" in str(payback)
     assert slower.steps is None and "never pays for itself" in str(slower)
@@ -316,6 +355,10 @@ def test_when_it_is_paid_for():
     ("options", "message"),
     [
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is no draft to distil"),
+        (
+            MTP | {"--draft.mtp-convention": "mimo", "--dialect": "specforge"},
+            "dialect = specforge: for an EAGLE-3 head alone, draft.kind is mtp",
+        ),
         ({"--start": "checkpoint"}, "start = checkpoint: must be recipe without checkpoint"),
         (
             {"--dialect": "specforge"},
@@ -337,7 +380,7 @@ def test_when_it_is_paid_for():
 )
 def test_distill_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
     small = SMALL | {"--out": "out"}
-    if options.get("--draft.kind") == "none":
+    if "--draft.kind" in options:
         small.pop("--draft.vocab-size")
     if "--rollout.draft-length" in options:
         small.pop("--rollout.draft-lengths")

@@ -9,8 +9,8 @@ from launch.console import StepPrinter
 from launch.drafting import CAUSES, FLOOR, MISLOADED, Switches, losing, made_with, misloaded
 from launch.loggers import metric_names
 from models.config import DecoderConfig
-from models.draft_checkpoint import MadeFor
 from models.eagle3 import Eagle3Config
+from models.made_for import MadeFor
 from specjax.cost import Acceptance, Drafting, Progress
 from specjax.plan import Phase
 

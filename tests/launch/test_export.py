@@ -1,5 +1,6 @@
 """launch.export: what a run has saved comes out in layouts that others load."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 
 import launch.export
 from launch.cli import parse_run
+from launch.made_for import of_run
 from launch.setup import Setup, set_up
 from models.draft_checkpoint import load_draft_checkpoint
 from models.eagle3_files import load_eagle3
+from models.files import write_json
 from models.hf_config import read_hf_config
 from models.hf_import import load_policy
+from models.made_for import MadeFor, read_made_for
 from models.mtp_files import load_mtp
 from models.params import by_path
 from specjax.checkpoint import Checkpointer
@@ -21,8 +25,11 @@ from specjax.mesh import MeshConfig, make_mesh
 from specjax.train_step import init_train_state
 from specjax.types import PyTree
 from tests.launch.programs import Options, Refusal, argv
+from tests.launch.run_directories import write_lines
 
 ONE = make_mesh(MeshConfig())
+PREDICTED, PREDICTED_AT = "draft/predicted_acceptance", {1: 0.25, 2: 0.75}
+LAW = {"--rollout.law.temperature": "0.6"}
 REDUCED = {"--draft.vocab-size": "4"}
 MTP = {"--draft.kind": "mtp", "--draft.mtp-convention": "mimo", "--model.feature-layers": "0"}
 
@@ -32,9 +39,16 @@ def save(run: Path, options: Options) -> Setup:
     setup = set_up(parse_run(argv("gsm8k", options), "", ""))
     trained = jax.tree.map(lambda x: 2 * x, setup.networks.params)
     state = init_train_state(trained, setup.train, setup.mesh)
-    with Checkpointer(run / "checkpoints", keep=1) as saves:
-        saves.save(1, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
+    with Checkpointer(run / "checkpoints", keep=2) as saves:
+        for step in (1, 2):
+            saves.save(step, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
+    write_json(run / "config.json", asdict(setup.config))
+    write_lines(run / "metrics.jsonl", [{"step": step, PREDICTED: PREDICTED_AT.get(step)} for step in (1, 2, 3)])
     return setup
+
+
+def stated_by(run: Path, step: int = 2) -> MadeFor:
+    return MadeFor(str(run), 16, 2, 0.6, PREDICTED_AT[step])
 
 
 def same(found: PyTree, started: PyTree) -> bool:
@@ -44,7 +58,7 @@ def same(found: PyTree, started: PyTree) -> bool:
 
 @pytest.mark.parametrize("dialect", ["ours", "speculators"])
 def test_a_head(shrunk: Options, tmp_path: Path, dialect: str):
-    setup = save(tmp_path / "run", shrunk | REDUCED)
+    setup = save(tmp_path / "run", shrunk | REDUCED | LAW)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
     own |= {"--part": "draft", "--dialect": dialect}
     assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
@@ -52,11 +66,22 @@ def test_a_head(shrunk: Options, tmp_path: Path, dialect: str):
     _, params, ids, layers = load(tmp_path / "out", ONE)
     assert same(params, setup.networks.params.draft) and layers == (0, 1)
     assert ids.tolist() == setup.draft_vocabulary
+    assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
+
+
+def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tmp_path: Path):
+    run = tmp_path / "run"
+    decoder = save(run, shrunk | LAW).networks.decoder
+    assert of_run(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == of_run(run, "newest", decoder)
+    write_lines(run / "metrics.jsonl", [{"step": 1, PREDICTED: 0.5}, {"step": 2, PREDICTED: None}])
+    assert of_run(run, "newest", decoder) == replace(stated_by(run), predicted_acceptance=None)
+    (run / "metrics.jsonl").unlink()
+    assert of_run(run, "newest", decoder) is None
 
 
 @pytest.mark.slow
 def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path):
-    options = shrunk | MTP
+    options = shrunk | MTP | LAW
     setup = save(tmp_path / "run", options)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
     assert launch.export.main(argv("gsm8k", options | own)) == 0
@@ -64,9 +89,11 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     assert same(load_policy(tmp_path / "out", config, ONE), setup.networks.params.policy)
     found = load_mtp(tmp_path / "out", config, ONE)
     assert found is not None and same(found[1], setup.networks.params.draft)
+    assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (files / "policy/tokenizer.json").read_bytes()
     # It is a policy to start from, head and all, and may be narrower.
-    again = set_up(parse_run(argv("gsm8k", options | {"--model.path": str(tmp_path / "out")}), "", ""))
+    own_head = {name: value for name, value in options.items() if name != "--draft.mtp-convention"}
+    again = set_up(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
     assert same(again.networks.params.draft, setup.networks.params.draft)
     own |= {"--out": str(tmp_path / "narrow"), "--param-dtype": "bfloat16"}
     assert launch.export.main(argv("gsm8k", options | own)) == 0

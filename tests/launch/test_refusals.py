@@ -21,7 +21,6 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--data.prompt-field": "problem"}, "train.jsonl:1: no field 'problem'; it has 'question', 'answer'"),
         ({"--model.path": "nowhere"}, "model.path = nowhere: no such directory"),
         ({"--model.path": "nowhere", "--data.tokenizer": "bytes"}, "model.path = nowhere: no config.json there"),
-        ({"--draft.hidden-size": "12"}, "hidden_size"),
         ({"--model.feature-layers": "0 1 7"}, "feature_layers = (0, 1, 7): must be distinct, ascending and within"),
         ({"--mesh.data": "9"}, "mesh = (9, 1, 1): needs 9 devices, 8 present"),
         ({"--mesh.data": "0"}, "mesh.data = 0: must be at least 1"),

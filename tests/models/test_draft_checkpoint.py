@@ -1,5 +1,5 @@
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from models.config import DecoderConfig
-from models.draft_checkpoint import (
-    MadeFor,
-    load_draft_checkpoint,
-    read_made_for,
-    save_draft_checkpoint,
-    state_made_for,
-)
+from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json, write_json
 from models.params import by_path, init_params
@@ -37,7 +31,6 @@ CONFIG = Eagle3Config(
     param_dtype="bfloat16",
 )
 IDS, LAYERS = np.array([0, 3, 4, 9, 40, 63], np.int32), (1, 2, 5)
-MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
 
@@ -60,15 +53,6 @@ def test_there_and_back(tmp_path: Path, params: PyTree):
         np.testing.assert_array_equal(x, expected[path])
     with pytest.raises(ValueError, match="draft: exists and is not an empty directory$"):
         save_draft_checkpoint(tmp_path / "draft", params, CONFIG, IDS, LAYERS)
-
-
-def test_what_it_was_made_for_is_said_afterwards(tmp_path: Path, params: PyTree):
-    save_draft_checkpoint(tmp_path / "draft", params, CONFIG, IDS, LAYERS)
-    assert read_made_for(tmp_path / "draft") is None
-    for stated in (MADE_FOR, replace(MADE_FOR, policy=None, predicted_acceptance=None)):
-        state_made_for(tmp_path / "draft", stated)
-        assert read_made_for(tmp_path / "draft") == stated
-    assert load_draft_checkpoint(tmp_path / "draft", ONE)[0] == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -100,12 +84,7 @@ def test_broken_checkpoints(tmp_path: Path, params: PyTree):
     head = fields["head"]
     for changed, message in [
         ({"kind": "mtp"}, "config.json: kind = mtp: must be eagle3"),
-        ({"colour": "red"}, "config.json: must have kind, head and feature_layers, and beside them made_for alone"),
-        ({"made_for": {"policy": "p"}}, "config.json: made_for: must have policy, hidden_size, .* and nothing else"),
-        (
-            {"made_for": asdict(MADE_FOR) | {"predicted_acceptance": "much"}},
-            "config.json: made_for.predicted_acceptance = much: must be a number",
-        ),
+        ({"colour": "red"}, "config.json: must have kind, head and feature_layers and nothing else"),
         ({"head": {**head, "colour": "red"}}, "config.json: colour is not a field of a draft"),
         ({"head": {**head, "norm_before_fc": True}}, "config.json: norm_before_fc = True: must be False with fc_norm"),
         ({"head": {**head, "num_layers": 2}}, "params: not the parameters that .*config.json describes"),

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from models.config import DecoderConfig
 from models.draft_checkpoint import SavedDraft
 from models.eagle3_dialects import check_stated_policy
-from models.eagle3_files import check_embedding, has_embedding, load_eagle3, save_eagle3
+from models.eagle3_files import carried_tensors, check_embedding, load_eagle3, save_eagle3, write_carried
 from models.files import read_json, write_json
 from models.params import by_path
 from models.rope import Llama3Scaling
@@ -37,6 +37,21 @@ PUBLISHED = {
 }
 
 
+EMBEDDING = np.random.default_rng(0).normal(size=(VOCAB, WIDTH)).astype(np.float32)
+# Of what a file need not hold, or may hold beside its parameters.
+BESIDE: dict[str, tuple[Public, dict[str, np.ndarray | None]]] = {
+    "a copy of the embedding": (SPECFORGE, {"embed_tokens.weight": EMBEDDING}),
+    "the copy in another dtype": (SPECULATORS, {"embed_tokens.weight": EMBEDDING.astype(jnp.bfloat16)}),
+    "no maps": (SPECFORGE, {"d2t": None, "t2d": None}),
+    "no flags": (SPECULATORS, {"t2d": None}),
+    "offsets of 32 bits": (SPECFORGE, {"d2t": SPECFORGE.tensors()["d2t"].astype(np.int32)}),
+    "maps of all of the vocabulary": (
+        replace(SPECFORGE, ids=None),
+        {"d2t": np.zeros(VOCAB, np.int64), "t2d": np.ones(VOCAB, bool)},
+    ),
+}
+
+
 def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
 
@@ -50,9 +65,48 @@ def test_a_round_trip_keeps_every_byte_and_field(tmp_path: Path, name: str):
     public = PUBLISHED[name]
     public.write(tmp_path / "in")
     draft = load_eagle3(tmp_path / "in", EIGHT)
-    save_eagle3(tmp_path / "out", draft, public.dialect, read_json(tmp_path / "in/config.json"))
+    carried = carried_tensors(tmp_path / "in")
+    save_eagle3(tmp_path / "out", draft, public.dialect, read_json(tmp_path / "in/config.json"), carried)
     assert described(tensors_of(tmp_path / "out")) == described(public.tensors())
     assert read_json(tmp_path / "out/config.json") == public.fields()
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_a_file_may_leave_out_or_add_comes_back_as_it_was(tmp_path: Path, name: str):
+    public, changes = BESIDE[name]
+    draft = loaded(tmp_path, public, **changes)
+    carried = carried_tensors(tmp_path / "head")
+    assert carried is not None
+    save_eagle3(tmp_path / "out", draft, public.dialect, public.fields(), carried)
+    expected = {name: x for name, x in {**public.tensors(), **changes}.items() if x is not None}
+    assert described(tensors_of(tmp_path / "out")) == described(expected)
+
+
+def test_maps_of_another_vocabulary_are_not_written(tmp_path: Path):
+    draft, carried = loaded(tmp_path, SPECFORGE), carried_tensors(tmp_path / "head")
+    other = np.array(REDUCED, np.int32)
+    other[0], other[1] = 1, 2
+    save_eagle3(tmp_path / "out", draft._replace(target_ids=other), "specforge", carried=carried)
+    np.testing.assert_array_equal(load_eagle3(tmp_path / "out", ONE).target_ids, other)
+
+
+def test_what_was_carried_is_read_where_it_was_put(tmp_path: Path):
+    loaded(tmp_path, SPECFORGE, t2d=None, **{"embed_tokens.weight": EMBEDDING})
+    (tmp_path / "ours/params").mkdir(parents=True)
+    assert carried_tensors(tmp_path / "ours") is None
+    check_embedding(tmp_path / "ours", jnp.asarray(EMBEDDING[::-1]))
+    carried = carried_tensors(tmp_path / "head")
+    assert carried is not None
+    write_carried(tmp_path / "ours", carried)
+    found, narrow = (carried_tensors(tmp_path / "ours", dtype) for dtype in (None, "bfloat16"))
+    assert (
+        found is not None and described(found) == described(carried) and found.keys() == {"d2t", "embed_tokens.weight"}
+    )
+    assert narrow is not None and described(narrow) == described(
+        carried | {"embed_tokens.weight": EMBEDDING.astype(jnp.bfloat16)}
+    )
+    with pytest.raises(ValueError, match="^embed_tokens.weight: not the policy's"):
+        check_embedding(tmp_path / "ours", jnp.asarray(EMBEDDING[::-1]))
 
 
 @pytest.mark.parametrize("dialect", ["specforge", "speculators"])
@@ -129,15 +183,13 @@ def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
 
 
 def test_a_copy_of_the_embedding(tmp_path: Path):
-    table = np.random.default_rng(0).normal(size=(VOCAB, WIDTH)).astype(np.float32)
     loaded(tmp_path, SPECFORGE)
-    assert not has_embedding(tmp_path / "head")
-    check_embedding(tmp_path / "head", jnp.asarray(table))
-    draft = loaded(tmp_path, SPECFORGE, **{"embed_tokens.weight": table.astype(jnp.bfloat16)})
-    assert has_embedding(tmp_path / "head") and ("embed_tokens",) not in by_path(draft.params)
-    check_embedding(tmp_path / "head", jnp.asarray(table))
+    check_embedding(tmp_path / "head", jnp.asarray(EMBEDDING))
+    draft = loaded(tmp_path, SPECFORGE, **{"embed_tokens.weight": EMBEDDING.astype(jnp.bfloat16)})
+    assert ("embed_tokens",) not in by_path(draft.params)
+    check_embedding(tmp_path / "head", jnp.asarray(EMBEDDING))
     message = "^embed_tokens.weight: not the policy's, which the head borrows: made for another policy$"
-    for other in (table[::-1], table[:-1], table + 0.1 * (np.arange(VOCAB) == 8)[:, None]):
+    for other in (EMBEDDING[::-1], EMBEDDING[:-1], EMBEDDING + 0.1 * (np.arange(VOCAB) == 8)[:, None]):
         with pytest.raises(ValueError, match=message):
             check_embedding(tmp_path / "head", jnp.asarray(other))
 

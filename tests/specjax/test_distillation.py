@@ -1,5 +1,7 @@
 """What a draft learns by, for each token, against float64 numpy and finite differences."""
 
+import re
+from dataclasses import replace
 from typing import get_args
 
 import jax
@@ -7,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.drafters import HeadDrafter
 from specjax.drafters.distillation import Objective, acceptance, divergence
+from tests.tiny import ENUMERABLE
 
 VOCAB = 11
 REDUCED = np.array([0, 2, 3, 7, 10])
@@ -68,3 +72,19 @@ def test_every_objective_is_least_where_the_laws_are_one():
     for objective in get_args(Objective):
         least = entropy if objective == "cross_entropy" else np.zeros((1, 5))
         np.testing.assert_allclose(divergence(objective, log_p, log_p), least, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(unroll=0), "unroll = 0: must be within 1 .. 7"),
+        (dict(unroll=8), "unroll = 8: must be within 1 .. 7"),
+        (dict(decay=0.0), "decay = 0.0: must be in (0, 1]"),
+        (dict(decay=1.5), "decay = 1.5: must be in (0, 1]"),
+    ],
+)
+def test_a_head_that_would_not_be_trained_is_refused(changes: dict, message: str):
+    sound = ENUMERABLE.drafters["mtp"]
+    assert isinstance(sound, HeadDrafter)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        replace(sound, **changes)

@@ -1,0 +1,35 @@
+"""What the programs state of a draft, and where they look for it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launch.cli import parse_run
+from launch.made_for import of_distillation, stated
+from models.config import DecoderConfig
+from models.made_for import MadeFor, state_made_for
+
+POLICY = DecoderConfig(
+    vocab_size=9, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=8
+)
+
+
+def test_it_is_read_where_the_draft_was(tmp_path: Path):
+    by_name = {name: MadeFor(name, 16, 2, 1.0, 0.5) for name in ("draft", "policy")}
+    for name, made_for in by_name.items():
+        (tmp_path / name).mkdir()
+        state_made_for(tmp_path / name, made_for)
+    paths = ["--draft.path", str(tmp_path / "draft"), "--model.path", str(tmp_path / "policy")]
+    config = parse_run(["gsm8k", *paths], "", "")
+    assert stated(config, "draft.path") == by_name["draft"]
+    assert stated(config, "model.path") == by_name["policy"]
+    assert stated(config, None) is None
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0.6, 0.75), (0.0, None)])
+def test_of_greedy_answers_nothing_is_promised(temperature: float, expected: float | None):
+    """A run at temperature 0 measures another acceptance, of the laws at temperature 1."""
+    measured: Any = SimpleNamespace(temperature=temperature, predicted=0.75)
+    assert of_distillation("runs/tiny", POLICY, measured) == MadeFor("runs/tiny", 16, 2, temperature, expected)
