@@ -6,7 +6,7 @@ has no use for, token ids above all, in `huggingface.json`.
 
 A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish them. Its whole `config.json` travels along,
 and in `huggingface.safetensors` the maps of its vocabulary and a copy of the embedding where there are any, so that it
-comes back as it was. So does `made_for.json`, what a draft or a policy with a head states of itself.
+comes back as it was. So does `made_for.json`, what a draft or a policy with a head was made for.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def import_policy(args: ConvertArgs) -> None:
         save_policy_checkpoint(out, params, config)
         if head:
             save_mtp(out, head)
-            state_made_for(out, read_made_for(args.source))
+        state_made_for(out, read_made_for(args.source))
         write_json(out / CARRIED, carried_fields(read_json(args.source / "config.json")))
         copy_tokenizer(args.source, out)
 

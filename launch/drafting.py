@@ -34,7 +34,7 @@ def misloaded(read_from: str, predicted: float, temperature: float, made_for: Ma
     if predicted >= least:
         return None
     if stated is None or made_for is None:
-        expected = f"one that is not random comes to {FLOOR} and more"
+        expected = f"one that is not random comes to {FLOOR} and more, and nothing beside it states what it came to"
     else:
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (

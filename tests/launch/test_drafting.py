@@ -86,7 +86,8 @@ def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
 def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
     assert misloaded("draft.path", FLOOR, 1.0, made_for) is None
     said = misloaded("draft.path", FLOOR - 0.01, 1.0, made_for)
-    assert said is not None and "0.19 in the first step, where one that is not random comes to 0.2 and more" in said
+    expected = "0.19 in the first step, where one that is not random comes to 0.2 and more, and nothing beside it"
+    assert said is not None and expected in said
 
 
 def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
