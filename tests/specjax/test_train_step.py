@@ -186,7 +186,7 @@ def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
     completion = jnp.broadcast_to(jnp.arange(8) >= 3, tokens.shape)
     mu = jnp.where(completion, -9.0, 0.0)
     with jax.set_mesh(MESH):
-        state, batch = state_on(MESH, CONFIG), Batch(tokens, completion, mu=mu)
+        state, batch = state_on(MESH, CONFIG), Batch(tokens, completion, mu=mu, reward=jnp.zeros(len(tokens)))
 
         def anchored(updates: UpdateConfig) -> Batch:
             config = replace(CONFIG, updates=updates)
