@@ -30,9 +30,10 @@ from launch.distillation import check_distillation, distill
 from launch.errors import ConfigError
 from launch.measure import in_turns, origin, provenance
 from launch.pipeline import check_supervised
-from launch.run_directory import restore_params, write_atomically
+from launch.run_directory import restore_params
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
+from models.files import write_atomically
 from specjax.checkpoint import Which
 from specjax.cost import Cell, Drafting, round_seconds
 from specjax.types import Params

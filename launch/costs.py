@@ -18,8 +18,8 @@ from jaxtyping import Array, Int
 from launch.build import Networks
 from launch.errors import ConfigError
 from launch.measure import in_turns, seconds, without_start
-from launch.run_directory import write_atomically
 from launch.setup import Setup
+from models.files import write_atomically
 from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.generate import place, prepare

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from launch.arms import Arm
 from launch.bench.plots import load_pyplot
 from launch.parting import Parting, parting
+from specjax.types import Rollout
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -37,7 +38,8 @@ def train_both(plain: Arm, other: Arm, steps: int) -> tuple[Curve, Curve, Partin
                 values[name].append(float(metrics[metric]))
             seconds += step_s
             if arm is plain:
-                kept.append(rollout)
+                # What is compared, of all steps at once.
+                kept.append(Rollout(rollout.tokens, rollout.lengths))
             elif apart is None:
                 apart = parting(number, ids, kept[number - 1], rollout)
         curves.append(Curve(**values, seconds=seconds))

@@ -27,9 +27,10 @@ from launch.draft_files import check_trained, write_draft, write_policy
 from launch.errors import ConfigError
 from launch.made_for import of_distillation
 from launch.payback import measure_payback
-from launch.run_directory import check_source, new_out, restore_params, restore_policy, write_atomically
+from launch.run_directory import check_source, new_out, restore_params, restore_policy
 from launch.setup import Setup, set_up
 from models.eagle3_dialects import Dialect
+from models.files import write_atomically
 from models.made_for import state_made_for
 from models.mtp import MTPConfig
 from specjax.checkpoint import Which

@@ -27,9 +27,10 @@ from launch.evaluation_report import print_report, report
 from launch.final_answers import final_answer_of
 from launch.measure import origin
 from launch.pipeline import PromptTable, fixed_batches
-from launch.run_directory import check_source, params_of, write_atomically
+from launch.run_directory import check_source, params_of
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
+from models.files import write_atomically
 from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter
 from specjax.mesh import batch_shards

@@ -15,7 +15,7 @@ from launch.report.read import Run, read_run
 from launch.report.scales import duration, number
 from launch.report.series import Series
 from launch.report.warnings import warnings
-from launch.run_directory import write_atomically
+from models.files import write_atomically
 
 REPORT_FILE = "report.html"
 # Of the palette.
