@@ -15,11 +15,10 @@ from specjax.batch import Batch
 from specjax.gradients import accumulate
 from specjax.optimizer import usable
 from specjax.types import Params
-from tests.launch.programs import Options, argv, metrics, saves, start
-from tests.launch.test_stopping import SMALL
+from tests.launch.programs import LEAST, Options, argv, metrics, saves, start
 
 STEPS = 3
-OPTIONS = SMALL | {
+OPTIONS = LEAST | {
     "--draft.lookup.kind": "none",
     "--reward.scorer": "tests.launch.sample_scorers:beyond_squares",
     "--reward.workers": "1",
