@@ -37,12 +37,15 @@ def save_plots(
     _label(below, "draft length", "speed-up over draft length 0")
     _save(plt, figure, directory / "draft_length.png")
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
     for run in runs:
         curve = np.convolve(run.alpha, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
         style, label = STYLES[list(MODES).index(run.mode)], f"{run.start}, {run.mode}"
         axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=label)
-    _label(axes, f"step of RL (means of {SMOOTHING})", "tokens a round")
+    axes.set_xlabel(f"step of RL (means of {SMOOTHING})")
+    axes.set_ylabel("tokens a round")
+    # Beside the curves, of which there are too many to leave it room.
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     _save(plt, figure, directory / "adaptation.png")
 
     figure, axes = plt.subplots(figsize=(5, 3.8), layout="constrained")
