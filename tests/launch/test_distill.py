@@ -1,10 +1,10 @@
-"""launch.distill as a user runs it, and what it counts."""
+"""launch.distill as a user runs it."""
 
 import contextlib
 import io
 import json
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,9 @@ import pytest
 
 import launch.distill
 import launch.train
-from launch.acceptance import bucket_of, count, measure_acceptance
-from launch.answers import Answers, answers_file, join, load_answers, of_rollout
-from launch.arithmetic import ALPHABET
+from launch.acceptance import measure_acceptance
 from launch.cli import parse_run
-from launch.data import Problem
-from launch.draft_vocabulary import most_frequent
-from launch.payback import Payback, best
-from launch.pipeline import PromptTable
 from launch.setup import set_up
-from launch.tokenizers import CharacterTokenizer
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
@@ -34,7 +27,6 @@ from models.made_for import MadeFor, read_made_for, state_made_for
 from models.params import init_params
 from models.policy_checkpoint import save_policy_checkpoint
 from specjax.mesh import MeshConfig, make_mesh
-from specjax.types import Rollout
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
 
 VOCABULARY = 6
@@ -268,87 +260,6 @@ def test_a_saved_draft_goes_on_learning_from_a_file(
     assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=1e-4)
     assert after["cost"]["generation_s"] == 0 and after["cost"]["answers"] == 64
     assert after["vocabulary"] == before["vocabulary"]
-
-
-def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
-    tokenizer = CharacterTokenizer(ALPHABET)
-    problems = [Problem(prompt=text, answer="") for text in ("1+2=", "3+4+5=", "7+8=")]
-    table = PromptTable.build(problems, tokenizer, 8)
-    rng, lengths = np.random.default_rng(0), np.array([3, 1, 5, 4, 2, 5], np.int32)
-    tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
-    prompts = table.batch(np.array([2, 0, 1]))
-    made = of_rollout(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
-    (tmp_path / "answers.jsonl").write_text("what an earlier run has left")
-    append = answers_file(tmp_path / "answers.jsonl", problems, tokenizer)
-    for rows in (slice(2), slice(2, 6)):
-        append(Answers(*(getattr(made, field.name)[rows] for field in fields(Answers))))
-    read, dropped = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
-    assert dropped == 0
-    for step in range(3):
-        ours, theirs = made.draw(4, 7, step), read.draw(4, 7, step)
-        np.testing.assert_array_equal(theirs.tokens, ours.tokens)
-        np.testing.assert_array_equal(theirs.completion, ours.completion)
-    # Row by row: the prompt, the answer, nothing; and filler trains nothing.
-    for row, (pick, length) in enumerate(zip((2, 2, 0, 0, 1, 1), lengths, strict=True)):
-        prompt = tokenizer.encode(problems[pick].prompt)
-        expected = [*prompt, *tokens[row, :length].tolist()]
-        assert made.tokens[row].tolist() == expected + [0] * (13 - len(expected))
-        assert made.batch(np.array([row, -1])).completion.sum() == length
-    whole, twice = list(made.in_batches(4)), join([made, made])
-    assert [int(batch.completion.sum()) for batch in whole] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
-    assert len(twice) == 12 and len(twice.completions) == 2 * lengths.sum()
-
-
-def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
-    tokenizer, path = CharacterTokenizer(ALPHABET), tmp_path / "answers.jsonl"
-    lines = [{"prompt": "1+2=", "response": "3#3"}, {"prompt": "1+2+3+4=", "response": "3"}]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    answers, dropped = load_answers(path, tokenizer, 6, 3, 15)
-    assert dropped == 1
-    # Cut at the budget, or ended by the stop token.
-    assert answers.completions.tolist() == tokenizer.encode("3#3")
-    answers, _ = load_answers(path, tokenizer, 6, 4, 15)
-    assert answers.completions.tolist() == [*tokenizer.encode("3#3"), tokenizer.stop_tokens[0]]
-
-
-def test_the_most_frequent_tokens_and_the_stop_tokens_are_kept():
-    counts = np.array([5, 0, 9, 1, 9, 0, 2])
-    assert most_frequent(counts, (5,), 4).tolist() == [0, 2, 4, 5]
-    assert most_frequent(counts, (1, 5), 3).tolist() == [1, 2, 5]
-    assert most_frequent(np.zeros(5), (3,), 3).tolist() == [0, 1, 3]
-
-
-def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
-    """Three whole rounds of draft length 3 a row behind the first token; another row ends on the second it drafted."""
-    same, filler = [3, 3, 3], [9, 9, 9]
-    rollout = Rollout(
-        tokens=jnp.zeros((4, 13), jnp.int32),
-        lengths=jnp.array([13, 13, 7, 2]),
-        rounds=jnp.array([3, 3, 2, 9]),
-        drafted=jnp.array([same, same, [2, 2, 1], filler]),
-        accepted=jnp.array([same, same, [2, 2, 1], filler]),
-    )
-    whole = count(rollout, np.array([True, True, False, False]))
-    assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
-    assert whole.rates == (1, 1, 1) and whole.alpha == 1 + sum(whole.rates) == 4
-    cut = count(rollout, np.array([False, False, True, False]))
-    assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
-    assert count(rollout, np.zeros(4, bool)).alpha is None
-
-
-def test_buckets_of_lengths():
-    assert bucket_of(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
-
-
-def test_when_it_is_paid_for():
-    payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert payback.steps == 11 and payback.as_json()["counted"] == "rollouts"
-    assert "are paid for after 11 steps, of which rollouts alone are counted" in str(payback)
-    slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
-    assert best([slower, payback, slower]) is payback and "at draft length 3" in str(payback)
-    assert slower.steps is None and "never pays for itself" in str(slower)
-    doubtful = Payback([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
-    assert doubtful.steps is not None and "not certain" in str(doubtful)
 
 
 @pytest.mark.parametrize(
