@@ -74,7 +74,9 @@ ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "Dr. GRPO": lambda config: _advantage(scale="none")(_loss(aggregate="budget")(config)),
     "DAPO": _dapo,
     "RLOO": _advantage(baseline="others", scale="none"),
-    "REINFORCE++": _advantage(baseline="batch", scale="batch"),
+    "REINFORCE++": lambda config: _advantage(baseline="batch", scale="batch")(
+        _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="token")(config)
+    ),
     "REINFORCE++ baseline": _advantage(scale="batch"),
     "GSPO": _loss(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     "CISPO": _loss(surrogate="cispo", clip_low=1.0, clip_high=0.28, aggregate="token"),

@@ -55,6 +55,21 @@ def group_advantages(
     return (centred / (_Statistics.of(centred, scored, axis).deviation + eps)).ravel()
 
 
+def token_advantages(
+    reward: Float[Array, "R"], cost: Float[Array, "R S"], completion: Bool[Array, "R S"], eps: float = 1e-6
+) -> Float[Array, "R S"]:
+    """(return - mean) / (standard deviation + eps) over all tokens of the batch (REINFORCE++, arXiv 2501.03262).
+
+    The return of a token is the reward of its sequence less what its tokens cost from there on (equation 8). Sequences
+    without a finite reward get 0 and leave the statistics.
+    """
+    scored = completion & jnp.isfinite(reward)[:, None]
+    ahead = jnp.cumsum(jnp.where(scored, cost, 0.0)[:, ::-1], axis=1)[:, ::-1]
+    returns = jnp.where(scored, reward[:, None] - ahead, 0.0)
+    batch = _Statistics.of(returns, scored, axis=None)
+    return jnp.where(scored & batch.differs, (returns - batch.mean) / (batch.deviation + eps), 0.0)
+
+
 def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"]:
     """The groups whose rewards, those that are finite, are all equal."""
     grouped = reward.reshape(-1, group_size)

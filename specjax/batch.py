@@ -17,7 +17,7 @@ class Batch:
     mu:         float32 [R, S], log-prob of each completion token when it was generated.
     reward:     float32 [R], NaN where there is none.
     counted:    bool [R], the rows that train the policy; others train the draft alone.
-    advantage:  float32 [R].
+    advantage:  float32 [R], or [R, S] where those of a sequence's tokens differ.
     old:        float32 [R, S], log-prob of each completion token that anchors its ratio.
     reference:  float32 [R, S], its log-prob under the reference policy.
     proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood, as `Rollout.first` has it;
@@ -29,7 +29,7 @@ class Batch:
     mu: Float[Array, "R S"] | None = None
     reward: Float[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
     counted: Bool[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
-    advantage: Float[Array, "R"] = None  # pyright: ignore[reportAssignmentType]
+    advantage: Float[Array, "R"] | Float[Array, "R S"] = None  # pyright: ignore[reportAssignmentType]
     old: Float[Array, "R S"] | None = None
     reference: Float[Array, "R S"] | None = None
     proposed: Bool[Array, "R S"] | None = None

@@ -84,7 +84,8 @@ def accumulate(
         mu = old if batch.mu is None else batch.mu[:, 1:]
         reference = None if batch.reference is None else batch.reference[:, 1:]
         mask = batch.trained[:, 1:]
-        terms = policy_terms(theta, old, mu, reference, batch.advantage, mask, config)
+        advantage = batch.advantage if batch.advantage.ndim == 1 else batch.advantage[:, 1:]
+        terms = policy_terms(theta, old, mu, reference, advantage, mask, config)
         gap = jnp.where(mask, now - mu, 0.0)
         ratio = jnp.where(mask, jnp.exp(gap), 0.0)
         loss = jnp.sum(terms.loss * share[:, 1:])

@@ -42,9 +42,9 @@ class LossConfig:
         kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
                           expectation, and k2 the right one.
         kl_coefficient:   its weight; 0 needs no reference policy.
-        kl_in:            a term of the loss; or taken off the reward of the sequence, summed over its tokens (RLOO,
-                          arXiv 2402.14740), with the log-probs that it was generated with. REINFORCE++ takes off each
-                          token's advantage the KL from there on (arXiv 2501.03262, equation 8): not so here.
+        kl_in:            a term of the loss; or, with the log-probs that it was generated with, taken off the reward of
+                          the sequence, summed over its tokens (RLOO, arXiv 2402.14740); or off that of each token, from
+                          there on (REINFORCE++, arXiv 2501.03262, equation 8).
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -58,7 +58,7 @@ class LossConfig:
     importance_floor: float = 0.5
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_coefficient: float = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: Literal["loss", "reward", "token"] = "loss"
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -77,13 +77,13 @@ class LossConfig:
             raise ValueError(
                 f"importance_floor = {self.importance_floor}: must be at most importance_cap = {self.importance_cap}"
             )
-        if self.kl_in == "reward" and not self.kl_coefficient:
-            raise ValueError("kl_in = reward: must be loss without a kl_coefficient")
+        if self.in_reward and not self.kl_coefficient:
+            raise ValueError(f"kl_in = {self.kl_in}: must be loss without a kl_coefficient")
 
     @property
     def in_reward(self) -> bool:
         """Whether the reward pays for KL."""
-        return self.kl_in == "reward"
+        return self.kl_in != "loss"
 
 
 class LossTerms(NamedTuple):
@@ -99,7 +99,7 @@ def policy_terms(
     old: Float[Array, "B T"],
     mu: Float[Array, "B T"],
     reference: Float[Array, "B T"] | None,
-    advantage: Float[Array, "B"],
+    advantage: Float[Array, "B"] | Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     config: LossConfig,
 ) -> LossTerms:
@@ -110,7 +110,7 @@ def policy_terms(
     where its ratio lies beyond a clip that keeps it from pushing further.
     """
     theta, old, mu = (jnp.where(mask, x, 0.0) for x in (theta, old, mu))
-    advantage = advantage[:, None]
+    advantage = advantage if advantage.ndim == 2 else advantage[:, None]
     log_ratio = theta - old
     if config.ratio == "sequence":
         log_ratio = jnp.broadcast_to(_mean(log_ratio, mask), mask.shape)
@@ -129,7 +129,7 @@ def policy_terms(
     kl = jnp.zeros_like(theta)
     if reference is not None:
         kl = kl_estimate(theta, jnp.where(mask, reference, 0.0), config.kl_estimator)
-    loss = (config.kl_coefficient * kl if config.kl_in == "loss" else 0.0) - objective
+    loss = (0.0 if config.in_reward else config.kl_coefficient * kl) - objective
     return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped.astype(jnp.float32), kl)))
 
 
@@ -165,16 +165,16 @@ def kl_estimate(
             return jnp.exp(gap) - gap - 1
 
 
-def reward_less_kl(batch: Batch, config: LossConfig) -> Float[Array, "R"]:
-    """The reward of each sequence less the coefficient times its KL from the reference policy, summed over its tokens.
+def price_of_kl(batch: Batch, config: LossConfig) -> Float[Array, "R S"]:
+    """What a reward pays for the KL of each completion token from the reference policy, with its coefficient; else 0.
 
     By the log-probs that anchor its ratio, or else those that it was generated with.
     """
     anchor = batch.mu if batch.old is None else batch.old
     if anchor is None or batch.reference is None:
-        raise ValueError("kl_in = reward: the batch has no log-probs to compare")
+        raise ValueError(f"kl_in = {config.kl_in}: the batch has no log-probs to compare")
     gaps = kl_estimate(anchor, batch.reference, config.kl_estimator)
-    return batch.reward - config.kl_coefficient * jnp.sum(jnp.where(batch.completion, gaps, 0.0), axis=1)
+    return jnp.where(batch.completion, config.kl_coefficient * gaps, 0.0)
 
 
 def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:

@@ -10,13 +10,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from specjax.adaptation import DraftTrainingConfig, adapt, due, replayed
-from specjax.advantage import AdvantageConfig, group_advantages, zero_variance
+from specjax.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
 from specjax.batch import Batch, make_batch, split
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.gradients import Sums, accumulate, log_probs_of
 from specjax.ladder import check_ladder, sort_rows
-from specjax.loss import LossConfig, reward_less_kl
+from specjax.loss import LossConfig, price_of_kl
 from specjax.mesh import batch_shards
 from specjax.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
 from specjax.optimizer import OptimizerConfig, make_optimizers
@@ -75,6 +75,9 @@ class TrainConfig:
             raise ValueError(
                 f"importance = {loss.importance}: with several updates old / mu is 1, unless recompute_old = True"
             )
+        whole_batch = AdvantageConfig(baseline="batch", scale="batch")
+        if loss.kl_in == "token" and self.advantage != whole_batch:
+            raise ValueError("kl_in = token: must go with advantage.baseline = batch and advantage.scale = batch")
         if loss.in_reward and self.advantage.scale == "group":
             raise ValueError(
                 "kl_in = reward: must go with advantage.scale = batch or none; over the deviation of a group of equal "
@@ -163,7 +166,12 @@ def make_stages(
             batch = replace(batch, old=under(state.params.policy))
         elif config.updates.several:
             batch = replace(batch, old=batch.mu)
-        value = reward_less_kl(batch, config.loss) if config.loss.in_reward else batch.reward
+        value = batch.reward
+        if config.loss.in_reward:
+            price = price_of_kl(batch, config.loss)
+            if config.loss.kl_in == "token":
+                return replace(batch, advantage=token_advantages(value, price, batch.completion))
+            value -= jnp.sum(price, axis=1)
         return replace(batch, advantage=group_advantages(value, size, config.advantage))
 
     @jax.named_scope("update")

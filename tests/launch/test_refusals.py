@@ -45,6 +45,10 @@ from tests.launch.programs import Options, Refusal, argv, start
             "kl_in = reward: must go with advantage.scale = batch or none",
         ),
         (
+            {"--loss.kl-in": "token", "--loss.kl-coefficient": "0.1", "--advantage.scale": "batch"},
+            "kl_in = token: must go with advantage.baseline = batch and advantage.scale = batch",
+        ),
+        (
             {"--loss.importance": "icepop", "--loss.importance-floor": "3"},
             "importance_floor = 3.0: must be at most importance_cap = 2.0",
         ),

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.advantage import AdvantageConfig, group_advantages, zero_variance
+from specjax.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
 
 
 def reference(reward: np.ndarray, eps: float = 1e-6) -> np.ndarray:
@@ -131,6 +131,30 @@ def test_groups_are_consecutive_and_independent() -> None:
     np.testing.assert_array_equal(zero_variance(reward, 2), [False, True, False])
     alone = group_advantages(reward[4:], 2)
     np.testing.assert_array_equal(got[4:], alone)
+
+
+def test_tokens_pay_for_what_lies_ahead() -> None:
+    """REINFORCE++ in float64, token by token; samples without a score and tokens outside completions are in nothing."""
+    rng = np.random.default_rng(3)
+    reward, cost = rng.normal(size=5), rng.normal(0.0, 0.3, (5, 9))
+    reward[[1, 3]] = np.nan, np.inf
+    completion = (np.arange(9) >= 2) & (np.arange(9) < np.array([[9], [7], [5], [8], [3]]))
+    returns = {
+        (i, t): reward[i] - sum(cost[i, u] for u in range(t, 9) if completion[i, u])
+        for i, t in zip(*np.nonzero(completion), strict=True)
+        if np.isfinite(reward[i])
+    }
+    each = np.array(list(returns.values()))
+    expected = np.zeros((5, 9))
+    for at, value in returns.items():
+        expected[at] = (value - each.mean()) / each.std()
+    got = token_advantages(jnp.array(reward, jnp.float32), jnp.array(cost, jnp.float32), jnp.array(completion))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_that_cost_nothing_and_earn_the_same_teach_nothing() -> None:
+    every = jnp.ones((3, 4), bool)
+    np.testing.assert_array_equal(token_advantages(jnp.full(3, 10.1), jnp.zeros((3, 4)), every), np.zeros((3, 4)))
 
 
 def test_traces_under_jit() -> None:

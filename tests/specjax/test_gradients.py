@@ -197,6 +197,16 @@ def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> 
     assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
 
 
+def test_each_token_is_taught_by_its_own_advantage(params, batch, log_probs) -> None:
+    """Its column is that of the token, in parts too."""
+    each = jnp.array(np.random.default_rng(4).normal(size=batch.tokens.shape), jnp.float32)
+    theta = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
+    weight = np.minimum(np.exp(theta - np.asarray(batch.mu)), 1.5)
+    expected = -np.mean([weight[at] * each[at] for at in trained_tokens(batch)])
+    run = compiled(2, False, loss=LossConfig(importance_cap=1.5))
+    np.testing.assert_allclose(run(params, replace(batch, advantage=each), None)[1].policy_loss, expected, rtol=1e-4)
+
+
 def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
     absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax.batch import Batch
-from specjax.loss import LossConfig, kl_estimate, policy_terms, reward_less_kl, token_weights
+from specjax.loss import LossConfig, kl_estimate, policy_terms, price_of_kl, token_weights
 
 ROWS, TOKENS = 6, 9
 
@@ -100,6 +100,19 @@ def test_the_gradient_matches_finite_differences(config: LossConfig) -> None:
         rise = case.expected(config, case.theta + shift) - case.expected(config, case.theta - shift)
         expected[at] = rise.sum() / (2 * step)
     np.testing.assert_allclose(jax.grad(total)(theta), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", CONFIGS[:7])
+def test_every_token_may_have_an_advantage_of_its_own(config: LossConfig) -> None:
+    """Its loss is that of a sequence all of which has it."""
+    case = Case()
+    each = np.random.default_rng(5).normal(0, 1, (ROWS, TOKENS))
+    expected = np.zeros((ROWS, TOKENS))
+    for t in range(TOKENS):
+        case.advantage = each[:, t]
+        expected[:, t] = case.expected(config)[:, t]
+    case.advantage = each
+    np.testing.assert_allclose(case.terms(config).loss, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +229,8 @@ def test_options_out_of_range_are_refused_by_name(options) -> None:
 @pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_reward_pays_for_kl_by_the_log_probs_that_generated(estimator: str, anchored: bool) -> None:
-    """Each estimator summed over the completion, in float64; by the anchor of the ratio where there is one."""
+    """Each estimator, token by token, in float64; by the anchor of the ratio where there is one."""
     case, coefficient = Case(), 0.3
-    reward = np.array([1.0, 0.0, np.nan, 2.0, -1.0, 1.0])
     log_probs = [jnp.array(x, jnp.float32) for x in (case.mu, case.reference, case.old)]
     batch = Batch(
         tokens=jnp.zeros((ROWS, TOKENS), jnp.int32),
@@ -226,13 +238,12 @@ def test_the_reward_pays_for_kl_by_the_log_probs_that_generated(estimator: str, 
         mu=log_probs[0],
         reference=log_probs[1],
         old=log_probs[2] if anchored else None,
-        reward=jnp.array(reward, jnp.float32),
     )
     ratio = np.log(np.exp((case.old if anchored else case.mu) - case.reference))
     each = {"k1": ratio, "k2": ratio**2 / 2, "k3": np.exp(-ratio) - 1 + ratio}[estimator]
     config = LossConfig(kl_in="reward", kl_coefficient=coefficient, kl_estimator=estimator)  # pyright: ignore[reportArgumentType]
-    got = reward_less_kl(batch, config)
-    np.testing.assert_allclose(got, reward - coefficient * np.where(case.mask, each, 0.0).sum(axis=1), rtol=1e-5)
+    got = price_of_kl(batch, config)
+    np.testing.assert_allclose(got, coefficient * np.where(case.mask, each, 0.0), rtol=1e-4, atol=1e-6)
     # And the loss does not pay a second time.
     terms, without = case.terms(config), case.terms(LossConfig())
     np.testing.assert_array_equal(terms.loss, without.loss)

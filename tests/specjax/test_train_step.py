@@ -2,6 +2,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import chex
 import jax
@@ -200,6 +201,31 @@ def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
     law = jax.nn.log_softmax(logits[:, :-1])
     expected = jnp.take_along_axis(law, tokens[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(recomputed.old[:, 3:], expected[:, 2:], atol=1e-5)
+
+
+def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
+    """Of two tokens that a group of four wrote, the reference policy finds some likelier."""
+    tokens = jnp.tile(jnp.array([1, 2, 3], jnp.int32), (8 * GROUP, 1))
+    completion = jnp.broadcast_to(jnp.array([False, True, True]), tokens.shape)
+    reward = jnp.arange(8.0 * GROUP) % 3
+    with jax.set_mesh(MESH):
+        state = init_train_state(params_on(MESH), CONFIG, MESH, with_reference=True)
+
+        def advantage(kl_in: Literal["reward", "token"], shift: list[float]) -> np.ndarray:
+            loss = LossConfig(kl_in=kl_in, kl_coefficient=1.0, kl_estimator="k1")
+            config = replace(CONFIG, loss=loss, advantage=AdvantageConfig(baseline="batch", scale="batch"))
+            logprob = make_stages(POLICY, DRAFTER, count_fives, config, MESH).logprob
+            batch = Batch(tokens, completion, mu=jnp.zeros(tokens.shape), reward=reward)
+            log_probs = jax.jit(logprob)(state, batch).reference
+            # As many nats above the reference as `shift` says.
+            return np.asarray(jax.jit(logprob)(state, replace(batch, mu=log_probs + jnp.array([shift]))).advantage)
+
+        by_sequence, by_token = advantage("reward", [0.0, 0.5, 1.0]), advantage("token", [0.0, 0.5, 1.0])
+    earned = np.asarray(reward, np.float64)
+    np.testing.assert_allclose(by_sequence, (earned - earned.mean()) / earned.std(), atol=1e-4)
+    returns = np.stack([earned - 1.5, earned - 1.0], axis=1)
+    np.testing.assert_allclose(by_token[:, 1:], (returns - returns.mean()) / returns.std(), atol=1e-4)
+    assert not by_token[:, 0].any()
 
 
 @pytest.mark.slow
