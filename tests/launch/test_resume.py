@@ -168,3 +168,24 @@ def test_programs_name_a_save(whole: Path):
         jax.tree.map(np.testing.assert_array_equal, restore_params(whole, setup, which), by_step[step])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"^checkpoint: \S+: no save of step 4, only of 3, 6$"):
         restore_params(whole, setup, 4)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
+    """From one device to two and from two to one: the same tokens, and the same numbers up to rounding."""
+    rollout = RolloutConfig(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
+    fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2))
+    lines = {}
+    for before, after in ((1, 1), (1, 2), (2, 1)):
+        start = replace(fixed, out=str(tmp_path / f"{before}-{after}"), mesh=MeshConfig(data=before), steps=2)
+        assert run(start) == 0
+        assert run(replace(start, mesh=MeshConfig(data=after), steps=4, resume=True)) == 0
+        lines[before, after] = metrics(tmp_path / f"{before}-{after}")
+    expected = lines.pop((1, 1))
+    assert expected[2]["reward/mean"] != expected[3]["reward/mean"]
+    for found in lines.values():
+        for line, other in zip(found, expected, strict=True):
+            for name in ("reward/mean", "reward/accuracy", "rollout/tokens", "rollout/length_max"):
+                assert line[name] == other[name], f"{name} of step {line['step']}"
+            for name in ("loss/policy", "loss/draft", "kl/reference", "grad_norm/policy", "entropy"):
+                assert line[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), f"{name} of step {line['step']}"
