@@ -1,23 +1,31 @@
 """How a run begins: with a policy that warms up and a draft that is distilled, or where its last save left it."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from launch.costs import CostTable
-from launch.distillation import distill
+from configs.schema import RunConfig
+from launch.costs import CostTable, load_cells
+from launch.distillation import check_distillation, distill
 from launch.errors import ConfigError
 from launch.evaluation import Evaluate
-from launch.pipeline import PromptPipeline
+from launch.pipeline import PromptPipeline, check_supervised
 from launch.setup import Setup
+from launch.speedup import check_plans
 from launch.warmup import warm_up
+from launch.weights_and_biases import check_wandb
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
+from specjax.mesh import batch_shards
 from specjax.train_step import init_train_state
 from specjax.types import Params, TrainState
+
+# What the best save can be the best by, beside the parts of a reward.
+HIGHER_IS_BETTER = ("eval/accuracy", "reward/mean", "reward/accuracy", "rollout/acceptance_length")
 
 
 class Begun(NamedTuple):
@@ -26,6 +34,39 @@ class Begun(NamedTuple):
     state: TrainState
     step: int
     accuracy: float | None
+
+
+def checked(setup: Setup, continuing: bool) -> list[Cell]:
+    """The costs to choose by that are known already. Raises ConfigError where options clash: nothing is made yet.
+
+    continuing: from a save.
+    """
+    config = setup.config
+    if config.cost_table is not None and not config.rollout.draft_lengths:
+        raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
+    check_wandb(config.log.wandb_project)
+    if config.warmup.steps and not continuing:
+        check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
+    if config.distill.steps and not continuing:
+        check_distillation(setup)
+    _check_best(config)
+    check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(setup.mesh))
+    # A resumed run keeps to the cells in its checkpoint.
+    if config.cost_table is None or continuing:
+        return []
+    return load_cells(Path(config.cost_table), setup.phases, config.rollout.draft_lengths)
+
+
+def _check_best(config: RunConfig) -> None:
+    best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
+    names = (*HIGHER_IS_BETTER, *(f"reward/{name}" for name in config.reward.parts))
+    if best is not None and best not in names:
+        raise ConfigError(f"checkpoint.best = {best}: must be one of {', '.join(names)}")
+    if best == "eval/accuracy" and (not measured or saved % measured):
+        raise ConfigError(
+            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "
+            "and that not 0"
+        )
 
 
 def begin(setup: Setup, evaluate: Evaluate, costs: CostTable | None, console: Console) -> Begun:
@@ -70,8 +111,8 @@ def resume(
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
-    if checkpoint.extra["draft_vocabulary"] != setup.draft_vocabulary:
-        raise ConfigError("resume: the problems have changed, and with them the draft's vocabulary")
+    if checkpoint.extra["prompts"] != setup.train_prompts.checksum:
+        raise ConfigError("resume: the prompts to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
@@ -84,6 +125,7 @@ def beside_the_state(setup: Setup, begun: Begun, costs: CostTable | None) -> dic
     return {
         "accuracy_before": begun.accuracy,
         "draft_vocabulary": setup.draft_vocabulary,
+        "prompts": setup.train_prompts.checksum,
         "cost_cells": [] if costs is None else costs.cells,
     }
 

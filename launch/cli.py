@@ -136,7 +136,11 @@ def parse_run_and(
         parse(dataclasses.make_dataclass("Arguments", fields), argv, f"{prog} CONFIG", description)
     if not argv or argv[0].startswith("-"):
         raise ConfigError(f"CONFIG must come first: {_choices()}")
-    fields[1] += (dataclasses.field(default=replace(load_recipe(argv[0]), **defaults)),)
+    try:
+        recipe = replace(load_recipe(argv[0]), **defaults)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    fields[1] += (dataclasses.field(default=recipe),)
     # A flag by itself; to tyro, with FlagConversionOff, every boolean takes a value.
     options = list(argv[1:])
     if "--resume" in options and options[options.index("--resume") + 1 :][:1] not in (["True"], ["False"]):

@@ -38,14 +38,13 @@ def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
 
     report: told of each save of the run to continue that is damaged, and out of the way now.
 
-    Raises ConfigError where a new run would overwrite one, where there is no whole save to resume from, and where the
-    run to resume had another configuration, but for what may change.
+    Raises ConfigError where a new run would overwrite one, where none of the saves to resume from is whole, and where
+    the run to resume had another configuration, but for what may change.
     """
     directory = _existing(config) if config.resume else _new(config)
     text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
     if config.resume:
-        free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
-        _check_unchanged(directory / CONFIG_FILE, json.loads(text), free)
+        _check_unchanged(directory / CONFIG_FILE, config)
         try:
             for damaged in set_damaged_aside(directory / CHECKPOINTS):
                 report(damaged)
@@ -53,6 +52,14 @@ def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
             raise ConfigError(f"resume: {error}") from error
     write_atomically(directory / CONFIG_FILE, text)
     return directory
+
+
+def resumes(config: RunConfig) -> bool:
+    """Whether there is a save to go on from. With `resume`, a run that ended before its first save begins anew.
+
+    Raises ConfigError where no run began, and where it was not to save anything.
+    """
+    return config.resume and bool(saved_steps(_existing(config) / CHECKPOINTS))
 
 
 def new_out(config: RunConfig) -> Path:
@@ -158,15 +165,15 @@ def _next(name: str) -> Path:
 
 
 def _holds_a_run(directory: Path) -> bool:
-    """Whether there is something to lose: a run that failed before its first save leaves nothing."""
+    """Whether there is something to lose: a run that failed before its first step leaves nothing."""
     metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
 def _existing(config: RunConfig) -> Path:
     directory = _newest(config.name) if config.out is None else Path(config.out)
-    if not saved_steps(directory / CHECKPOINTS):
-        raise ConfigError(f"resume: no checkpoint in {directory / CHECKPOINTS}")
+    if not saved_steps(directory / CHECKPOINTS) and not _stored(directory / CONFIG_FILE).get("checkpoint.every", True):
+        raise ConfigError(f"resume: nothing was saved in {directory}: checkpoint.every = 0")
     return directory
 
 
@@ -181,18 +188,28 @@ def _newest(name: str) -> Path:
     return numbered[max(numbered)]
 
 
-def _check_unchanged(path: Path, config: dict[str, Any], free: tuple[str, ...]) -> None:
-    try:
-        stored = _flat(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"resume: cannot read {path}: {error}") from None
-    wanted = _flat(config)
+def _check_unchanged(path: Path, config: RunConfig) -> None:
+    free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
+    wanted = _as_stored(config)
+    # An option that the run did not know yet was left at its default.
+    stored = _as_stored(RunConfig(name=config.name, steps=config.steps)) | _stored(path)
     for name in [*wanted, *stored]:
         was, now = stored.get(name, "absent"), wanted.get(name, "absent")
         if was != now and name.partition(".")[0] not in free:
             raise ConfigError(
                 f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"
             )
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    try:
+        return _flat(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"resume: cannot read {path}: {error}") from None
+
+
+def _as_stored(config: RunConfig) -> dict[str, Any]:
+    return _flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

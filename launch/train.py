@@ -10,33 +10,30 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from configs.schema import RunConfig
-from launch.begin import Begun, begin, beside_the_state, resume, warmup_length
+from launch.begin import Begun, begin, beside_the_state, checked, resume
 from launch.cli import parse_run, run_program, use_compile_cache
 from launch.compile_clock import CompileClock
 from launch.console import reasons
-from launch.costs import COST_TABLE, CostTable, load_cells
+from launch.costs import COST_TABLE, CostTable
 from launch.diary import Diary
-from launch.distillation import check_distillation
 from launch.drafting import Switches, losing, made_with, misloaded
-from launch.errors import ConfigError, RunStopped
+from launch.errors import RunStopped
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
 from launch.made_for import stated
-from launch.pipeline import PromptPipeline, check_supervised, fixed_batches
+from launch.pipeline import PromptPipeline, fixed_batches
 from launch.report import write_report
-from launch.run_directory import CHECKPOINTS, open_run
+from launch.run_directory import CHECKPOINTS, open_run, resumes
 from launch.samples import SampleLog
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
-from launch.speedup import check_plans, compare_plans, print_speedup
+from launch.speedup import compare_plans, print_speedup
 from launch.step_record import StepRecord, Values
 from launch.stopping import Stopping
-from launch.weights_and_biases import check_wandb, wandb_log
+from launch.weights_and_biases import wandb_log
 from models.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
-from specjax.cost import Cell
 from specjax.mesh import batch_shards
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
@@ -44,8 +41,6 @@ from specjax.train_step import make_train_step
 from specjax.types import TrainState
 
 PROFILE = "profile"
-# What the best save can be the best by, beside the parts of a reward.
-HIGHER_IS_BETTER = ("eval/accuracy", "reward/mean", "reward/accuracy", "rollout/acceptance_length")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -75,20 +70,23 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
     evaluate = _evaluator(setup, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, setup.train, setup.mesh
     step, probe = make_train_step(*parts), ProbeStep(*parts)
-    cells = _checked(setup)
+    continuing = resumes(config)
+    cells = checked(setup, continuing)
     directory = open_run(config, report=lambda said: console.print(said, markup=False))
     _say_what_was_read(setup, directory)
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
-        if config.resume:
+        if continuing:
             begun = resume(setup, saves, pipeline, costs, console)
         else:
             begun = begin(setup, evaluate, costs, console)
         last = begun.step if config.resume else None
         diary = Diary(directory, console, begun.step)
-        if not config.resume:
+        if config.resume and not continuing:
+            diary.warn(0, "nothing had been saved: the run begins anew")
+        if not continuing:
             _say_what_is_dropped(setup, diary)
         samples = SampleLog(directory, setup, reward_fn, last)
         try:
@@ -220,36 +218,6 @@ class Steps:
         extra, best = beside_the_state(self.setup, self.begun, self.costs), self.setup.config.checkpoint.best
         score = None if best is None else self.record.logged.get(best)
         self.saves.save(number, state, self.pipeline.get_state(), extra, score)
-
-
-def _checked(setup: Setup) -> list[Cell]:
-    """The costs to choose by that are known already. Raises ConfigError where options clash: nothing is made yet."""
-    config = setup.config
-    if config.cost_table is not None and not config.rollout.draft_lengths:
-        raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
-    check_wandb(config.log.wandb_project)
-    if config.warmup.steps and not config.resume:
-        check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
-    if config.distill.steps and not config.resume:
-        check_distillation(setup)
-    _check_best(config)
-    check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(setup.mesh))
-    # A resumed run keeps to the cells in its checkpoint.
-    if config.cost_table is None or config.resume:
-        return []
-    return load_cells(Path(config.cost_table), setup.phases, config.rollout.draft_lengths)
-
-
-def _check_best(config: RunConfig) -> None:
-    best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
-    names = (*HIGHER_IS_BETTER, *(f"reward/{name}" for name in config.reward.parts))
-    if best is not None and best not in names:
-        raise ConfigError(f"checkpoint.best = {best}: must be one of {', '.join(names)}")
-    if best == "eval/accuracy" and (not measured or saved % measured):
-        raise ConfigError(
-            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "
-            "and that not 0"
-        )
 
 
 def _report(directory: Path) -> None:

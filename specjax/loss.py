@@ -14,6 +14,9 @@ from jaxtyping import Array, Bool, Float
 from specjax.batch import Batch
 from specjax.choices import check_choices
 
+# Log-ratios beyond this are taken for this: of one that overflows, one token would make the whole gradient NaN.
+FARTHEST = 20.0
+
 Aggregate = Literal["token", "sequence", "budget"]
 
 
@@ -114,7 +117,7 @@ def policy_terms(
     log_ratio = theta - old
     if config.ratio == "sequence":
         log_ratio = jnp.broadcast_to(_mean(log_ratio, mask), mask.shape)
-    ratio = jnp.exp(log_ratio)
+    ratio = jnp.exp(jnp.clip(log_ratio, -FARTHEST, FARTHEST))
     bounded = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
     clipped = ratio * advantage > bounded * advantage
     if config.surrogate == "cispo":
@@ -162,7 +165,7 @@ def kl_estimate(
         case "k2":
             return gap**2 / 2
         case "k3":
-            return jnp.exp(gap) - gap - 1
+            return jnp.exp(jnp.minimum(gap, FARTHEST)) - gap - 1
 
 
 def price_of_kl(batch: Batch, config: LossConfig) -> Float[Array, "R S"]:

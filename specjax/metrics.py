@@ -37,9 +37,12 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
 
 
 def reward_metrics(reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "R"]) -> Metrics:
-    """Statistics of the scored sequences. equal: the groups of one reward. counted: those that train the policy."""
+    """Statistics of the scored sequences, NaN where there are none.
+
+    equal: the groups of one reward. counted: the sequences that train the policy.
+    """
     scored = jnp.isfinite(reward.value)
-    count = jnp.maximum(_total(scored), 1.0)
+    count = _total(scored)
     mean = jnp.sum(jnp.where(scored, reward.value, 0.0)) / count
     variance = jnp.sum(jnp.where(scored, (reward.value - mean) ** 2, 0.0)) / count
     parts = {

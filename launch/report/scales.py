@@ -9,8 +9,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers, about `count`, the first and last of which hold low and high."""
     if low == high == 0:
         high = 1.0
-    elif high <= low:
-        # Far enough from a constant that its ticks are different numbers.
+    elif high - low <= CONSTANT * max(abs(low), abs(high)):
+        # Far enough from a constant, or one but for rounding, that its ticks are different numbers.
         spread = abs(high) or 1.0
         low, high = low - spread / 2, high + spread / 2
     rough = (high - low) / count
@@ -33,6 +33,8 @@ def tick_labels(values: list[float], percent: bool = False) -> list[str]:
     return [_zero(f"{value / unit:.{digits}f}", suffix) + ("%" if percent else "") for value in values]
 
 
+# Values of float32 that differ by less, relative to themselves, differ by rounding.
+CONSTANT = 1e-5
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

@@ -165,6 +165,18 @@ def test_ticks_are_round(low: float, high: float, labels: list[str]):
     assert tick_labels(ticks(low, high)) == labels
 
 
+@pytest.mark.parametrize("magnitude", [10.0**power for power in range(-12, 13)])
+def test_levels_that_differ_by_rounding_or_little_more_have_ticks(magnitude: float):
+    for digits in np.random.default_rng(0).uniform(1, 10, 20):
+        low = np.float32(magnitude * digits)
+        for steps in (1, 2, 30, 1000):
+            high = low * np.float32(1 + steps * 2**-23)
+            for ends in ((float(low), float(high)), (-float(high), -float(low))):
+                found = ticks(*ends)
+                assert found[0] <= ends[0] and ends[1] <= found[-1]
+                assert len(set(tick_labels(found))) == len(found) > 1, ends
+
+
 def test_numbers_as_text():
     values = (0.0, 12.0, 0.123456, 1234567.0, 0.00001234, -3.14159)
     assert [number(value) for value in values] == ["0", "12", "0.1235", "1235k", "1.23e-05", "-3.142"]

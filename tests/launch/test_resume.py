@@ -137,6 +137,30 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
         assert leaves and all(np.asarray(x).any() for x in leaves), name
 
 
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
+    for step in saves(again):
+        shutil.rmtree(again / "checkpoints" / str(step))
+    (again / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    assert run(config) == 0
+    assert "nothing had been saved: the run begins anew" in capsys.readouterr().out.splitlines()
+    assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
+    jax.tree.map(np.testing.assert_array_equal, saved_state(again, 6), saved_state(whole, 6))
+
+
+def test_other_prompts_are_another_run(whole: Path, tmp_path: Path):
+    """As many as before, and with the tokens that the draft knows."""
+    config = copy(whole, tmp_path / "run")
+    setup = set_up(config)
+    rows = list(setup.train_prompts.rows)
+    rows[0] = rows[1]
+    other = replace(setup, train_prompts=replace(setup.train_prompts, rows=tuple(rows)))
+    with pytest.raises(ConfigError, match="^resume: the prompts to train on are not those of the run: data or token"):
+        train(other, odd, odd)
+
+
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
     for step in saves(again):

@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.errors import ConfigError
-from launch.run_directory import CHECKPOINTS, FREE_ON_RESUME, open_run
+from launch.run_directory import CHECKPOINTS, FREE_ON_RESUME, open_run, resumes
 from specjax.checkpoint import Checkpointer
 from specjax.mesh import MeshConfig
 from specjax.types import Params, TrainState
@@ -65,18 +65,22 @@ def test_resume_takes_the_newest():
         open_run(CONFIG)
     open_run(replace(CONFIG, name="sums-of-others"))
     save(Path("runs/sums-9"))
-    assert refusal(replace(CONFIG, resume=True)) == "resume: no checkpoint in runs/sums-11/checkpoints"
+    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11") and not resumes(replace(CONFIG, resume=True))
     save(Path("runs/sums-11"))
-    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11")
+    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11") and resumes(replace(CONFIG, resume=True))
     assert open_run(replace(CONFIG, resume=True, out="runs/sums-9")) == Path("runs/sums-9")
 
 
 def test_nothing_to_resume(working_directory: Path):
     message = f"resume: no run of sums in {working_directory}/runs; --out names a directory"
     assert refusal(replace(CONFIG, resume=True)) == message
-    assert refusal(replace(CONFIG, resume=True, out="x")) == "resume: no checkpoint in x/checkpoints"
-    save(Path("x"))
-    assert refusal(replace(CONFIG, resume=True, out="x")).startswith("resume: cannot read x/config.json: ")
+    for there in ("nothing", "a save"):
+        assert refusal(replace(CONFIG, resume=True, out="x")).startswith("resume: cannot read x/config.json: "), there
+        save(Path("x"))
+    unsaved = replace(CONFIG, out="y", checkpoint=CheckpointConfig(every=0))
+    (open_run(unsaved) / "metrics.jsonl").write_text("{}\n")
+    said = "resume: nothing was saved in y: checkpoint.every = 0"
+    assert refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5))) == said
 
 
 def test_what_may_change_on_resume():
@@ -118,5 +122,10 @@ def test_what_may_change_on_resume():
     )
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
+    Path("x/config.json").write_text(json.dumps(stored))
+    other = replace(resumed, loss=replace(CONFIG.loss, clip_low=0.1))
+    assert refusal(other).startswith("loss.clip_low = 0.1: the run to resume has 0.2")
+    # As the run was, before there was such an option.
+    open_run(resumed)
     Path("x/config.json").write_text(json.dumps(stored | {"old": 1}))
-    assert refusal(resumed).startswith("loss.clip_low = 0.2: the run to resume has absent")
+    assert refusal(resumed).startswith("old = absent: the run to resume has 1")

@@ -102,6 +102,24 @@ def test_the_gradient_matches_finite_differences(config: LossConfig) -> None:
     np.testing.assert_allclose(jax.grad(total)(theta), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("far", ["anchor", "reference"])
+def test_a_token_whose_ratio_overflows_leaves_a_gradient(config: LossConfig, far: str) -> None:
+    case = Case()
+    {"anchor": case.old, "reference": case.reference}[far][0, np.argmax(case.mask[0])] = -150.0
+    mask, arrays = jnp.array(case.mask), (case.old, case.mu, case.reference, case.advantage)
+
+    def total(theta: jax.Array, sign: float) -> jax.Array:
+        old, mu, reference, advantage = (jnp.array(x, jnp.float32) for x in arrays)
+        # The other way round the policy's own log-prob has fallen as far.
+        low = jnp.where(sign > 0, theta, theta - 150)
+        return jnp.sum(policy_terms(low, old, mu, reference, sign * advantage, mask, config).loss)
+
+    for sign in (1.0, -1.0):
+        loss, gradient = jax.value_and_grad(total)(jnp.array(case.theta, jnp.float32), sign)
+        assert np.isfinite(loss) and np.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize("config", CONFIGS[:7])
 def test_every_token_may_have_an_advantage_of_its_own(config: LossConfig) -> None:
     """Its loss is that of a sequence all of which has it."""
