@@ -111,8 +111,8 @@ def resume(
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
-    if checkpoint.extra["prompts"] != setup.train_prompts.checksum:
-        raise ConfigError("resume: the prompts to train on are not those of the run: data or tokenizer have changed")
+    if checkpoint.extra["problems"] != setup.checksum:
+        raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
@@ -125,7 +125,7 @@ def beside_the_state(setup: Setup, begun: Begun, costs: CostTable | None) -> dic
     return {
         "accuracy_before": begun.accuracy,
         "draft_vocabulary": setup.draft_vocabulary,
-        "prompts": setup.train_prompts.checksum,
+        "problems": setup.checksum,
         "cost_cells": [] if costs is None else costs.cells,
     }
 

@@ -3,7 +3,6 @@
 A prompt's id is its problem's index in the table it was made from; rows that only fill up a batch have ids below zero.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -42,11 +41,6 @@ class PromptTable:
             max_length=max_length,
             dropped=len(prompts) - len(ids),
         )
-
-    @property
-    def checksum(self) -> int:
-        """Of the prompts and of where each comes from, by which a run knows them again."""
-        return zlib.crc32(repr((self.rows, self.ids.tolist())).encode())
 
     def first(self, count: int) -> "PromptTable":
         """The table of the first `count` usable prompts."""

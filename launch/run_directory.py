@@ -190,11 +190,11 @@ def _newest(name: str) -> Path:
 
 def _check_unchanged(path: Path, config: RunConfig) -> None:
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
-    wanted = _as_stored(config)
+    wanted, stored = _as_stored(config), _stored(path)
     # An option that the run did not know yet was left at its default.
-    stored = _as_stored(RunConfig(name=config.name, steps=config.steps)) | _stored(path)
+    defaults = _as_stored(RunConfig(name=config.name, steps=config.steps))
     for name in [*wanted, *stored]:
-        was, now = stored.get(name, "absent"), wanted.get(name, "absent")
+        was, now = stored.get(name, defaults.get(name, "absent")), wanted.get(name, "absent")
         if was != now and name.partition(".")[0] not in free:
             raise ConfigError(
                 f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"

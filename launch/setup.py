@@ -2,6 +2,7 @@
 
 import math
 import os
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,6 +49,12 @@ class Setup:
         trained = drafter.trained if isinstance(drafter, EitherDrafter) else drafter
         ids = getattr(trained, "target_ids", None)
         return None if ids is None else ids.tolist()
+
+    @property
+    def checksum(self) -> int:
+        """Of the training prompts as token ids, and of their answers: by it a run knows its problems again."""
+        table, answers = self.train_prompts, [problem.answer for problem in self.problems.train]
+        return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
 
     @property
     def phases(self) -> tuple[Phase, ...]:

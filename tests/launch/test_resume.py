@@ -150,15 +150,14 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
     jax.tree.map(np.testing.assert_array_equal, saved_state(again, 6), saved_state(whole, 6))
 
 
-def test_other_prompts_are_another_run(whole: Path, tmp_path: Path):
+@pytest.mark.parametrize("field", ["prompt", "answer"])
+def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str):
     """As many as before, and with the tokens that the draft knows."""
-    config = copy(whole, tmp_path / "run")
-    setup = set_up(config)
-    rows = list(setup.train_prompts.rows)
-    rows[0] = rows[1]
-    other = replace(setup, train_prompts=replace(setup.train_prompts, rows=tuple(rows)))
-    with pytest.raises(ConfigError, match="^resume: the prompts to train on are not those of the run: data or token"):
-        train(other, odd, odd)
+    setup = set_up(copy(whole, tmp_path / "run"))
+    first, second, *rest = setup.problems.train
+    problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
+    with pytest.raises(ConfigError, match="^resume: the problems to train on are not those of the run: data or token"):
+        train(replace(setup, problems=replace(setup.problems, train=problems)), odd, odd)
 
 
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
