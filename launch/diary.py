@@ -33,6 +33,10 @@ class Diary:
     def warn(self, step: int, text: str, style: str | None = None) -> None:
         """Print a line of text and keep it."""
         self._console.print(text, style=style, markup=False)
+        self.keep(step, text)
+
+    def keep(self, step: int, text: str) -> None:
+        """Keep a warning that is printed elsewhere."""
         self._write(step, "warning", text)
 
     def result(self, step: int, **values: float) -> None:

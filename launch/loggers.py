@@ -18,7 +18,7 @@ def metric_names(draft_length: int, rewards: Sequence[str] = ()) -> tuple[str, .
     for each of the `rewards` that are summed.
     """
     return (
-        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed"),
+        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
         *(f"reward/{name}" for name in rewards),
         "eval/accuracy",
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),

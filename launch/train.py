@@ -161,7 +161,9 @@ class Steps:
                 self._save(number, state)
             if stopped:
                 saved = "--resume continues it" if config.checkpoint.every else "nothing is saved: checkpoint.every = 0"
-                console.print(f"stopped after step {number}; {saved}")
+                self.diary.warn(number, f"stopped after step {number}; {saved}")
+                if self.skipped.reason is not None:
+                    self.diary.keep(number, self.skipped.reason)
                 break
         self.record.finish()
         self.saves.wait()

@@ -1,7 +1,7 @@
 """The metrics of a step, by the names that scripts rely on."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from specjax.batch import Batch
 from specjax.types import Reward, Rollout
@@ -36,10 +36,13 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     return metrics
 
 
-def reward_metrics(reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "R"]) -> Metrics:
+def reward_metrics(
+    reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "R"], punishment: Float[Array, "R"]
+) -> Metrics:
     """Statistics of the scored sequences, NaN where there are none.
 
-    equal: the groups of one reward. counted: the sequences that train the policy.
+    equal: the groups of one reward. counted: the sequences that train the policy. punishment: what each was given for
+    its length beside its reward.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
@@ -53,6 +56,7 @@ def reward_metrics(reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array,
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,
         "reward/failed": jnp.sum(~scored),
+        "reward/overlong": jnp.sum(jnp.where(scored, punishment, 0.0)) / count,
         "groups/zero_variance": jnp.sum(equal),
         "groups/sequences_trained": jnp.sum(counted),
     }

@@ -149,7 +149,8 @@ def make_stages(
             raise ValueError(
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
-        return batch, rollout_metrics(rollout) | reward_metrics(scores, equal, jnp.any(batch.trained, axis=1))
+        trained = jnp.any(batch.trained, axis=1)
+        return batch, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
 
     @jax.named_scope("logprob")
     def logprob(state: TrainState, batch: Batch) -> Batch:

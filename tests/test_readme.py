@@ -1,9 +1,11 @@
 """What the README shows runs."""
 
 import re
+import shlex
 
 import pytest
 
+from launch.cli import parse_run
 from tests.documents import ROOT, blocks, execute, section
 
 README = ROOT / "README.md"
@@ -24,6 +26,22 @@ def test_the_proof_of_a_drafter_verifier_and_rollout_of_ones_own_runs(capsys: py
     enumerated, sampled = run("Prove your own", capsys).splitlines()
     assert re.fullmatch(r"off by \d\.\de-1\d in 2268 rounds enumerated .*", enumerated)
     assert re.search(r"0 impossible of 100000 draws: p = .* at level 1e-06, .* fails with chance (0\.99|1)", sampled)
+
+
+def options_of(table: str) -> list[list[str]]:
+    """Those of each line of a table; one that goes on with other words for its last value has them left out."""
+    return [shlex.split(code) for code in re.findall(r"`(--[^`]+)`", table)]
+
+
+def test_every_algorithm_is_options_that_go_together():
+    table = re.search(r"^\| \| options \|\n(.*?)\n\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert table
+    told = options_of(table[1])
+    assert len(told) >= len(table[1].splitlines()) - 1
+    plain = parse_run(["gsm8k"], "", "")
+    for options in told:
+        if options[0] != "--loss.importance":  # token is the default
+            assert parse_run(["gsm8k", *options], "", "") != plain, options
 
 
 def test_every_program_named_exists():

@@ -107,11 +107,14 @@ def _numbers(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _learning(run: Run) -> Iterator[str]:
-    yield _lines(run, "Reward", {"reward/mean": "mean"}, hint="of the rollouts that are trained on")
+    yield _lines(run, "Reward", {"reward/mean": "mean"}, hint="of all completions that were scored")
+    whole = {f"reward/{name}" for name in ("mean", "std", "accuracy", "failed", "overlong")}
     parts = {name: name.removeprefix("reward/") for name in run.metrics if name.startswith("reward/")}
-    parts = {name: label for name, label in parts.items() if label not in ("mean", "std", "accuracy", "failed")}
+    parts = {name: label for name, label in parts.items() if name not in whole}
     if parts:
         yield _lines(run, "Parts of the reward", parts, hint="before their weights", zero=True)
+    if run.measured("reward/overlong")[1].any():
+        yield _lines(run, "What length costs", {"reward/overlong": "mean"}, hint="beside the reward", zero=True)
     accuracy = [_series(run, "reward/accuracy", "training", 1), _series(run, "eval/accuracy", "held out", 2)]
     yield line_chart("Accuracy", accuracy, percent=True, zero=True, span=_span(run))
     yield _lines(run, "Completion length", {"rollout/length_mean": "mean", "rollout/length_max": "longest"}, zero=True)

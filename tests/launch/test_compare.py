@@ -1,6 +1,7 @@
 """launch.compare as a user runs it, on networks of almost no size."""
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import launch.compare
 from launch.cli import parse_run
 from launch.comparison import STAGES, step_speedup
-from launch.curves import WIDTH, sparkline
+from launch.curves import WIDTH, Curve, print_curves, sparkline, train_both
 from launch.errors import ConfigError
-from launch.parting import parting
+from launch.parting import Parting, parting
 from launch.setup import set_up
 from specjax.types import Rollout
 from tests.launch.programs import Options, Refusal, argv, leave_run
@@ -172,6 +174,34 @@ def test_where_two_runs_part():
     assert str(apart) == "first apart in step 3, prompt 9, sample 0, position 3: token 8 autoregressively, token 2 here"
     shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert parting(1, ids, plain, shorter) == (1, 7, 1, 2, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "dtype", "why"),
+    [
+        ("coupled", "float32", "(a near-tie that rounding flips)"),
+        ("coupled", "bfloat16", "(which bfloat16 rounds to often)"),
+        ("block", "float32", "(verifier block keeps the law; coupled keeps the tokens)"),
+    ],
+)
+def test_where_two_runs_part_is_said(verifier: str, dtype: str, why: str):
+    curve, said = Curve([0.0, 1.0], [0.0, 0.5], 1.0), io.StringIO()
+    apart = Parting(2, 7, 1, 3, 4, None)
+    print_curves({"plain": curve, "other": curve}, apart, verifier, dtype, Console(file=said, soft_wrap=True))
+    assert said.getvalue().endswith(f"the two runs: {apart} {why}\n")
+
+
+def test_two_runs_that_part_are_found_to():
+    """At their second step, and what comes behind it changes nothing."""
+
+    def arm(*last: int) -> SimpleNamespace:
+        metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}
+        rollouts = [Rollout(np.array([[1, token]]), np.array([2])) for token in last]  # pyright: ignore[reportArgumentType]
+        return SimpleNamespace(train=lambda count: [(np.array([5]), each, metrics, 0.1) for each in rollouts[:count]])
+
+    *curves, apart = train_both(arm(1, 2, 3), arm(1, 4, 5), 3)  # pyright: ignore[reportArgumentType]
+    assert apart == (2, 5, 0, 1, 2, 4)
+    assert curves[0].reward == [0.5] * 3 and curves[1].seconds == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

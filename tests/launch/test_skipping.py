@@ -53,6 +53,8 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     assert len(lines) in (STEPS, STEPS + 1)  # One may have been under way.
     assert saves(run) == [len(lines)]
     assert f"stopped after step {len(lines)}; --resume continues it\n" in out
+    diary = (run / "diary.jsonl").read_text()
+    assert "--resume continues it" in diary and "updates were skipped in" in diary
 
     setup = set_up(parse_run([*argv("tiny", options), "--speedup.slots"], "test", "a run"))
     params = restore_params(run, setup)

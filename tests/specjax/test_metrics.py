@@ -92,12 +92,15 @@ def test_reward_metrics_read_slowly() -> None:
     correct = np.array([0, 1, 1, 1, 0, 0, 0, 1], np.float32)
     scored = ~np.isnan(value)
     reward = Reward(jnp.array(value), jnp.array(correct))
-    metrics = reward_metrics(reward, jnp.array([False, True]), jnp.array(scored).at[0].set(False))
+    punishment = np.linspace(-0.7, 0, 8, dtype=np.float32)
+    counted = jnp.array(scored).at[0].set(False)
+    metrics = reward_metrics(reward, jnp.array([False, True]), counted, jnp.array(punishment))
     expected = {
         "reward/mean": value[scored].mean(),
         "reward/std": value[scored].std(),
         "reward/accuracy": correct[scored].mean(),
         "reward/failed": 2,
+        "reward/overlong": punishment[scored].mean(),
         "groups/zero_variance": 1,
         "groups/sequences_trained": 5,
     }
@@ -108,8 +111,8 @@ def test_reward_metrics_read_slowly() -> None:
 
 def test_reward_metrics_when_every_sample_failed() -> None:
     value = jnp.full(4, jnp.nan)
-    metrics = reward_metrics(Reward(value, value), jnp.ones(2, bool), jnp.zeros(4, bool))
-    assert all(jnp.isnan(metrics.pop(f"reward/{name}")) for name in ("mean", "std", "accuracy"))
+    metrics = reward_metrics(Reward(value, value), jnp.ones(2, bool), jnp.zeros(4, bool), jnp.zeros(4))
+    assert all(jnp.isnan(metrics.pop(f"reward/{name}")) for name in ("mean", "std", "accuracy", "overlong"))
     assert {name: float(x) for name, x in metrics.items()} == {
         "reward/failed": 4,
         "groups/zero_variance": 2,

@@ -106,7 +106,9 @@ def test_failed_samples_are_counted_and_masked(shape: tuple[int, int, int]) -> N
     failed = np.isin(np.repeat(np.asarray(prompts.id), GROUP), (3, 11))
     np.testing.assert_array_equal(np.isnan(reward.value), failed)
     reward = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), reward)
-    metrics = reward_metrics(reward, zero_variance(reward.value, GROUP), jnp.isfinite(reward.value))
+    metrics = reward_metrics(
+        reward, zero_variance(reward.value, GROUP), jnp.isfinite(reward.value), jnp.zeros(len(reward.value))
+    )
     assert metrics["reward/failed"] == 4 and np.isfinite(metrics["reward/mean"])
 
 
@@ -124,7 +126,9 @@ def test_what_a_value_is_put_together_from_comes_back_by_name(shape: tuple[int, 
     np.testing.assert_array_equal(reward.parts["once"], reward.value)
     np.testing.assert_array_equal(reward.parts["twice"], 2 * np.asarray(reward.value))
     here = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), reward)
-    metrics = reward_metrics(here, zero_variance(here.value, GROUP), jnp.isfinite(here.value))
+    metrics = reward_metrics(
+        here, zero_variance(here.value, GROUP), jnp.isfinite(here.value), jnp.zeros(len(here.value))
+    )
     assert metrics["reward/once"] == metrics["reward/mean"] and metrics["reward/twice"] == 2 * metrics["reward/mean"]
 
 
