@@ -16,23 +16,25 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     pytest.importorskip("matplotlib")
     full = algorithms.recipes
 
-    def small(directory: Path, steps: int):
-        made = full(directory, steps).items()
+    def small(directory: Path):
+        made = full(directory).items()
         return {task: replace(config, warmup=replace(config.warmup, steps=2)) for task, config in made}
 
     monkeypatch.setattr(algorithms, "recipes", small)
     written = tmp_path / "runs.json"
-    names = ["DAPO", "KL k1 in reward"]
+    names = ["DAPO", "importance by token", algorithms.CONTROL]
     options = ["--steps", "2", "--json", str(written), "--plots", str(tmp_path / "plots")]
     assert algorithms.main(["--algorithms", *names, *options]) == 1
     runs = json.loads(written.read_text())
     assert [(run["task"], run["algorithm"]) for run in runs] == [
-        (task, name) for task in ("sums", "sorting") for name in names
+        (task, name) for task in ("tiny", "sorting") for name in names
     ]
     assert all(len(run["accuracy"]) == 2 for run in runs)
     # From the same policy.
     assert runs[0]["before"] == runs[1]["before"]
-    assert capsys.readouterr().out.count("DID NOT LEARN") == 4
+    # Both tasks, but for the control.
+    assert capsys.readouterr().out.count("did not learn: NOT AS IT SHOULD") == 4
+    assert all((run["gap"] > 1e-4) == (run["algorithm"] == "importance by token") for run in runs)
     assert len(list((tmp_path / "plots").glob("*.png"))) == 1
 
 

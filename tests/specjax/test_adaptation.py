@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +31,7 @@ from tests.specjax.training import (
     networks,
     params_on,
     relative_gap,
+    traced_once,
 )
 
 POLICY, DRAFTER = networks()
@@ -57,7 +57,7 @@ def abstract(state: TrainState) -> TrainState:
 @pytest.fixture(scope="module")
 def step() -> Callable[[TrainState], StepResult]:
     """Every kind of step is the one program."""
-    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    rollout_fn = traced_once(speculative_rollout)
     made = make_train_step(POLICY, DRAFTER, count_fives, ADAPTIVE, MESH, rollout_fn)
     program = made.lower(fresh(), make_prompts()).compile()
     return lambda state: program(state, place(make_prompts(), MESH))

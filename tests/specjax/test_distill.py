@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ from specjax.gradients import accumulate
 from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Params
-from tests.specjax.training import VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap
+from tests.specjax.training import VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap, traced_once
 
 ROWS, LENGTH = 8, 14
 LAW = SamplingLaw(temperature=0.7)
@@ -49,7 +48,7 @@ def params() -> Params:
 @pytest.fixture(scope="module")
 def step() -> DistillStep:
     """Refuses to be traced a second time."""
-    policy = replace(POLICY, apply=chex.assert_max_traces(POLICY.apply, n=1))
+    policy = replace(POLICY, apply=traced_once(POLICY.apply))
     return make_distill_step(policy, DRAFTER, LAW, DESCENT, MESH)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +34,7 @@ from tests.specjax.training import (
     params_on,
     relative_gap,
     state_on,
+    traced_once,
 )
 
 ROWS, LENGTH, LADDER = 32, 24, (3, 22)
@@ -182,7 +182,7 @@ def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: 
 def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
     plain = replace(CONFIG, microbatches=4, loss=LOSS)
     config, seen, chosen = replace(plain, ladder=(12, 22, 30)), [], []
-    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    rollout_fn = traced_once(speculative_rollout)
     step, state = make_train_step(spied(seen), DRAFTER, count_fives, config, ONE, rollout_fn), fresh_state(config)
     for prompts in (make_prompts(), short_prompts()):
         state, rollout, metrics = jax.block_until_ready(step(state, prompts))

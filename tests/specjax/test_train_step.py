@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +39,7 @@ from tests.specjax.training import (
     params_on,
     relative_gap,
     state_on,
+    traced_once,
 )
 
 POLICY, DRAFTER = networks()
@@ -60,7 +60,7 @@ def copy(tree):
 @pytest.fixture(scope="module")
 def step() -> TrainStep:
     """Refuses to be traced a second time."""
-    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    rollout_fn = traced_once(speculative_rollout)
     return make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, rollout_fn)
 
 
@@ -264,7 +264,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
     options = replace(CONFIG.rollout, draft_lengths=(0, 1, 2), phases=((8 * GROUP, 100), (4, 100)))
     config = replace(CONFIG, rollout=options)
     cheap, dear = np.array([[1, 1.001, 9], [1, 1.001, 1.002]], np.float32), np.array([[1, 9, 9]] * 2, np.float32)
-    rollout_fn = chex.assert_max_traces(speculative_rollout, n=1)
+    rollout_fn = traced_once(speculative_rollout)
     stepped = make_train_step(POLICY, DRAFTER, count_fives, config, MESH, rollout_fn)
     state, used = init_train_state(params_on(MESH), config, MESH, seconds=cheap), []
     for seconds in (cheap, cheap, dear):

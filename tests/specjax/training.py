@@ -1,8 +1,12 @@
 """A policy, a draft and a job that compile in seconds, shared by the tests of the training step."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, wraps
+from itertools import count
+from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +104,23 @@ def make_prompts(count: int = 8) -> Prompts:
         lengths=jnp.array(np.resize([6, 3, 1, 5, 4, 4, 2, 2], count), jnp.int32),
         id=jnp.array(np.arange(100, 100 + count)[::-1], jnp.int32),
     )
+
+
+NUMBERS = count()
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which fails where it is traced a second time.
+
+    Under a name of its own: chex would count it together with others of its name that are wrapped in the like of it.
+    """
+
+    @wraps(function)
+    def own(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    own.__name__ = f"traced_once_{next(NUMBERS)}"
+    return chex.assert_max_traces(own, n=1)
 
 
 def count_fives(rollout: Rollout, prompts: Prompts) -> Reward:
