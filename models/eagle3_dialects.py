@@ -74,10 +74,14 @@ def config_from_public(fields: Mapping[str, Any]) -> Described:
     return _head(fields, layer, _layers(eagle, 1), _flag(eagle, "use_aux_hidden_state", True))
 
 
-def config_to_public(described: Described, dialect: Dialect, verifier: str | None = None) -> dict[str, Any]:
+def config_to_public(
+    described: Described, dialect: Dialect, verifier: str | None = None, policy: DecoderConfig | None = None
+) -> dict[str, Any]:
     """The fields of a `config.json` in this dialect.
 
-    verifier: the policy's name or path, which speculators' files state.
+    Args:
+        verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
 
     Raises ValueError where the dialect has no word for something that the head is.
     """
@@ -96,7 +100,7 @@ def config_to_public(described: Described, dialect: Dialect, verifier: str | Non
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [greedy],
-                "verifier": {"name_or_path": verifier, "architectures": []},
+                "verifier": {"name_or_path": verifier, "architectures": _architectures(policy)},
             },
             "speculators_model_type": "eagle3",
             "tie_word_embeddings": False,
@@ -127,6 +131,14 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
     ]
     if made_for and not set(made_for) & set(alike):
         raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), the policy is {alike[0]}")
+
+
+def _architectures(policy: DecoderConfig | None) -> list[str]:
+    """What the policy's own config.json says; nothing where no family has such a policy."""
+    try:
+        return [] if policy is None else config_to_hf(policy)["architectures"]
+    except ValueError:
+        return []
 
 
 def _head(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models.config import Dtype
+from models.config import DecoderConfig, Dtype
 from models.draft_checkpoint import SavedDraft, check_target_ids
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.eagle3_dialects import Described, Dialect, config_from_public, config_to_public, dialect_of
@@ -64,6 +64,7 @@ def save_eagle3(
     source: Mapping[str, Any] | None = None,
     carried: Mapping[str, np.ndarray] | None = None,
     verifier: str | None = None,
+    policy: DecoderConfig | None = None,
 ) -> None:
     """Write a head in the layout that vLLM and SGLang load, all of it or nothing.
 
@@ -75,6 +76,7 @@ def save_eagle3(
         carried: the tensors that it came with beside its parameters, as `carried_tensors` reads them. They are written
             as they were where they still describe its vocabulary; None for a head that was made here.
         verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
 
     Raises ValueError where the directory is in use, or the dialect has no word for what the head is. Raises ImportError
     without safetensors.
@@ -96,7 +98,7 @@ def save_eagle3(
         if source is not None and dialect_of(source) == dialect and _describes(source, described):
             write_json(temporary / "config.json", dict(source))
         else:
-            write_json(temporary / "config.json", config_to_public(described, dialect, verifier))
+            write_json(temporary / "config.json", config_to_public(described, dialect, verifier, policy))
         save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
 

@@ -321,6 +321,19 @@ def test_the_policy_that_a_head_was_made_for():
         check_stated_policy(fields, replace(llama, qk_norm=True))
 
 
+def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
+    draft = loaded(tmp_path, SPECULATORS)
+    shape = dict(hidden_size=WIDTH, intermediate_size=8, num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8)
+    llama = DecoderConfig(**shape, vocab_size=VOCAB)
+    strange = replace(llama, qk_norm=True, qkv_bias=True)
+    for name, policy, family in (("a", llama, ["LlamaForCausalLM"]), ("b", strange, []), ("c", None, [])):
+        save_eagle3(tmp_path / name, draft, "speculators", verifier="someone/policy", policy=policy)
+        stated = read_json(tmp_path / name / "config.json")["speculators_config"]["verifier"]
+        assert stated == {"name_or_path": "someone/policy", "architectures": family}
+    with pytest.raises(ValueError, match=r"^made for LlamaForCausalLM \(someone/policy\), the policy is Qwen3"):
+        check_stated_policy(read_json(tmp_path / "a/config.json"), replace(llama, qk_norm=True))
+
+
 def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
