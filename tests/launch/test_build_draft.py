@@ -1,7 +1,7 @@
 """A run whose draft starts from a checkpoint: what it becomes, and what is refused because it does not fit."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import launch.train
 from launch.cli import parse_run
 from launch.errors import ConfigError
 from launch.setup import Setup, set_up
@@ -20,6 +21,7 @@ from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
 from models.eagle3 import Eagle3Config, init_eagle3
 from models.eagle3_files import save_eagle3
 from models.files import read_json, write_json
+from models.made_for import MadeFor, state_made_for
 from models.params import init_params
 from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import HeadDrafter
@@ -127,6 +129,17 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
     with pytest.raises(ConfigError) as raised:
         run(shrunk | {"--draft.path": path} | own | options)
     assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
+
+
+def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, write: Write, tmp_path: Path):
+    path, stated = Path(write()), MadeFor("runs/tiny", 16, 2, 1.0, 0.75)
+    state_made_for(path, stated)
+    options = shrunk | {"--draft.path": str(path)}
+    assert run(options).networks.made_for == stated
+    write_json(path / "made_for.json", asdict(stated) | {"temperature": "hot"})
+    with pytest.raises(ConfigError, match='^.*made_for.json: temperature = "hot": must be a finite number of at .*$'):
+        launch.train.main(argv("gsm8k", options | {"--out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run").exists()
 
 
 def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:
