@@ -1,5 +1,6 @@
 """What was trained as files that others load: a draft by itself, or a policy with its MTP head stitched in."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ def write_draft(
     """Write the parameters `draft` of the networks' draft, in our format or in `dialect`; `check_draft` let it pass.
 
     target_ids: as `SavedDraft` has them. verifier: the policy's name as a serving engine knows it, or its path, for
-    speculators' file to state beside its family.
+    speculators' file to state beside its family. A head is written with the policy's length.
     Raises ValueError where the directory is in use.
     """
     head, layers = networks.head, networks.decoder.feature_layers
+    if isinstance(head, Eagle3Config):
+        # Some engines end the rotary embedding where the head says that it ends: there all drafts would be in vain.
+        head = replace(head, max_positions=networks.decoder.max_positions)
     if isinstance(head, DecoderConfig):
         save_policy_checkpoint(directory, draft, head)
     elif isinstance(head, Eagle3Config) and dialect is None:

@@ -56,7 +56,12 @@ def made_with(head: Eagle3Config, policy: DecoderConfig, made_for: MadeFor | Non
     if made_for is not None:
         compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
     said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
-    return f"the draft of draft.path was made with {', '.join(said)}" if said else None
+    if not said:
+        return None
+    line = f"the draft of draft.path was made with {', '.join(said)}"
+    if head.max_positions < policy.max_positions:
+        line += f"; beyond {head.max_positions} positions it may be accepted less"
+    return line
 
 
 def alarm(step: int, accepted: float | None, promised: float | None) -> str:

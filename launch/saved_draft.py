@@ -49,10 +49,11 @@ def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) ->
 
 
 def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
-    """The draft in the dtypes of the run, once it is known to fit the policy and the run's sequences.
+    """The draft in the dtypes of the run, once it is known to fit the policy.
 
-    embedding: the policy's. Raises ValueError where shapes, layers, vocabulary or length do not fit, or the checkpoint
-    tells that it was made for another policy.
+    embedding: the policy's. Raises ValueError where shapes, layers or vocabulary do not fit, or the checkpoint tells
+    that it was made for another policy. A head made for shorter sequences fits: its rotary embedding has no table that
+    would end there, and heads are published with the length that they were trained at, far below their policy's.
     """
     saved.config.check(policy)
     path = Path(str(config.draft.path))
@@ -62,12 +63,6 @@ def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embed
             check_stated_policy(read_json(source), policy)
     with errors_name(path):
         check_embedding(path, embedding)
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if saved.config.max_positions < longest:
-        raise ConfigError(
-            f"draft.path = {path}: its max_position_embeddings = {saved.config.max_positions}, must be at "
-            f"least data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
-        )
     head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
     params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     identity = head.draft_vocab_size == policy.vocab_size

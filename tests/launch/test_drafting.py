@@ -96,7 +96,10 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
     assert made_with(other, replace(POLICY, feature_layers=(1, 3, 4)), replace(MADE_FOR, num_layers=9)) == (
         "the draft of draft.path was made with rope_theta = 77.0 (the policy's: 10000.0), max_positions = 2048 (the "
         "policy's: 32768), feature_layers = (1, 3, 4) (EAGLE-3's: (2, 4, 5)), a policy of num_layers = 9 (this "
-        "policy's: 8)"
+        "policy's: 8); beyond 2048 positions it may be accepted less"
+    )
+    assert made_with(replace(HEAD, max_positions=65_536), POLICY, None) == (
+        "the draft of draft.path was made with max_positions = 65536 (the policy's: 32768)"
     )
     last = replace(HEAD, use_aux_hidden_state=False, feature_size=16)
     assert made_with(last, replace(POLICY, feature_layers=()), None) is None
