@@ -29,6 +29,8 @@ from models.torch_files import torch_views
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
 _ROWS_COMPARED_AT_ONCE = 4096
+# Between the rows of a copy of the embedding and the policy's: RL moves them by far less, unrelated ones are at 0.
+_LEAST_COSINE = 0.9
 
 
 def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
@@ -123,18 +125,29 @@ def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def check_embedding(directory: Path, table: jax.Array) -> None:
-    """Raises ValueError where the head brings a copy of the policy's embedding [V, D] that is not, to rounding, it."""
+    """Raises ValueError where the head brings a copy of the embedding [V, D] of another policy.
+
+    The policy may have been trained since: its rows point nearly where they did. Those of another point anywhere.
+    """
     with _open(directory) as views:
         copy = views.get(EMBEDDING)
         if copy is None:
             return
         same = tuple(copy.get_shape()) == table.shape
-        for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE) if same else ():
-            rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
-            ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
-            same = same and np.allclose(ours, theirs, rtol=2**-7, atol=1e-6)
-        if not same:
+        if not (same and _mean_cosine(copy, table) >= _LEAST_COSINE):
             raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
+
+
+def _mean_cosine(copy: Any, table: jax.Array) -> float:
+    """Of the rows of both, a view and an array [V, D]; two rows of zeros point the same way."""
+    total = 0.0
+    for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE):
+        rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
+        ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
+        total += float(np.sum(np.where(ours.any(axis=1) | theirs.any(axis=1), cosines, 1)))
+    return total / len(table)
 
 
 def _describes(source: Mapping[str, Any], described: Described) -> bool:
