@@ -148,17 +148,22 @@ def _head(
     layer = {**layer}
     layer.pop("architectures", None)
     layer.pop("tie_word_embeddings", None)  # a head has its own lm_head, whatever is said here
-    kinds = layer.pop("layer_types", None) or ["full_attention"]
+    kinds = layer.get("layer_types") or ["full_attention"]
     if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
         raise ValueError(f"layer_types = {kinds}: must be all full_attention or all sliding_attention")
     for name in ("dtype", "torch_dtype"):
         if layer.get(name) == "float16":  # of the tensors, which keep it; it is not computed in
             layer[name] = "float32"
     sliding = kinds[0] == "sliding_attention"
-    if sliding:
-        layer.pop("use_sliding_window", None)
+    window = _size(layer, "sliding_window", None) if sliding else None
+    if sliding:  # of a family too that has no windows in policies
+        for name in ("layer_types", "use_sliding_window"):
+            layer.pop(name, None)
     decoder = config_from_hf(layer, ())
     check("model_type", layer["model_type"], ("llama", "qwen3"))
+    if len(set(decoder.windows)) > 1:
+        first = layer["max_window_layers"]
+        raise ValueError(f"max_window_layers = {first}: must leave all {decoder.num_layers} layers alike")
     width, size = fields.get("target_hidden_size"), decoder.hidden_size
     if width not in (None, size):
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
@@ -180,7 +185,7 @@ def _head(
         feature_size=size * read,
         max_positions=decoder.max_positions,
         num_layers=decoder.num_layers,
-        sliding_window=_size(layer, "sliding_window", None) if sliding else None,
+        sliding_window=window if sliding else decoder.windows[0],
         use_aux_hidden_state=use_aux_hidden_state,
         **{name: _flag(fields, name, False) for name in _FLAGS},
     )

@@ -236,6 +236,27 @@ def inner(**changes: Any) -> dict[str, Any]:
     return {"transformer_layer_config": SPECULATORS.fields()["transformer_layer_config"] | changes}
 
 
+QWEN3 = {"model_type": "qwen3"}
+WINDOW = dict(use_sliding_window=True, sliding_window=512)
+
+
+@pytest.mark.parametrize(
+    ("said", "window"),
+    [
+        (WINDOW | {"max_window_layers": 0}, 512),
+        (WINDOW | {"max_window_layers": 28}, None),
+        (WINDOW | {"max_window_layers": 0, "layer_types": ["full_attention"]}, None),
+        (WINDOW | {"layer_types": ["sliding_attention"]}, 512),
+        (WINDOW | {"use_sliding_window": False}, None),
+    ],
+)
+def test_windows_are_those_of_qwen3(tmp_path: Path, said: dict[str, Any], window: int | None):
+    public = replace(SPECULATORS, qk_norm=True)
+    public.write(tmp_path)
+    write_json(tmp_path / "config.json", public.fields() | inner(**QWEN3, **said))
+    assert load_eagle3(tmp_path, ONE).config.sliding_window == window
+
+
 FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
     "unknown": (SPECFORGE, {"logit_scale": 2.0}, "logit_scale = 2.0: unknown field, refused because .*"),
     "unknown to eagle_config": (SPECFORGE, {"eagle_config": {"depth": 3}}, "eagle_config.depth: unknown field, .*"),
@@ -251,6 +272,11 @@ FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
         SPECULATORS,
         inner(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]),
         "layer_types = .*: must be all full_attention or all sliding_attention",
+    ),
+    "mixed, as it was said before layer_types": (
+        replace(SPECULATORS, qk_norm=True, num_layers=2),
+        inner(**QWEN3, **WINDOW, num_hidden_layers=2, max_window_layers=1),
+        "max_window_layers = 1: must leave all 2 layers alike",
     ),
     "no window": (
         SPECULATORS,
