@@ -120,6 +120,12 @@ def config_to_public(
     return {**_layer_fields(config), **fields, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
 
 
+def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of a `config.json`, those of its sections included, for tensors of this dtype."""
+    said = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
+    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
+
+
 def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
     """Raises ValueError where a head's `config.json` says that it was made for a policy of another family."""
     verifier = (fields.get("speculators_config") or {}).get("verifier") or {}

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from models.config import DecoderConfig, Dtype
 from models.draft_checkpoint import SavedDraft, check_target_ids
 from models.eagle3 import Eagle3Config, init_eagle3
-from models.eagle3_dialects import Described, Dialect, config_from_public, config_to_public, dialect_of
+from models.eagle3_dialects import (
+    Described,
+    Dialect,
+    config_from_public,
+    config_to_public,
+    dialect_of,
+    stating_dtype,
+)
 from models.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
 from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
 from models.hf_import import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
@@ -85,7 +91,7 @@ def save_eagle3(
     """
     save_file = optional("safetensors.numpy").save_file
     flat = by_path(draft.params)
-    config = replace(draft.config, param_dtype=_nearest(flat["head", "kernel"].dtype))
+    config = draft.config
     check_target_ids(draft.target_ids, config)
     tensors = {
         name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
@@ -100,7 +106,8 @@ def save_eagle3(
         if source is not None and dialect_of(source) == dialect and _describes(source, described):
             write_json(temporary / "config.json", dict(source))
         else:
-            write_json(temporary / "config.json", config_to_public(described, dialect, verifier, policy))
+            fields = config_to_public(described, dialect, verifier, policy)
+            write_json(temporary / "config.json", stating_dtype(fields, flat["head", "kernel"].dtype.name))
         save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
 
@@ -179,10 +186,6 @@ def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.n
     if there is not None and not np.array_equal(there, np.isin(np.arange(config.vocab_size), ids)):
         raise ValueError(f"{TO_DRAFT}: not the {config.vocab_size} flags of the ids that {TO_TARGET} gives")
     return ids.astype(np.int32)
-
-
-def _nearest(dtype: np.dtype) -> Dtype:
-    return "bfloat16" if dtype == jnp.bfloat16 else "float32"
 
 
 def _is_ours(directory: Path) -> bool:

@@ -165,6 +165,10 @@ def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> Save
     return load_eagle3(tmp_path / "head", ONE)
 
 
+def test_frequencies_beside_the_parameters_are_left_out(tmp_path: Path):
+    loaded(tmp_path, SPECFORGE, **{"midlayer.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)})
+
+
 def test_a_missing_map_is_the_identity(tmp_path: Path):
     np.testing.assert_array_equal(loaded(tmp_path, SPECFORGE, d2t=None, t2d=None).target_ids, np.arange(len(REDUCED)))
 
@@ -178,6 +182,11 @@ def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
     save_eagle3(tmp_path / "out", draft, "specforge", public.fields())
     assert described(tensors_of(tmp_path / "out")) == described({**SPECFORGE.tensors(), **floats})
     assert read_json(tmp_path / "out/config.json") == public.fields()
+    for name in ("specforge", "speculators"):
+        save_eagle3(tmp_path / name, draft, name)
+        fields = read_json(tmp_path / name / "config.json")
+        assert {each["torch_dtype"] for each in (fields, fields.get("transformer_layer_config", fields))} == {dtype}
+        assert load_eagle3(tmp_path / name, ONE).config == draft.config
     wide = by_path(load_eagle3(tmp_path / "head", ONE, "float32").params)
     np.testing.assert_array_equal(wide["norm", "scale"], floats["norm.weight"].astype(np.float32))
 
@@ -400,6 +409,7 @@ def test_pytorch_files(tmp_path: Path):
     SPECFORGE.write(tmp_path / "safe")
     tensors = {name: torch.from_numpy(x.copy()) for name, x in SPECFORGE.tensors().items()}
     tensors["fc.weight"] = tensors["fc.weight"].bfloat16()
+    tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(3)  # as old checkpoints of either kind hold it
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/config.json").write_text(json.dumps(SPECFORGE.fields()))
     torch.save(tensors, tmp_path / "torch/pytorch_model.bin")
