@@ -103,8 +103,11 @@ def main(argv: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
 
     # A draft that has been trained has its vocabulary.
-    own_vocabulary = config.draft.vocab_size is not None and own.start == "recipe"
-    result = distill(setup, params, console.print, given=given, own_vocabulary=own_vocabulary, keep=keep)
+    trained = own.start == "checkpoint"
+    own_vocabulary = config.draft.vocab_size is not None and not trained
+    result = distill(
+        setup, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+    )
     distilled = replace(params, draft=result.draft)
     policy = own.checkpoint or config.model.path
     ids = getattr(result.drafter, "target_ids", None)

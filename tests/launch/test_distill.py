@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import launch.distill
 import launch.train
 from launch.acceptance import measure_acceptance
 from launch.cli import parse_run
+from launch.distillation import distill
 from launch.setup import set_up
 from models.config import DecoderConfig
 from models.decoder import init_decoder
@@ -27,7 +29,10 @@ from models.files import read_json
 from models.made_for import MadeFor, read_made_for, state_made_for
 from models.params import init_params
 from models.policy_checkpoint import save_policy_checkpoint
+from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.mesh import MeshConfig, make_mesh
+from specjax.plan import RolloutConfig
+from specjax.types import Policy
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
 
 VOCABULARY = 6
@@ -199,6 +204,24 @@ def test_answers_outlive_a_crash_while_training(
         options = shrunk | SMALL | {"--out": str(tmp_path / "out"), "--save-responses": str(kept)}
         launch.distill.main(argv("gsm8k", options))
     assert len(kept.read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize(("saved", "trained"), [(False, False), (False, True), (True, False)])
+def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
+    distilled: tuple[Path, str], shrunk: Options, monkeypatch: pytest.MonkeyPatch, saved: bool, trained: bool
+):
+    class Seen(Exception):
+        pass
+
+    def first(policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> None:
+        raise Seen(type(drafter), config.draft_length)
+
+    monkeypatch.setattr("launch.distillation.make_generate", first)
+    options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
+    setup = set_up(parse_run(argv("gsm8k", shrunk | options), "", ""))
+    with pytest.raises(Seen) as seen:
+        distill(setup, setup.networks.params, print, trained=trained)
+    assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 
 @pytest.mark.slow
