@@ -243,14 +243,17 @@ def _say_what_is_dropped(setup: Setup, diary: Diary) -> None:
 
 def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
     """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
-    read_from, known = setup.networks.draft_from, setup.networks.made_for
+    networks, read_from = setup.networks, setup.networks.draft_from
     if read_from is None or begun.step > 0:
         return None
     temperature = setup.config.rollout.law.temperature
 
     def check(metrics: Values) -> None:
         predicted = metrics.get("draft/predicted_acceptance")
-        if predicted is not None and (said := misloaded(read_from, float(predicted), temperature, known)) is not None:
+        if predicted is None:
+            return
+        said = misloaded(networks.head, read_from, float(predicted), temperature, networks.made_for)
+        if said is not None:
             diary.warn(1, said, style="bold red")
 
     return check

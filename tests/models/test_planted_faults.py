@@ -97,8 +97,8 @@ def is_caught(promised: float, found: float) -> None:
     """A run that loads a head which states `promised` says in its first step that something is wrong."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
-    assert misloaded("draft.path", promised, 1.0, stated) is None
-    assert misloaded("draft.path", found, 1.0, stated) is not None
+    assert misloaded(HEAD, "draft.path", promised, 1.0, stated) is None
+    assert misloaded(HEAD, "draft.path", found, 1.0, stated) is not None
 
 
 @pytest.fixture(scope="module")
