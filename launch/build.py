@@ -15,10 +15,11 @@ from launch.data import Problem, load_jsonl, split
 from launch.draft_vocabulary import frequent_tokens
 from launch.errors import ConfigError
 from launch.lookups import blank_memory, with_lookup
-from launch.saved_draft import fit_draft, layers_to_read, load_draft, read_by
+from launch.saved_draft import fit_draft, layers_to_read, load_draft, read_by, stated
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from models.config import DecoderConfig
 from models.decoder import make_policy
+from models.made_for import MadeFor
 from specjax.drafters import Drafter
 from specjax.types import Params, Policy
 
@@ -37,6 +38,7 @@ class Networks:
 
     head:       the shape of an EAGLE-3 or MTP head, or of the small model that drafts; None for other drafters.
     draft_from: the option that names where the draft was read; None where it begins with random weights, or has none.
+    made_for:   what the draft states that was read there.
     """
 
     decoder: DecoderConfig
@@ -45,6 +47,7 @@ class Networks:
     params: Params
     head: Head | None = None
     draft_from: str | None = None
+    made_for: MadeFor | None = None
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -104,13 +107,14 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         elif draft.kind == "eagle3" and draft.vocab_size is not None:
             ids = frequent_tokens(problems, tokenizer, stop_tokens, draft.vocab_size, decoder.vocab_size)
         made = build_draft(config, saved, ids, decoder, policy, mesh, draft_key)
+        made_for = stated(config, made.read_from, made.head, decoder)
         drafter = with_lookup(made.drafter, draft.lookup, policy, config.rollout)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     _check_lengths(config)
     memory = blank_memory(drafter, len(problems), config.rollout, mesh)
     params = Params(policy=weights, draft=made.params, memory=memory)
-    return Networks(decoder, policy, drafter, params, made.head, made.read_from)
+    return Networks(decoder, policy, drafter, params, made.head, made.read_from, made_for)
 
 
 def _check_tokens(tokenizer: Tokenizer, stop_tokens: Sequence[int], vocab_size: int) -> None:

@@ -24,7 +24,7 @@ from launch.cli import parse, run_program
 from launch.errors import ConfigError
 from models.config import Dtype
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
-from models.eagle3_dialects import dialect_of
+from models.eagle3_dialects import dialect_of, stating_dtype
 from models.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
 from models.files import CARRIED, new_directory, read_json, write_json
 from models.hf_config import carried_fields, read_hf_config
@@ -109,7 +109,7 @@ def import_draft(args: ConvertArgs) -> None:
             config = dataclasses.replace(config, param_dtype=dtype)
         save_draft_checkpoint(out, params, config, ids, layers)
         fields = read_json(args.source / "config.json")
-        write_json(out / CARRIED, _stating_dtype(fields, dtype) if dtype else fields)
+        write_json(out / CARRIED, stating_dtype(fields, dtype) if dtype else fields)
         write_carried(out, carried_tensors(args.source, dtype) or {})
         state_made_for(out, read_made_for(args.source))
 
@@ -125,7 +125,7 @@ def export_draft(args: ConvertArgs) -> None:
     draft = draft._replace(params=cast(draft.params, dtype))
     fields = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
     if dtype is not None and fields is not None:
-        fields = _stating_dtype(fields, dtype)
+        fields = stating_dtype(fields, dtype)
     if args.verifier is not None and fields is not None:
         stated = fields.get("speculators_config") or {}
         verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
@@ -137,12 +137,6 @@ def export_draft(args: ConvertArgs) -> None:
 def cast(params: PyTree, dtype: Dtype | None) -> PyTree:
     """The parameters in a dtype; None keeps theirs."""
     return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
-
-
-def _stating_dtype(fields: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """The fields of a public config.json, those of its sections included, for tensors of this dtype."""
-    said = {name: _stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
-    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
 
 
 # Options that are for one conversion alone.

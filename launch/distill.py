@@ -23,7 +23,7 @@ from launch.answers import Answers, answers_file, load_answers
 from launch.cli import parse_run_and, run_program, use_compile_cache
 from launch.distill_report import as_json, print_report
 from launch.distillation import check_distillation, distill
-from launch.draft_files import check_trained, write_draft, write_policy
+from launch.draft_files import check_trained, check_verifier, write_draft, write_policy
 from launch.errors import ConfigError
 from launch.made_for import of_distillation
 from launch.payback import measure_payback
@@ -50,6 +50,8 @@ class DistillArgs:
         checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
         start:           the draft to begin with: as the recipe starts it, or that of `checkpoint`.
         dialect:         whose layout to write an EAGLE-3 head in as well; ours writes DIR/draft alone.
+        verifier:        the policy's name, as the serving engine knows it, for speculators' file to state; None states
+                         the directory that the policy was read from.
         responses:       a JSONL file of answers to learn from, with the fields `prompt` and `response`; None generates.
         save_responses:  a file to write the generated answers to, which --responses reads.
         temperatures:    to measure acceptance at, beside the run's own.
@@ -60,6 +62,7 @@ class DistillArgs:
     checkpoint_step: Which = "newest"
     start: Literal["recipe", "checkpoint"] = "recipe"
     dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    verifier: str | None = None
     responses: str | None = None
     save_responses: str | None = None
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
@@ -100,17 +103,21 @@ def main(argv: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
 
     # A draft that has been trained has its vocabulary.
-    own_vocabulary = config.draft.vocab_size is not None and own.start == "recipe"
-    result = distill(setup, params, console.print, given=given, own_vocabulary=own_vocabulary, keep=keep)
+    trained = own.start == "checkpoint"
+    own_vocabulary = config.draft.vocab_size is not None and not trained
+    result = distill(
+        setup, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+    )
     distilled = replace(params, draft=result.draft)
-    written = _write(out, setup, distilled, getattr(result.drafter, "target_ids", None), dialect)
+    policy = own.checkpoint or config.model.path
+    ids = getattr(result.drafter, "target_ids", None)
+    written = _write(out, setup, distilled, ids, dialect, own.verifier or policy)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
     acceptance = [measure_acceptance(setup, result.drafter, distilled, temperature, untrained=params)]
     for other in sorted(set(own.temperatures) - {temperature}):
         acceptance.append(measure_acceptance(setup, result.drafter, distilled, other))
-    policy = own.checkpoint or config.model.path
     for directory in written:
         state_made_for(directory, of_distillation(policy, setup.networks.decoder, acceptance[0]))
     paybacks = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
@@ -132,17 +139,23 @@ def _start(setup: Setup, own: DistillArgs) -> Params:
 
 
 def _write(
-    out: Path, setup: Setup, params: Params, target_ids: np.ndarray | None, dialect: Dialect | None
+    out: Path,
+    setup: Setup,
+    params: Params,
+    target_ids: np.ndarray | None,
+    dialect: Dialect | None,
+    verifier: str | None,
 ) -> list[Path]:
     """The draft by itself, or the policy with the head that is a part of it; returns the directories."""
-    networks, source = setup.networks, setup.config.model.path
+    networks = setup.networks
     if isinstance(networks.head, MTPConfig):
-        write_policy(out / POLICY, networks.decoder, params.policy, source, (networks.head, params.draft))
+        source, head = setup.config.model.path, (networks.head, params.draft)
+        write_policy(out / POLICY, networks.decoder, params.policy, source, head)
         return [out / POLICY]
     write_draft(out / DRAFT, networks, params.draft, target_ids)
     if dialect is None:
         return [out / DRAFT]
-    write_draft(out / dialect, networks, params.draft, target_ids, dialect, source)
+    write_draft(out / dialect, networks, params.draft, target_ids, dialect, verifier)
     return [out / DRAFT, out / dialect]
 
 
@@ -153,6 +166,7 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
     if max(config.rollout.lengths) == 0:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
     check_source(config, own.checkpoint)
+    check_verifier(own.verifier, own.dialect)
     if own.save_responses is not None and not Path(own.save_responses).absolute().parent.is_dir():
         raise ConfigError(f"save_responses = {own.save_responses}: its directory does not exist")
 

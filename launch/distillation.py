@@ -85,6 +85,7 @@ def distill(
     *,
     given: Answers | None = None,
     own_vocabulary: bool = False,
+    trained: bool = False,
     keep: Callable[[Answers], None] | None = None,
 ) -> Distillation:
     """Train the draft of `params` on answers of the policy of `params`, which stays as it is.
@@ -92,15 +93,19 @@ def distill(
     given:          answers to learn from instead of generating any.
     own_vocabulary: a reduced draft vocabulary becomes that of the most frequent tokens of the first answers; the draft
                     must be untrained.
+    trained:        the draft of `params` has learnt already, though the recipe begins with random weights.
     keep:           called with each chunk of answers that has been generated, before anything is learnt from it.
 
-    The first answers are generated without the draft, the others with it as it is by then; their law is the same.
+    The first answers are generated without the draft where it is random, the others with it as it is by then; their law
+    is the same.
     """
     cost, clock, chunks = Cost(), CompileClock(), _chunks(setup)
     answers, drafter = given, setup.networks.drafter
     batches = enumerate(PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed))
+    known = trained or setup.networks.draft_from is not None
+    generator = _Generator(setup, drafter if known else NoDrafter(), report, cost)
     if answers is None:
-        answers = _Generator(setup, NoDrafter(), report, cost).answers(params, islice(batches, chunks[0]))
+        answers = generator.answers(params, islice(batches, chunks[0]))
         if keep is not None:
             keep(answers)
     if own_vocabulary:
@@ -109,7 +114,8 @@ def distill(
     steps = setup.config.distill.steps or -(-PASSES * planned // setup.config.distill.batch_size)
     trainer = _Trainer(setup, drafter, params, steps, report, cost)
     if given is None:
-        generator = _Generator(setup, drafter, report, cost)
+        if not known:
+            generator = _Generator(setup, drafter, report, cost)
         for number, rollouts in enumerate(chunks[1:], start=1):
             trainer.train(answers, steps * number // len(chunks))
             new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))

@@ -1,5 +1,6 @@
 """What was trained as files that others load: a draft by itself, or a policy with its MTP head stitched in."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,27 @@ def write_draft(
 ) -> None:
     """Write the parameters `draft` of the networks' draft, in our format or in `dialect`; `check_draft` let it pass.
 
-    target_ids: as `SavedDraft` has them. verifier: the policy's name or path, for speculators' file to state.
+    target_ids: as `SavedDraft` has them. verifier: the policy's name as a serving engine knows it, or its path, for
+    speculators' file to state beside its family. A head is written with the policy's length.
     Raises ValueError where the directory is in use.
     """
     head, layers = networks.head, networks.decoder.feature_layers
+    if isinstance(head, Eagle3Config):
+        # Some engines end the rotary embedding where the head says that it ends: there all drafts would be in vain.
+        head = replace(head, max_positions=networks.decoder.max_positions)
     if isinstance(head, DecoderConfig):
         save_policy_checkpoint(directory, draft, head)
     elif isinstance(head, Eagle3Config) and dialect is None:
         save_draft_checkpoint(directory, draft, head, target_ids, layers)
     elif isinstance(head, Eagle3Config) and dialect is not None:
-        save_eagle3(directory, SavedDraft(head, draft, target_ids, layers), dialect, verifier=verifier)
+        saved = SavedDraft(head, draft, target_ids, layers)
+        save_eagle3(directory, saved, dialect, verifier=verifier, policy=networks.decoder)
+
+
+def check_verifier(verifier: str | None, dialect: str) -> None:
+    """Raise ConfigError where a name of the policy is given that no file would state."""
+    if verifier is not None and dialect != "speculators":
+        raise ConfigError(f"verifier = {verifier}: for dialect speculators alone")
 
 
 def check_trained(networks: Networks, kind: str, dialect: Dialect | None) -> None:

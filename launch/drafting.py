@@ -6,6 +6,7 @@ from typing import Any
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.eagle3 import Eagle3Config
 from models.made_for import MadeFor
+from models.mtp import MTPConfig
 from specjax.adaptation import MARGIN, PATIENCE
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.plan import Phase
@@ -17,16 +18,22 @@ CAUSES = (
 
 # Below it a draft that is no longer random is taken for one that was not loaded as it was made.
 FLOOR = 0.2
-MISLOADED = "it reads other layers than it was made for, has another rope base, or was made for another policy"
+MISLOADED: dict[type, str] = {
+    Eagle3Config: "it reads other layers than it was made for, has another rope base, or was made for another policy",
+    MTPConfig: "the policy was trained without it, or with it but under another family's conventions",
+    DecoderConfig: "it was made for another policy, or its config.json is not that of its weights",
+}
 
 
-def misloaded(read_from: str, predicted: float, temperature: float, made_for: MadeFor | None) -> str | None:
+def misloaded(
+    head: object, read_from: str, predicted: float, temperature: float, made_for: MadeFor | None
+) -> str | None:
     """What is said of a draft from a checkpoint whose first step foresees less than it should, else None.
 
     A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
 
-    read_from: the option that names it. predicted: `draft/predicted_acceptance` of the first step. temperature: of the
-    run's law.
+    head: its shape. read_from: the option that names it. predicted: `draft/predicted_acceptance` of the first step.
+    temperature: of the run's law.
     """
     known = made_for is not None and made_for.temperature == temperature
     stated = made_for.predicted_acceptance if made_for is not None and known else None
@@ -39,7 +46,7 @@ def misloaded(read_from: str, predicted: float, temperature: float, made_for: Ma
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (
         f"ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
-        f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED}"
+        f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED[type(head)]}"
     )
 
 
@@ -56,7 +63,12 @@ def made_with(head: Eagle3Config, policy: DecoderConfig, made_for: MadeFor | Non
     if made_for is not None:
         compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
     said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
-    return f"the draft of draft.path was made with {', '.join(said)}" if said else None
+    if not said:
+        return None
+    line = f"the draft of draft.path was made with {', '.join(said)}"
+    if head.max_positions < policy.max_positions:
+        line += f"; beyond {head.max_positions} positions it may be accepted less"
+    return line
 
 
 def alarm(step: int, accepted: float | None, promised: float | None) -> str:

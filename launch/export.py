@@ -12,7 +12,7 @@ import numpy as np
 
 from launch.cli import parse_run_and, run_program
 from launch.convert import cast
-from launch.draft_files import check_draft, write_draft, write_policy
+from launch.draft_files import check_draft, check_verifier, write_draft, write_policy
 from launch.errors import ConfigError
 from launch.made_for import of_run
 from launch.run_directory import new_out, restore_params, restore_policy
@@ -32,6 +32,8 @@ class ExportArgs:
         checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
         part:            policy, with an MTP head where that is the draft; or draft, an EAGLE-3 head or a small model.
         dialect:         of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
+        verifier:        the policy's name, as the serving engine knows it, for speculators' file to state; None states
+                         `checkpoint`.
         param_dtype:     to write parameters in; kept leaves them in model.param_dtype, that of training.
     """
 
@@ -39,6 +41,7 @@ class ExportArgs:
     checkpoint_step: Which = "newest"
     part: Literal["policy", "draft"] = "policy"
     dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    verifier: str | None = None
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
 
 
@@ -48,6 +51,7 @@ def main(argv: list[str]) -> int:
     out = new_out(config)
     if own.part == "policy" and own.dialect != "ours":
         raise ConfigError(f"dialect = {own.dialect}: for part draft alone")
+    check_verifier(own.verifier, own.dialect)
     setup = set_up(config, training=False)
     try:
         (_export_draft if own.part == "draft" else _export_policy)(out, setup, own)
@@ -67,7 +71,7 @@ def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
     if head is not None and dtype is not None:
         networks = replace(networks, head=replace(head, param_dtype=dtype))
     target_ids = None if ids is None else np.array(ids, np.int32)
-    write_draft(out, networks, draft, target_ids, dialect, config.model.path)
+    write_draft(out, networks, draft, target_ids, dialect, own.verifier or own.checkpoint)
     state_made_for(out, of_run(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
 
 

@@ -1,20 +1,13 @@
-"""What the programs that write a draft state of it, and what those that load one read."""
+"""What the programs that write a draft state of it."""
 
 from pathlib import Path
 
-from configs.schema import RunConfig
 from launch.acceptance import Acceptance
 from launch.report.read import read_run
 from launch.run_directory import METRICS_FILE, saved_step
 from models.config import DecoderConfig
-from models.made_for import MadeFor, read_made_for
+from models.made_for import MadeFor
 from specjax.checkpoint import Which
-
-
-def stated(config: RunConfig, read_from: str | None) -> MadeFor | None:
-    """What the draft that `read_from` names, draft.path or model.path, was made for; None where nothing is stated."""
-    path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(read_from))
-    return None if path is None else read_made_for(Path(path))
 
 
 def of_distillation(policy: str | None, decoder: DecoderConfig, measured: Acceptance) -> MadeFor:

@@ -10,9 +10,12 @@ from configs.schema import RunConfig
 from launch.errors import ConfigError
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.draft_checkpoint import SavedDraft, load_draft_checkpoint
+from models.eagle3 import Eagle3Config
 from models.eagle3_dialects import check_stated_policy, dialect_of
 from models.eagle3_files import check_embedding, load_eagle3
 from models.files import CARRIED, errors_name, read_json
+from models.made_for import MadeFor, read_made_for
+from models.mtp import MTPConfig
 
 
 def load_draft(path: Path, mesh: Mesh) -> SavedDraft:
@@ -46,10 +49,11 @@ def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) ->
 
 
 def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
-    """The draft in the dtypes of the run, once it is known to fit the policy and the run's sequences.
+    """The draft in the dtypes of the run, once it is known to fit the policy.
 
-    embedding: the policy's. Raises ValueError where shapes, layers, vocabulary or length do not fit, or the checkpoint
-    tells that it was made for another policy.
+    embedding: the policy's. Raises ValueError where shapes, layers or vocabulary do not fit, or the checkpoint tells
+    that it was made for another policy. A head made for shorter sequences fits: its rotary embedding has no table that
+    would end there, and heads are published with the length that they were trained at, far below their policy's.
     """
     saved.config.check(policy)
     path = Path(str(config.draft.path))
@@ -59,13 +63,24 @@ def fit_draft(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embed
             check_stated_policy(read_json(source), policy)
     with errors_name(path):
         check_embedding(path, embedding)
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if saved.config.max_positions < longest:
-        raise ConfigError(
-            f"draft.path = {path}: its max_position_embeddings = {saved.config.max_positions}, must be at "
-            f"least data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
-        )
     head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
     params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     identity = head.draft_vocab_size == policy.vocab_size
     return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
+
+
+def stated(config: RunConfig, read_from: str | None, head: object, policy: DecoderConfig) -> MadeFor | None:
+    """What a draft was made for by the file beside it; None where there is none.
+
+    read_from: the option that names its directory, draft.path or model.path. head: the shape of what was read there.
+    Raises ValueError with one line where the file is broken, or that of a head of another width.
+    """
+    path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(read_from))
+    found = None if path is None else read_made_for(Path(path))
+    # A head is as wide as its policy, a small model is not.
+    if found is not None and isinstance(head, Eagle3Config | MTPConfig) and found.hidden_size != policy.hidden_size:
+        raise ValueError(
+            f"{read_from} = {path}: its made_for.json states hidden_size = {found.hidden_size}, must be the policy's "
+            f"hidden_size = {policy.hidden_size}"
+        )
+    return found

@@ -21,7 +21,6 @@ from launch.errors import RunStopped
 from launch.evaluation import Evaluate, make_evaluate
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
-from launch.made_for import stated
 from launch.pipeline import PromptPipeline, fixed_batches
 from launch.report import write_report
 from launch.run_directory import CHECKPOINTS, open_run, resumes
@@ -231,10 +230,10 @@ def _report(directory: Path) -> None:
 
 
 def _say_what_was_read(setup: Setup, directory: Path) -> None:
-    head, config = setup.networks.head, setup.config
+    networks, head = setup.networks, setup.networks.head
     console.print(f"run directory: {directory}")
-    if (read_from := setup.networks.draft_from) is not None and isinstance(head, Eagle3Config):
-        if (said := made_with(head, setup.networks.decoder, stated(config, read_from))) is not None:
+    if networks.draft_from is not None and isinstance(head, Eagle3Config):
+        if (said := made_with(head, networks.decoder, networks.made_for)) is not None:
             console.print(said, markup=False)
 
 
@@ -246,14 +245,17 @@ def _say_what_is_dropped(setup: Setup, diary: Diary) -> None:
 
 def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
     """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
-    config, read_from = setup.config, setup.networks.draft_from
+    networks, read_from = setup.networks, setup.networks.draft_from
     if read_from is None or begun.step > 0:
         return None
-    known, temperature = stated(config, read_from), config.rollout.law.temperature
+    temperature = setup.config.rollout.law.temperature
 
     def check(metrics: Values) -> None:
         predicted = metrics.get("draft/predicted_acceptance")
-        if predicted is not None and (said := misloaded(read_from, float(predicted), temperature, known)) is not None:
+        if predicted is None:
+            return
+        said = misloaded(networks.head, read_from, float(predicted), temperature, networks.made_for)
+        if said is not None:
             diary.warn(1, said, style="bold red")
 
     return check

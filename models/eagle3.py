@@ -3,6 +3,7 @@
 Its variants, EAGLE-3.1 among them, are options that keep the names of the public checkpoints' fields.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -160,19 +161,13 @@ def make_eagle3(
     def fuse(params: Params, features: Array) -> Array:
         return cast(Array, module.apply({"params": params.draft}, features, method="fuse"))
 
-    def step(
-        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
-    ) -> tuple[Array, Array, Cache]:
-        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
-        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
-
     def unembed(params: Params, normed: Array) -> Array:
         return cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
 
     head = DraftHead(
         reads=reads,
         fuse=fuse,
-        step=step,
+        step=step_of(module, policy),
         unembed=unembed,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
@@ -183,6 +178,18 @@ def make_eagle3(
 def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:
     """An empty cache for each layer of the head."""
     return tuple(init_cache(config, rows, length) for _ in range(config.num_layers))
+
+
+def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Array, Cache]]:
+    """`DraftHead.step` of a network that is called with the embeddings of its tokens, borrowed of the policy."""
+
+    def step(
+        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
+    ) -> tuple[Array, Array, Cache]:
+        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
+
+    return step
 
 
 def borrowed_embeddings(

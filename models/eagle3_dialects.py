@@ -74,10 +74,14 @@ def config_from_public(fields: Mapping[str, Any]) -> Described:
     return _head(fields, layer, _layers(eagle, 1), _flag(eagle, "use_aux_hidden_state", True))
 
 
-def config_to_public(described: Described, dialect: Dialect, verifier: str | None = None) -> dict[str, Any]:
+def config_to_public(
+    described: Described, dialect: Dialect, verifier: str | None = None, policy: DecoderConfig | None = None
+) -> dict[str, Any]:
     """The fields of a `config.json` in this dialect.
 
-    verifier: the policy's name or path, which speculators' files state.
+    Args:
+        verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
 
     Raises ValueError where the dialect has no word for something that the head is.
     """
@@ -96,7 +100,7 @@ def config_to_public(described: Described, dialect: Dialect, verifier: str | Non
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [greedy],
-                "verifier": {"name_or_path": verifier, "architectures": []},
+                "verifier": {"name_or_path": verifier, "architectures": _architectures(policy)},
             },
             "speculators_model_type": "eagle3",
             "tie_word_embeddings": False,
@@ -116,6 +120,12 @@ def config_to_public(described: Described, dialect: Dialect, verifier: str | Non
     return {**_layer_fields(config), **fields, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
 
 
+def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of a `config.json`, those of its sections included, for tensors of this dtype."""
+    said = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
+    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
+
+
 def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
     """Raises ValueError where a head's `config.json` says that it was made for a policy of another family."""
     verifier = (fields.get("speculators_config") or {}).get("verifier") or {}
@@ -129,6 +139,14 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
         raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), the policy is {alike[0]}")
 
 
+def _architectures(policy: DecoderConfig | None) -> list[str]:
+    """What the policy's own config.json says; nothing where no family has such a policy."""
+    try:
+        return [] if policy is None else config_to_hf(policy)["architectures"]
+    except ValueError:
+        return []
+
+
 def _head(
     fields: Mapping[str, Any], layer: Mapping[str, Any], layers: tuple[int, ...], use_aux_hidden_state: bool
 ) -> Described:
@@ -136,17 +154,22 @@ def _head(
     layer = {**layer}
     layer.pop("architectures", None)
     layer.pop("tie_word_embeddings", None)  # a head has its own lm_head, whatever is said here
-    kinds = layer.pop("layer_types", None) or ["full_attention"]
+    kinds = layer.get("layer_types") or ["full_attention"]
     if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
         raise ValueError(f"layer_types = {kinds}: must be all full_attention or all sliding_attention")
     for name in ("dtype", "torch_dtype"):
         if layer.get(name) == "float16":  # of the tensors, which keep it; it is not computed in
             layer[name] = "float32"
     sliding = kinds[0] == "sliding_attention"
-    if sliding:
-        layer.pop("use_sliding_window", None)
+    window = _size(layer, "sliding_window", None) if sliding else None
+    if sliding:  # of a family too that has no windows in policies
+        for name in ("layer_types", "use_sliding_window"):
+            layer.pop(name, None)
     decoder = config_from_hf(layer, ())
     check("model_type", layer["model_type"], ("llama", "qwen3"))
+    if len(set(decoder.windows)) > 1:
+        first = layer["max_window_layers"]
+        raise ValueError(f"max_window_layers = {first}: must leave all {decoder.num_layers} layers alike")
     width, size = fields.get("target_hidden_size"), decoder.hidden_size
     if width not in (None, size):
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
@@ -168,7 +191,7 @@ def _head(
         feature_size=size * read,
         max_positions=decoder.max_positions,
         num_layers=decoder.num_layers,
-        sliding_window=_size(layer, "sliding_window", None) if sliding else None,
+        sliding_window=window if sliding else decoder.windows[0],
         use_aux_hidden_state=use_aux_hidden_state,
         **{name: _flag(fields, name, False) for name in _FLAGS},
     )

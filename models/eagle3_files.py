@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models.config import Dtype
+from models.config import DecoderConfig, Dtype
 from models.draft_checkpoint import SavedDraft, check_target_ids
 from models.eagle3 import Eagle3Config, init_eagle3
-from models.eagle3_dialects import Described, Dialect, config_from_public, config_to_public, dialect_of
+from models.eagle3_dialects import (
+    Described,
+    Dialect,
+    config_from_public,
+    config_to_public,
+    dialect_of,
+    stating_dtype,
+)
 from models.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
 from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
 from models.hf_import import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
@@ -29,6 +35,8 @@ from models.torch_files import torch_views
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
 _ROWS_COMPARED_AT_ONCE = 4096
+# Between the rows of a copy of the embedding and the policy's: RL moves them by far less, unrelated ones are at 0.
+_LEAST_COSINE = 0.9
 
 
 def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
@@ -64,6 +72,7 @@ def save_eagle3(
     source: Mapping[str, Any] | None = None,
     carried: Mapping[str, np.ndarray] | None = None,
     verifier: str | None = None,
+    policy: DecoderConfig | None = None,
 ) -> None:
     """Write a head in the layout that vLLM and SGLang load, all of it or nothing.
 
@@ -75,13 +84,14 @@ def save_eagle3(
         carried: the tensors that it came with beside its parameters, as `carried_tensors` reads them. They are written
             as they were where they still describe its vocabulary; None for a head that was made here.
         verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
 
     Raises ValueError where the directory is in use, or the dialect has no word for what the head is. Raises ImportError
     without safetensors.
     """
     save_file = optional("safetensors.numpy").save_file
     flat = by_path(draft.params)
-    config = replace(draft.config, param_dtype=_nearest(flat["head", "kernel"].dtype))
+    config = draft.config
     check_target_ids(draft.target_ids, config)
     tensors = {
         name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
@@ -96,7 +106,8 @@ def save_eagle3(
         if source is not None and dialect_of(source) == dialect and _describes(source, described):
             write_json(temporary / "config.json", dict(source))
         else:
-            write_json(temporary / "config.json", config_to_public(described, dialect, verifier))
+            fields = config_to_public(described, dialect, verifier, policy)
+            write_json(temporary / "config.json", stating_dtype(fields, flat["head", "kernel"].dtype.name))
         save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
 
@@ -121,18 +132,29 @@ def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def check_embedding(directory: Path, table: jax.Array) -> None:
-    """Raises ValueError where the head brings a copy of the policy's embedding [V, D] that is not, to rounding, it."""
+    """Raises ValueError where the head brings a copy of the embedding [V, D] of another policy.
+
+    The policy may have been trained since: its rows point nearly where they did. Those of another point anywhere.
+    """
     with _open(directory) as views:
         copy = views.get(EMBEDDING)
         if copy is None:
             return
         same = tuple(copy.get_shape()) == table.shape
-        for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE) if same else ():
-            rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
-            ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
-            same = same and np.allclose(ours, theirs, rtol=2**-7, atol=1e-6)
-        if not same:
+        if not (same and _mean_cosine(copy, table) >= _LEAST_COSINE):
             raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
+
+
+def _mean_cosine(copy: Any, table: jax.Array) -> float:
+    """Of the rows of both, a view and an array [V, D]; two rows of zeros point the same way."""
+    total = 0.0
+    for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE):
+        rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
+        ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
+        total += float(np.sum(np.where(ours.any(axis=1) | theirs.any(axis=1), cosines, 1)))
+    return total / len(table)
 
 
 def _describes(source: Mapping[str, Any], described: Described) -> bool:
@@ -164,10 +186,6 @@ def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.n
     if there is not None and not np.array_equal(there, np.isin(np.arange(config.vocab_size), ids)):
         raise ValueError(f"{TO_DRAFT}: not the {config.vocab_size} flags of the ids that {TO_TARGET} gives")
     return ids.astype(np.int32)
-
-
-def _nearest(dtype: np.dtype) -> Dtype:
-    return "bfloat16" if dtype == jnp.bfloat16 else "float32"
 
 
 def _is_ours(directory: Path) -> bool:

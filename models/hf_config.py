@@ -39,6 +39,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
+    "use_mrope": (False,),
 }
 _READ = frozenset({
     "architectures", "attention_bias", "dtype", "head_dim", "hidden_size", "intermediate_size", "layer_types",

@@ -91,7 +91,7 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
 
 
 def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
-    """Lazy views of all tensors by name; the stack closes their files."""
+    """Lazy views of all tensors by name, but for those that follow from the config; the stack closes their files."""
     if (directory / SINGLE).exists():
         return file_views(directory / SINGLE, stack)
     if not (directory / INDEX).exists():
@@ -109,7 +109,7 @@ def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def file_views(path: Path, stack: ExitStack) -> dict[str, Any]:
-    """Lazy views of the tensors of one safetensors file by name; the stack closes it."""
+    """As `open_tensors` has them, of one safetensors file."""
     safetensors = optional("safetensors")
     if not path.exists():
         raise ValueError(f"{path}: no such file")
@@ -117,7 +117,12 @@ def file_views(path: Path, stack: ExitStack) -> dict[str, Any]:
         file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file, or cut short ({error})") from error
-    return {name: file.get_slice(name) for name in file.keys() if not name.endswith(".rotary_emb.inv_freq")}
+    return {name: file.get_slice(name) for name in file.keys() if not follows_from_config(name)}
+
+
+def follows_from_config(name: str) -> bool:
+    """Whether a tensor is one that old checkpoints hold beside parameters, and that nothing reads any more."""
+    return name.endswith(".rotary_emb.inv_freq")
 
 
 def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:

@@ -1,9 +1,12 @@
 """What a draft was made for, in a file of its own beside it: loaders of any format pass it by."""
 
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from models.files import errors_name, json_text, read_json, write_atomically
+from models.hf_fields import integer, show
 
 _FILE = "made_for.json"
 
@@ -42,7 +45,17 @@ def read_made_for(directory: Path) -> MadeFor | None:
         names = [field.name for field in fields(MadeFor)]
         if stated.keys() != set(names):
             raise ValueError(f"must have {', '.join(names)} and nothing else")
-        for name in ("temperature", "predicted_acceptance"):
-            if not isinstance(stated[name], int | float | None):
-                raise ValueError(f"{name} = {stated[name]}: must be a number")
+        policy, predicted = stated["policy"], stated["predicted_acceptance"]
+        if not isinstance(policy, str | None):
+            raise ValueError(f"policy = {show(policy)}: must be text or null")
+        for name in ("hidden_size", "num_layers"):
+            integer(stated, name)
+        if not _within(stated["temperature"], sys.float_info.max):
+            raise ValueError(f"temperature = {show(stated['temperature'])}: must be a finite number of at least 0")
+        if predicted is not None and not _within(predicted, 1.0):
+            raise ValueError(f"predicted_acceptance = {show(predicted)}: must be null or a number within 0 .. 1")
     return MadeFor(**stated)
+
+
+def _within(value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
-from models.eagle3 import borrowed_embeddings
+from models.eagle3 import step_of
 from models.layers import RMSNorm, init_cache, projection
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
@@ -117,12 +117,6 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
     """
     module = MTP(config)
 
-    def step(
-        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
-    ) -> tuple[Array, Array, Cache]:
-        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
-        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
-
     def unembed(params: Params, normed: Array) -> Array:
         if config.convention.own_head:
             logits = cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
@@ -133,7 +127,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
     head = DraftHead(
         reads=_hidden,
         fuse=lambda params, features: features,
-        step=step,
+        step=step_of(module, policy),
         unembed=unembed,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )

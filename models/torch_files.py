@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.files import optional
-from models.hf_import import SINGLE
+from models.hf_import import SINGLE, follows_from_config
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class View:
 
 
 def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
-    """All tensors of a `pytorch_model.bin` by name.
+    """The tensors of a `pytorch_model.bin` by name, but for those that follow from the config.
 
     Raises ImportError with one line where torch is not installed, ValueError where the file holds no tensors.
     """
@@ -49,7 +49,8 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
     try:
         # Mapped where the file is of the kind that can be: then it is read once, whatever the times it is opened.
         tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        return {name: View(array(tensor), dtypes) for name, tensor in tensors.items()}
+        kept = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
+        return {name: View(array(tensor), dtypes) for name, tensor in kept.items()}
     except Exception as error:  # torch raises a different kind, some of many lines, for each way to be broken
         reason = (str(error) or type(error).__name__).splitlines()[0][:120]
         raise ValueError(f"{path}: not a file of tensors, or cut short ({reason})") from error

@@ -203,7 +203,8 @@ class RunConfig:
         name:                of the recipe.
         steps:               RL steps in all, those before a resume included.
         seed:                of the data's order, fresh parameters and all noise.
-        out:                 run directory; None takes runs/NAME, or the next free number behind it.
+        out:                 run directory, None takes runs/NAME or the next free number behind it; of launch.distill
+                             and launch.export the directory to write, which must be given.
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
         probe_every:         run every n-th step stage by stage against the clock; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.

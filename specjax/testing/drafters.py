@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from specjax.drafters import Drafter, Proposal
+from specjax.drafters.lookup import certain
 from specjax.sampling import SamplingLaw, process_logits, sample
 from specjax.types import Cache, Params, Policy, Prompts
 
@@ -73,9 +74,8 @@ class TableDrafter(Drafter):
         tokens = [jnp.array(self.table)[state]]
         while len(tokens) < gumbel.shape[1]:
             tokens.append(jnp.array(self.table)[tokens[-1]])
-        drafted = jnp.stack(tokens, axis=1)
-        one_hot = jnp.where(drafted[..., None] == jnp.arange(len(self.table))[None, None], 0.0, -jnp.inf)
-        return Proposal(drafted, one_hot, jnp.full_like(state, gumbel.shape[1])), state
+        length = jnp.full_like(state, gumbel.shape[1])
+        return certain(jnp.stack(tokens, axis=1), length, len(self.table)), state
 
     def observe(self, state: Array, features: Array, tokens: Array, emitted: Array) -> Array:
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]

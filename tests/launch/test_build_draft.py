@@ -1,7 +1,7 @@
 """A run whose draft starts from a checkpoint: what it becomes, and what is refused because it does not fit."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import launch.train
 from launch.cli import parse_run
+from launch.draft_files import write_draft
 from launch.errors import ConfigError
 from launch.setup import Setup, set_up
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
 from models.eagle3 import Eagle3Config, init_eagle3
+from models.eagle3_dialects import Dialect
 from models.eagle3_files import save_eagle3
 from models.files import read_json, write_json
+from models.made_for import MadeFor, state_made_for
 from models.params import init_params
 from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import HeadDrafter
@@ -38,7 +42,7 @@ HEAD = Eagle3Config(
     feature_size=32,
     rope_theta=77.0,
     norm_output=True,
-    max_positions=48,
+    max_positions=20,  # of sequences of 48
     param_dtype="bfloat16",
 )
 IDS = np.array([0, 6, 7, 8], np.int32)
@@ -108,11 +112,6 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
             "draft.hidden_size = 32: must be the policy's hidden_size = 16",
         ),
         ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: the policy's is 9"),
-        (
-            {"head": replace(HEAD, max_positions=47)},
-            {},
-            "its max_position_embeddings = 47, must be at least data.max_prompt_tokens + rollout.max_new_tokens = 48",
-        ),
         ({}, {"--draft.num-heads": "2"}, "num_heads = 2: must be none with path, which says it"),
         ({}, {"--draft.vocab-size": "4"}, "vocab_size = 4: must be none with path, which says it"),
         ({}, {"--draft.head.fc-norm": "True"}, "head.fc_norm = True: must be left alone with path, which says it"),
@@ -127,6 +126,32 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
     with pytest.raises(ConfigError) as raised:
         run(shrunk | {"--draft.path": path} | own | options)
     assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dialect", [None, "specforge"])
+def test_a_head_is_written_with_the_length_of_its_policy(
+    shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None
+):
+    """Which it drafts up to, whatever its own file said: engines that keep to that would not."""
+    networks = run(shrunk | {"--draft.path": write()}).networks
+    assert isinstance(networks.head, Eagle3Config) and networks.head.max_positions == 20
+    # Layers that both dialects can name.
+    networks = replace(networks, decoder=replace(networks.decoder, feature_layers=(1,)))
+    write_draft(tmp_path / "out", networks, networks.params.draft, IDS, dialect)
+    found = read_json(tmp_path / "out/config.json")
+    fields = found["head"] if dialect is None else found
+    assert fields["max_positions" if dialect is None else "max_position_embeddings"] == networks.decoder.max_positions
+
+
+def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, write: Write, tmp_path: Path):
+    path, stated = Path(write()), MadeFor("runs/tiny", 16, 2, 1.0, 0.75)
+    state_made_for(path, stated)
+    options = shrunk | {"--draft.path": str(path)}
+    assert run(options).networks.made_for == stated
+    write_json(path / "made_for.json", asdict(stated) | {"temperature": "hot"})
+    with pytest.raises(ConfigError, match='^.*made_for.json: temperature = "hot": must be a finite number of at .*$'):
+        launch.train.main(argv("gsm8k", options | {"--out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run").exists()
 
 
 def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:

@@ -13,20 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import launch.distill
 import launch.train
 from launch.acceptance import measure_acceptance
 from launch.cli import parse_run
+from launch.distillation import distill
 from launch.setup import set_up
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
 from models.eagle3_files import load_eagle3
+from models.files import read_json
 from models.made_for import MadeFor, read_made_for, state_made_for
 from models.params import init_params
 from models.policy_checkpoint import save_policy_checkpoint
+from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.mesh import MeshConfig, make_mesh
+from specjax.plan import RolloutConfig
+from specjax.types import Policy
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
 
 VOCABULARY = 6
@@ -121,6 +127,15 @@ def test_the_draft_states_what_it_was_made_for(distilled: tuple[Path, str], repo
     assert all(read_made_for(distilled[0] / name) == stated for name in ("draft", "speculators"))
 
 
+def verifier_of(out: Path) -> dict[str, Any]:
+    return read_json(out / "speculators/config.json")["speculators_config"]["verifier"]
+
+
+def test_the_public_dialect_states_the_policy(distilled: tuple[Path, str], shrunk: Options):
+    stated = {"name_or_path": shrunk["--model.path"], "architectures": ["Qwen3ForCausalLM"]}
+    assert verifier_of(distilled[0]) == stated
+
+
 def test_the_public_dialect_holds_the_same_head(distilled: tuple[Path, str]):
     mesh = make_mesh(MeshConfig())
     ours, public = load_draft_checkpoint(distilled[0] / "draft", mesh), load_eagle3(distilled[0] / "speculators", mesh)
@@ -170,9 +185,11 @@ def test_it_goes_on_from_the_draft_that_a_run_has_trained(
     )
     fresh |= {"--draft.path": str(other), "--checkpoint": str(tmp_path / "run"), "--start": "checkpoint"}
     fresh |= {"--responses": str(files / "responses.jsonl"), "--distill.steps": "1", "--repeats": "1"}
+    fresh |= {"--dialect": "speculators"}
     assert launch.distill.main(argv("gsm8k", fresh | {"--temperatures": "1", "--out": str(tmp_path / "out")})) == 0
     before, after = (json.loads((path / "distill.json").read_text()) for path in (distilled[0], tmp_path / "out"))
     assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=0.05)
+    assert verifier_of(tmp_path / "out")["name_or_path"] == str(tmp_path / "run")
 
 
 def test_answers_outlive_a_crash_while_training(
@@ -187,6 +204,24 @@ def test_answers_outlive_a_crash_while_training(
         options = shrunk | SMALL | {"--out": str(tmp_path / "out"), "--save-responses": str(kept)}
         launch.distill.main(argv("gsm8k", options))
     assert len(kept.read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize(("saved", "trained"), [(False, False), (False, True), (True, False)])
+def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
+    distilled: tuple[Path, str], shrunk: Options, monkeypatch: pytest.MonkeyPatch, saved: bool, trained: bool
+):
+    class Seen(Exception):
+        pass
+
+    def first(policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> None:
+        raise Seen(type(drafter), config.draft_length)
+
+    monkeypatch.setattr("launch.distillation.make_generate", first)
+    options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
+    setup = set_up(parse_run(argv("gsm8k", shrunk | options), "", ""))
+    with pytest.raises(Seen) as seen:
+        distill(setup, setup.networks.params, print, trained=trained)
+    assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 
 @pytest.mark.slow
@@ -275,6 +310,7 @@ def test_a_saved_draft_goes_on_learning_from_a_file(
             {"--dialect": "specforge"},
             "dialect = specforge: feature_layers = (0, 1): specforge cannot name the entry of layer 0, speculators can",
         ),
+        ({"--verifier": "me"}, "verifier = me: for dialect speculators alone"),
         ({"--rollout.draft-length": "0"}, "rollout.draft_length = 0: must be at least 1, to measure the draft by"),
         ({"--distill.batch-size": "9"}, "distill.batch_size = 9: must be a multiple of distill.microbatches x"),
         ({"--distill.batch-size": "64"}, "distill.batch_size = 64: must be at most 32, the answers of the first"),

@@ -11,6 +11,7 @@ from launch.loggers import metric_names
 from models.config import DecoderConfig
 from models.eagle3 import Eagle3Config
 from models.made_for import MadeFor
+from models.mtp import mtp_config
 from specjax.cost import Acceptance, Drafting, Progress
 from specjax.plan import Phase
 
@@ -73,19 +74,29 @@ HEAD = Eagle3Config(**LAYER, vocab_size=9, draft_vocab_size=9, feature_size=48)
 
 
 def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
-    assert misloaded("draft.path", 0.65, 1.0, MADE_FOR) is None
-    assert misloaded("draft.path", 0.63, 1.0, MADE_FOR) == (
+    assert misloaded(HEAD, "draft.path", 0.65, 1.0, MADE_FOR) is None
+    assert misloaded(HEAD, "draft.path", 0.63, 1.0, MADE_FOR) == (
         "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
-        "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: " + MISLOADED
+        "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: "
+        + MISLOADED[Eagle3Config]
     )
+
+
+@pytest.mark.parametrize(
+    ("head", "read_from"), [(mtp_config(POLICY, "mimo"), "model.path"), (POLICY, "draft.path")], ids=["mtp", "model"]
+)
+def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(head: object, read_from: str) -> None:
+    said = misloaded(head, read_from, 0.1, 1.0, None)
+    assert said is not None and said.startswith(f"ALARM: the draft of {read_from} has") and "policy" in said
+    assert "layers" not in said and "rope" not in said
 
 
 @pytest.mark.parametrize(
     "made_for", [None, MadeFor("runs/tiny", 16, 8, 0.6, 0.9), MadeFor("runs/tiny", 16, 8, 1.0, None)]
 )
 def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
-    assert misloaded("draft.path", FLOOR, 1.0, made_for) is None
-    said = misloaded("draft.path", FLOOR - 0.01, 1.0, made_for)
+    assert misloaded(HEAD, "draft.path", FLOOR, 1.0, made_for) is None
+    said = misloaded(HEAD, "draft.path", FLOOR - 0.01, 1.0, made_for)
     expected = "0.19 in the first step, where one that is not random comes to 0.2 and more, and nothing beside it"
     assert said is not None and expected in said
 
@@ -96,7 +107,10 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
     assert made_with(other, replace(POLICY, feature_layers=(1, 3, 4)), replace(MADE_FOR, num_layers=9)) == (
         "the draft of draft.path was made with rope_theta = 77.0 (the policy's: 10000.0), max_positions = 2048 (the "
         "policy's: 32768), feature_layers = (1, 3, 4) (EAGLE-3's: (2, 4, 5)), a policy of num_layers = 9 (this "
-        "policy's: 8)"
+        "policy's: 8); beyond 2048 positions it may be accepted less"
+    )
+    assert made_with(replace(HEAD, max_positions=65_536), POLICY, None) == (
+        "the draft of draft.path was made with max_positions = 65536 (the policy's: 32768)"
     )
     last = replace(HEAD, use_aux_hidden_state=False, feature_size=16)
     assert made_with(last, replace(POLICY, feature_layers=()), None) is None

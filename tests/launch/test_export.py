@@ -14,7 +14,7 @@ from launch.made_for import of_run
 from launch.setup import Setup, set_up
 from models.draft_checkpoint import load_draft_checkpoint
 from models.eagle3_files import load_eagle3
-from models.files import write_json
+from models.files import read_json, write_json
 from models.hf_config import read_hf_config
 from models.hf_import import load_policy
 from models.made_for import MadeFor, read_made_for
@@ -56,17 +56,22 @@ def same(found: PyTree, started: PyTree) -> bool:
     return found.keys() == started.keys() and all(np.array_equal(x, 2 * started[name]) for name, x in found.items())
 
 
-@pytest.mark.parametrize("dialect", ["ours", "speculators"])
-def test_a_head(shrunk: Options, tmp_path: Path, dialect: str):
+@pytest.mark.parametrize(("dialect", "verifier"), [("ours", None), ("speculators", None), ("speculators", "me/mine")])
+def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | None):
     setup = save(tmp_path / "run", shrunk | REDUCED | LAW)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
-    own |= {"--part": "draft", "--dialect": dialect}
+    own |= {"--part": "draft", "--dialect": dialect} | ({} if verifier is None else {"--verifier": verifier})
     assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
     load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
     _, params, ids, layers = load(tmp_path / "out", ONE)
     assert same(params, setup.networks.params.draft) and layers == (0, 1)
     assert ids.tolist() == setup.draft_vocabulary
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
+    if dialect == "speculators":
+        # Of the run, whose policy is no longer the one at model.path.
+        stated = read_json(tmp_path / "out/config.json")["speculators_config"]["verifier"]
+        name = verifier or str(tmp_path / "run")
+        assert stated == {"name_or_path": name, "architectures": ["Qwen3ForCausalLM"]}
 
 
 def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tmp_path: Path):
@@ -105,6 +110,7 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     [
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
         ({"--dialect": "specforge"}, "dialect = specforge: for part draft alone"),
+        ({"--verifier": "me"}, "verifier = me: for dialect speculators alone"),
         (MTP | {"--part": "draft"}, "draft.kind = mtp: has no format to be saved in by itself"),
         ({"--part": "draft", "--dialect": "specforge"}, "specforge cannot name the entry of layer 0, speculators can"),
     ],

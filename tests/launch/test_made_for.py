@@ -1,5 +1,6 @@
 """What the programs state of a draft, and where they look for it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,13 +8,16 @@ from typing import Any
 import pytest
 
 from launch.cli import parse_run
-from launch.made_for import of_distillation, stated
+from launch.made_for import of_distillation
+from launch.saved_draft import stated
 from models.config import DecoderConfig
 from models.made_for import MadeFor, state_made_for
+from models.mtp import mtp_config
 
 POLICY = DecoderConfig(
     vocab_size=9, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=8
 )
+HEAD = mtp_config(POLICY, "mimo")
 
 
 def test_it_is_read_where_the_draft_was(tmp_path: Path):
@@ -23,9 +27,14 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
         state_made_for(tmp_path / name, made_for)
     paths = ["--draft.path", str(tmp_path / "draft"), "--model.path", str(tmp_path / "policy")]
     config = parse_run(["gsm8k", *paths], "", "")
-    assert stated(config, "draft.path") == by_name["draft"]
-    assert stated(config, "model.path") == by_name["policy"]
-    assert stated(config, None) is None
+    assert stated(config, "draft.path", HEAD, POLICY) == by_name["draft"]
+    assert stated(config, "model.path", HEAD, POLICY) == by_name["policy"]
+    assert stated(config, None, HEAD, POLICY) is None
+    wide = replace(POLICY, hidden_size=24)
+    assert stated(config, "draft.path", POLICY, wide) == by_name["draft"]
+    message = "/draft: its made_for.json states hidden_size = 16, must be the policy's hidden_size = 24$"
+    with pytest.raises(ValueError, match=f"^draft.path = .*{message}"):
+        stated(config, "draft.path", HEAD, wide)
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.6, 0.75), (0.0, None)])

@@ -165,6 +165,10 @@ def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> Save
     return load_eagle3(tmp_path / "head", ONE)
 
 
+def test_frequencies_beside_the_parameters_are_left_out(tmp_path: Path):
+    loaded(tmp_path, SPECFORGE, **{"midlayer.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)})
+
+
 def test_a_missing_map_is_the_identity(tmp_path: Path):
     np.testing.assert_array_equal(loaded(tmp_path, SPECFORGE, d2t=None, t2d=None).target_ids, np.arange(len(REDUCED)))
 
@@ -178,6 +182,11 @@ def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
     save_eagle3(tmp_path / "out", draft, "specforge", public.fields())
     assert described(tensors_of(tmp_path / "out")) == described({**SPECFORGE.tensors(), **floats})
     assert read_json(tmp_path / "out/config.json") == public.fields()
+    for name in ("specforge", "speculators"):
+        save_eagle3(tmp_path / name, draft, name)
+        fields = read_json(tmp_path / name / "config.json")
+        assert {each["torch_dtype"] for each in (fields, fields.get("transformer_layer_config", fields))} == {dtype}
+        assert load_eagle3(tmp_path / name, ONE).config == draft.config
     wide = by_path(load_eagle3(tmp_path / "head", ONE, "float32").params)
     np.testing.assert_array_equal(wide["norm", "scale"], floats["norm.weight"].astype(np.float32))
 
@@ -189,9 +198,20 @@ def test_a_copy_of_the_embedding(tmp_path: Path):
     assert ("embed_tokens",) not in by_path(draft.params)
     check_embedding(tmp_path / "head", jnp.asarray(EMBEDDING))
     message = "^embed_tokens.weight: not the policy's, which the head borrows: made for another policy$"
-    for other in (EMBEDDING[::-1], EMBEDDING[:-1], EMBEDDING + 0.1 * (np.arange(VOCAB) == 8)[:, None]):
+    for other in (EMBEDDING[::-1], EMBEDDING[:-1], np.zeros_like(EMBEDDING)):
         with pytest.raises(ValueError, match=message):
             check_embedding(tmp_path / "head", jnp.asarray(other))
+
+
+def test_a_copy_of_the_embedding_that_training_has_moved_on_from(tmp_path: Path):
+    """By far more than RL moves it; and rows that no token has are zero in both."""
+    padded = np.concatenate([EMBEDDING[:-1], np.zeros_like(EMBEDDING[:1])])
+    loaded(tmp_path, SPECFORGE, **{"embed_tokens.weight": padded})
+    moved = padded * (1 + 0.2 * np.random.default_rng(1).normal(size=padded.shape))
+    check_embedding(tmp_path / "head", jnp.asarray(moved, jnp.float32))
+    apart = padded + np.random.default_rng(1).normal(size=padded.shape)
+    with pytest.raises(ValueError, match="^embed_tokens.weight: not the policy's"):
+        check_embedding(tmp_path / "head", jnp.asarray(apart, jnp.float32))
 
 
 SHUFFLED = np.array(REDUCED)[[0, 1, 2, 4, 3, 5, 6, 7, 8]] - np.arange(9)
@@ -225,6 +245,27 @@ def inner(**changes: Any) -> dict[str, Any]:
     return {"transformer_layer_config": SPECULATORS.fields()["transformer_layer_config"] | changes}
 
 
+QWEN3 = {"model_type": "qwen3"}
+WINDOW = dict(use_sliding_window=True, sliding_window=512)
+
+
+@pytest.mark.parametrize(
+    ("said", "window"),
+    [
+        (WINDOW | {"max_window_layers": 0}, 512),
+        (WINDOW | {"max_window_layers": 28}, None),
+        (WINDOW | {"max_window_layers": 0, "layer_types": ["full_attention"]}, None),
+        (WINDOW | {"layer_types": ["sliding_attention"]}, 512),
+        (WINDOW | {"use_sliding_window": False}, None),
+    ],
+)
+def test_windows_are_those_of_qwen3(tmp_path: Path, said: dict[str, Any], window: int | None):
+    public = replace(SPECULATORS, qk_norm=True)
+    public.write(tmp_path)
+    write_json(tmp_path / "config.json", public.fields() | inner(**QWEN3, **said))
+    assert load_eagle3(tmp_path, ONE).config.sliding_window == window
+
+
 FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
     "unknown": (SPECFORGE, {"logit_scale": 2.0}, "logit_scale = 2.0: unknown field, refused because .*"),
     "unknown to eagle_config": (SPECFORGE, {"eagle_config": {"depth": 3}}, "eagle_config.depth: unknown field, .*"),
@@ -240,6 +281,11 @@ FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
         SPECULATORS,
         inner(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]),
         "layer_types = .*: must be all full_attention or all sliding_attention",
+    ),
+    "mixed, as it was said before layer_types": (
+        replace(SPECULATORS, qk_norm=True, num_layers=2),
+        inner(**QWEN3, **WINDOW, num_hidden_layers=2, max_window_layers=1),
+        "max_window_layers = 1: must leave all 2 layers alike",
     ),
     "no window": (
         SPECULATORS,
@@ -321,6 +367,19 @@ def test_the_policy_that_a_head_was_made_for():
         check_stated_policy(fields, replace(llama, qk_norm=True))
 
 
+def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
+    draft = loaded(tmp_path, SPECULATORS)
+    shape = dict(hidden_size=WIDTH, intermediate_size=8, num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8)
+    llama = DecoderConfig(**shape, vocab_size=VOCAB)
+    strange = replace(llama, qk_norm=True, qkv_bias=True)
+    for name, policy, family in (("a", llama, ["LlamaForCausalLM"]), ("b", strange, []), ("c", None, [])):
+        save_eagle3(tmp_path / name, draft, "speculators", verifier="someone/policy", policy=policy)
+        stated = read_json(tmp_path / name / "config.json")["speculators_config"]["verifier"]
+        assert stated == {"name_or_path": "someone/policy", "architectures": family}
+    with pytest.raises(ValueError, match=r"^made for LlamaForCausalLM \(someone/policy\), the policy is Qwen3"):
+        check_stated_policy(read_json(tmp_path / "a/config.json"), replace(llama, qk_norm=True))
+
+
 def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
@@ -350,6 +409,7 @@ def test_pytorch_files(tmp_path: Path):
     SPECFORGE.write(tmp_path / "safe")
     tensors = {name: torch.from_numpy(x.copy()) for name, x in SPECFORGE.tensors().items()}
     tensors["fc.weight"] = tensors["fc.weight"].bfloat16()
+    tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(3)  # as old checkpoints of either kind hold it
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/config.json").write_text(json.dumps(SPECFORGE.fields()))
     torch.save(tensors, tmp_path / "torch/pytorch_model.bin")

@@ -63,6 +63,21 @@ QWEN25_7B = {
     "use_sliding_window": False,
     "vocab_size": 152064,
 }
+QWEN25_05B = {
+    **QWEN25_7B,
+    "eos_token_id": 151643,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_window_layers": 24,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "transformers_version": "4.40.1",
+    "use_mrope": False,
+    "vocab_size": 151936,
+}
 LLAMA32_1B = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -114,7 +129,7 @@ MIMO_7B = {
     "rope_theta": 640000,
     "vocab_size": 151680,
 }
-PUBLISHED = [QWEN3_8B, QWEN25_7B, LLAMA32_1B]
+PUBLISHED = [QWEN3_8B, QWEN25_7B, QWEN25_05B, LLAMA32_1B]
 
 
 def as_transformers_5(fields: dict[str, Any]) -> dict[str, Any]:
@@ -278,6 +293,7 @@ REFUSED = [
     ({"model_type": "qwen3", "architectures": ..., "attention_bias": True}, "attention_bias = true: must be false"),
     ({"mlp_bias": True}, "mlp_bias = true: must be false"),
     ({"mlp_bias": 0}, "mlp_bias = 0: must be false"),
+    ({"use_mrope": True}, "use_mrope = true: must be false"),
     ({"use_sliding_window": True}, "use_sliding_window = true: must be false"),
     ({"model_type": "mistral", "architectures": ...}, "sliding_window: missing, must be null or a positive integer"),
     (windows(max_window_layers=...), "max_window_layers = null: must be the first layer with a sliding window"),
@@ -369,5 +385,6 @@ def test_transformers_reads_the_export(tmp_path: Path, fields: dict[str, Any]):
     for config in found:
         config.pop("_name_or_path", None)
         config.pop("transformers_version")
+        config.pop("use_mrope", None)  # of no model that reads it; false says nothing
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     assert found[0] == found[1]

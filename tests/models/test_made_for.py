@@ -22,14 +22,23 @@ def test_what_is_stated_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("changes", "message"),
     [
-        ({"policy": "p"}, "must have policy, hidden_size, num_layers, temperature, .* and nothing else"),
-        (asdict(MADE_FOR) | {"predicted_acceptance": "much"}, "predicted_acceptance = much: must be a number"),
-        (asdict(MADE_FOR) | {"temperature": [1]}, r"temperature = \[1\]: must be a number"),
+        ({"layers": 8}, "must have policy, hidden_size, num_layers, temperature, .* and nothing else"),
+        ({"policy": 1}, "policy = 1: must be text or null"),
+        ({"hidden_size": "16"}, 'hidden_size = "16": must be a positive integer'),
+        ({"num_layers": 0}, "num_layers = 0: must be a positive integer"),
+        ({"temperature": [1]}, r"temperature = \[1\]: must be a finite number of at least 0"),
+        ({"temperature": None}, "temperature = null: must be a finite number of at least 0"),
+        ({"temperature": True}, "temperature = true: must be a finite number of at least 0"),
+        ({"temperature": -0.5}, "temperature = -0.5: must be a finite number of at least 0"),
+        ({"temperature": float("inf")}, "temperature = Infinity: must be a finite number of at least 0"),
+        ({"predicted_acceptance": "much"}, 'predicted_acceptance = "much": must be null or a number within 0 .. 1'),
+        ({"predicted_acceptance": 1.5}, "predicted_acceptance = 1.5: must be null or a number within 0 .. 1"),
+        ({"predicted_acceptance": float("nan")}, "predicted_acceptance = NaN: must be null or a number within 0 .. 1"),
     ],
 )
-def test_what_is_none(tmp_path: Path, fields: dict, message: str):
-    write_json(tmp_path / "made_for.json", fields)
+def test_what_is_none(tmp_path: Path, changes: dict, message: str):
+    write_json(tmp_path / "made_for.json", asdict(MADE_FOR) | changes)
     with pytest.raises(ValueError, match=f"^.*/made_for.json: {message}$"):
         read_made_for(tmp_path)

@@ -97,8 +97,8 @@ def is_caught(promised: float, found: float) -> None:
     """A run that loads a head which states `promised` says in its first step that something is wrong."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
-    assert misloaded("draft.path", promised, 1.0, stated) is None
-    assert misloaded("draft.path", found, 1.0, stated) is not None
+    assert misloaded(HEAD, "draft.path", promised, 1.0, stated) is None
+    assert misloaded(HEAD, "draft.path", found, 1.0, stated) is not None
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,13 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+# One of them is planted in every run of the tests: distilling the sound head is what takes long.
+QUICK = "another map"
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAULTS]
+)
 def test_a_changed_file_is_caught(
     tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, sound: float, fault: str
 ):
@@ -137,7 +142,6 @@ def test_a_changed_file_is_caught(
     is_caught(sound, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
 
 
-@pytest.mark.slow
 def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path):
     tensors = load_file(published / "model.safetensors") | {"d2t": OTHER_IDS - np.arange(len(IDS))}
     save_file(tensors, tmp_path / "model.safetensors")

@@ -228,7 +228,6 @@ def test_no_token_depends_on_a_small_model():
     assert 0 < np.asarray(late.drafted).sum() < np.asarray(whole.drafted).sum()
 
 
-@pytest.mark.slow
 def test_a_model_that_is_the_policy_drafts_what_it_says():
     """From what it is told and has cached itself, round after round."""
     rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
