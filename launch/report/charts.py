@@ -15,6 +15,8 @@ from launch.report.series import Series, limits, stretches, thin
 WIDTH, HEIGHT = 400, 210
 TOP, BOTTOM, RIGHT = 8, 24, 14
 CHARACTER = 7.2
+# What is drawn behind this and before its end is cut off at the plane's edges, and a line's width beyond.
+PLANE = f'<svg width="{WIDTH}" height="{HEIGHT - BOTTOM + 3}">'
 
 
 class Frame:
@@ -82,7 +84,7 @@ def line_chart(
     if percent:
         y = [tick for tick in y if -1e-9 <= tick <= 1 + 1e-9] if 0 <= low and high <= 1 and low < high else y
     frame = Frame(first, last, y, percent)
-    body = [frame.grid(), frame.across()]
+    body = [frame.grid(), frame.across(), PLANE]
     if reference is not None:
         at = float(frame.y(reference))
         body.append(f'<path class="reference" d="M{frame.left:.1f} {at:.1f}H{WIDTH - RIGHT}"/>')
@@ -101,7 +103,7 @@ def line_chart(
         (f"b{each.color}{' dashed' if each.dashed else ''}", each.label, number(float(each.smooth[-1]), percent))
         for each in series
     ]
-    return _figure(title, hint, legend, "".join(body + lines), _hover(frame, series, percent))
+    return _figure(title, hint, legend, "".join([*body, *lines, "</svg>"]), _hover(frame, series, percent))
 
 
 def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndarray]], *, hint: str = "") -> str:
