@@ -237,23 +237,27 @@ def main(argv: list[str]) -> int:
     if options.plots is not None:
         load_pyplot()
     use_compile_cache()
-    print(provenance("benchmarks.algorithms"))
-    print(f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after; learned: {MARGIN:.0%} more")
-    print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
     runs = []
     with tempfile.TemporaryDirectory() as directory:
-        for task, config in recipes(Path(directory)).items():
-            setup = set_up(replace(config, steps=options.steps or config.steps))
+        setups = {
+            task: set_up(replace(config, steps=options.steps or config.steps))
+            for task, config in recipes(Path(directory)).items()
+        }
+        # Behind the first mesh, which decides how many devices there are.
+        print(provenance("benchmarks.algorithms"))
+        print(
+            f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after; learned: {MARGIN:.0%} more"
+        )
+        print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
+        for task, setup in setups.items():
             params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
             before = evaluate(params)
             for algorithm in options.algorithms:
                 run = learn(setup, params, task, algorithm, before, evaluate)
-                said = ("learned" if run.learned else "did not learn") + (
-                    "" if run.as_expected else ": NOT AS IT SHOULD"
-                )
-                shares = f"{run.before:6.1%} {run.after:6.1%}"
-                steps = f"{setup.config.steps} steps"
-                print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {said}", flush=True)
+                said = "learned" if run.learned else "did not learn"
+                warning = "" if run.as_expected else ": NOT AS IT SHOULD"
+                shares, steps = f"{run.before:6.1%} {run.after:6.1%}", f"{setup.config.steps} steps"
+                print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {said}{warning}", flush=True)
                 runs.append(run)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(run) for run in runs]) + "\n")
