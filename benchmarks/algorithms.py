@@ -245,9 +245,8 @@ def main(argv: list[str]) -> int:
         }
         # Behind the first mesh, which decides how many devices there are.
         print(provenance("benchmarks.algorithms"))
-        print(
-            f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after; learned: {MARGIN:.0%} more"
-        )
+        print(f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after")
+        print(f"learned: after is at least {100 * MARGIN:.0f} points above before")
         print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
         for task, setup in setups.items():
             params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
