@@ -6,7 +6,7 @@ A policy warms up on the worked solutions of a task, for fewer steps than it wou
 the sums of that recipe, and a shallower one on digits to be put in order. Every algorithm then starts from that policy,
 with the same prompts and noise, a draft that learns beside it, and two updates a rollout, so that ratios and their
 clips matter. As a control, GRPO is given the rewards of other prompts, and must not learn. The exit status is 1 where
-one learns that must not, or does not that must.
+one learns that must not, or does not that must. With --json, what FILE has is not run again.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -82,8 +83,8 @@ ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     "Dr. GRPO": lambda config: _advantage(scale="none")(_loss(aggregate="budget")(config)),
     "DAPO": _dapo,
     "RLOO": _advantage(baseline="others", scale="none"),
-    "REINFORCE++": lambda config: _advantage(baseline="batch", scale="batch")(
-        _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="token")(config)
+    "REINFORCE++": lambda config: _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="token")(
+        _advantage(baseline="batch", scale="batch")(config)
     ),
     "REINFORCE++ baseline": _advantage(scale="batch"),
     "GSPO": _loss(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
@@ -92,9 +93,9 @@ ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     **{f"KL {kind} in loss": _loss(kl_coefficient=0.01, kl_estimator=kind) for kind in ("k1", "k2", "k3")},
     **{f"KL {kind} in reward": _kl_in_reward(kind) for kind in ("k1", "k2", "k3")},
     "reference that follows": lambda config: replace(_loss(kl_coefficient=0.01)(config), reference_every=20),
-    "importance by token": lambda config: _recomputed(_loss(importance="token")(config)),
-    "importance by sequence": lambda config: _recomputed(_loss(importance="sequence")(config)),
-    "importance by icepop": lambda config: _recomputed(_loss(importance="icepop")(config)),
+    "importance by token": lambda config: _loss(importance="token")(_recomputed(config)),
+    "importance by sequence": lambda config: _loss(importance="sequence")(_recomputed(config)),
+    "importance by icepop": lambda config: _loss(importance="icepop")(_recomputed(config)),
     "two epochs": lambda config: replace(config, updates=UpdateConfig(minibatches=2, epochs=2)),
     CONTROL: lambda config: config,
 }
@@ -185,7 +186,13 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
     return reward
 
 
-def learn(setup: Setup, params: Params, task: str, algorithm: str, before: float, evaluate: Evaluate) -> Learned:
+def begin(setup: Setup) -> tuple[Params, Evaluate, float]:
+    """The parameters that every run of a task starts from, and their accuracy."""
+    params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
+    return params, evaluate, evaluate(params)
+
+
+def learn(setup: Setup, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float) -> Learned:
     """A run of one algorithm from these parameters, whose accuracy is `before`."""
     config, prompts = ALGORITHMS[algorithm](setup.train), setup.config.data.prompts
     if config.selection.groups:
@@ -237,7 +244,9 @@ def main(argv: list[str]) -> int:
     if options.plots is not None:
         load_pyplot()
     use_compile_cache()
-    runs = []
+    runs, known = [], {}
+    if options.json is not None and options.json.exists():
+        known = {(run["task"], run["algorithm"]): Learned(**run) for run in json.loads(options.json.read_text())}
     with tempfile.TemporaryDirectory() as directory:
         setups = {
             task: set_up(replace(config, steps=options.steps or config.steps))
@@ -249,17 +258,17 @@ def main(argv: list[str]) -> int:
         print(f"learned: after is at least {100 * MARGIN:.0f} points above before")
         print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
         for task, setup in setups.items():
-            params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
-            before = evaluate(params)
+            start = cache(partial(begin, setup))
             for algorithm in options.algorithms:
-                run = learn(setup, params, task, algorithm, before, evaluate)
+                run = known.get((task, algorithm)) or learn(setup, task, algorithm, *start())
                 said = "learned" if run.learned else "did not learn"
                 warning = "" if run.as_expected else ": NOT AS IT SHOULD"
                 shares, steps = f"{run.before:6.1%} {run.after:6.1%}", f"{setup.config.steps} steps"
                 print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {said}{warning}", flush=True)
                 runs.append(run)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(run) for run in runs]) + "\n")
+                known[task, algorithm] = run
+                if options.json is not None:
+                    options.json.write_text(json.dumps([asdict(run) for run in known.values()]) + "\n")
     if options.plots is not None:
         draw(options.plots / "algorithms.png", runs)
     return 0 if all(run.as_expected for run in runs) else 1
