@@ -36,6 +36,17 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     assert capsys.readouterr().out.count("did not learn: NOT AS IT SHOULD") == 4
     assert all((run["gap"] > 1e-4) == (run["algorithm"] == "importance by token") for run in runs)
     assert len(list((tmp_path / "plots").glob("*.png"))) == 1
+    # What is there is tabled again and not run again.
+    monkeypatch.setattr(algorithms, "learn", None)
+    assert algorithms.main(["--algorithms", *names, *options]) == 1
+    assert capsys.readouterr().out.count("did not learn") == 6
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_it_changes_a_run_to_one_that_goes_together(name: str, tmp_path: Path) -> None:
+    plain = [recipe.train_config() for recipe in algorithms.recipes(tmp_path).values()]
+    changed = [algorithms.ALGORITHMS[name](config) for config in plain]
+    assert (changed == plain) == (name in ("GRPO", algorithms.CONTROL))
 
 
 def test_digits_are_put_in_order(tmp_path: Path) -> None:
