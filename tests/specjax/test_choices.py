@@ -17,7 +17,7 @@ from specjax.verify import VERIFIERS
         (lambda: LossConfig(aggregate="tokens"), "aggregate = tokens: must be one of token, sequence, budget"),
         (lambda: LossConfig(importance="seq"), "importance = seq: must be one of token, sequence, icepop"),
         (lambda: LossConfig(kl_estimator="k4"), "kl_estimator = k4: must be one of k1, k2, k3"),
-        (lambda: LossConfig(kl_in="Reward", kl_coefficient=0.1), "kl_in = Reward: must be one of loss, reward"),
+        (lambda: LossConfig(kl_in="Reward", kl_coefficient=0.1), "kl_in = Reward: must be one of loss, reward, token"),
         (lambda: OptimizerConfig(kind="sgd"), "kind = sgd: must be one of adamw, muon"),
         (lambda: OptimizerConfig(schedule="step"), "schedule = step: must be one of constant, linear, cosine"),
         (lambda: DraftTrainingConfig(mode="offline"), "mode = offline: must be one of online, frozen"),

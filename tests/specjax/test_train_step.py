@@ -112,7 +112,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
     assert relative_gap(state.params.policy, start.policy) > 1e-4
     assert relative_gap(state.params.draft, start.draft) > 1e-4
     assert metrics.keys() == {
-        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed"),
+        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
         *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
