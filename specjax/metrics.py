@@ -37,12 +37,12 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
 
 
 def reward_metrics(
-    reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "R"], punishment: Float[Array, "R"]
+    reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "K"], punishment: Float[Array, "R"]
 ) -> Metrics:
     """Statistics of the scored sequences, NaN where there are none.
 
-    equal: the groups of one reward. counted: the sequences that train the policy. punishment: what each was given for
-    its length beside its reward.
+    equal: the groups of one reward. counted: of the sequences that selection kept, those that train the policy.
+    punishment: what each sequence was given for its length, beside its reward.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
