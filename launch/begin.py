@@ -111,7 +111,8 @@ def resume(
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
-    if checkpoint.extra["problems"] != setup.checksum:
+    # Saves from before it was kept do not tell.
+    if checkpoint.extra.get("problems", setup.checksum) != setup.checksum:
         raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
