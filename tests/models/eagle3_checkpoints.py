@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from models.draft_checkpoint import SavedDraft
 from models.eagle3_dialects import Dialect
+from models.eagle3_files import load_eagle3
+from specjax.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_reference import Shape, Weights
 
 VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 17, 12, 16, 4, 2, 6
 LAYERS = (2, 3, 4)
 REDUCED = (0, 1, 4, 5, 6, 9, 12, 13, 16)
+ONE = make_mesh(MeshConfig())
 
 
 @dataclass(frozen=True)
@@ -163,3 +167,9 @@ class Public:
         (directory / "config.json").write_text(json.dumps(self.fields()))
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return {name: x.astype(np.float64) for name, x in tensors.items() if name not in ("d2t", "t2d")}
+
+
+def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> SavedDraft:
+    """A head written so, with these tensors changed, and read."""
+    public.write(tmp_path / "head", **changes)
+    return load_eagle3(tmp_path / "head", ONE)
