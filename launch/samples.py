@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from launch.run_directory import cut_lines
 from launch.setup import Setup
 from launch.tokenizers import token_texts
-from specjax.rewards import RewardFn
 from specjax.types import Prompts, Rollout
 
 SAMPLES_FILE = "samples.jsonl"
@@ -19,12 +17,11 @@ SAMPLES_FILE = "samples.jsonl"
 class SampleLog:
     """Writes a line for each step that it is shown: the lengths of all completions, and some of these in full.
 
-    reward_fn:   of the training prompts, which scores them once more: a step returns no rewards of single sequences.
     resume_step: the step that was restored; lines of later ones are dropped.
     """
 
-    def __init__(self, directory: Path, setup: Setup, reward_fn: RewardFn, resume_step: int | None = None) -> None:
-        self._path, self._setup, self._score = directory / SAMPLES_FILE, setup, jax.jit(reward_fn)
+    def __init__(self, directory: Path, setup: Setup, resume_step: int | None = None) -> None:
+        self._path, self._setup = directory / SAMPLES_FILE, setup
         if resume_step is not None:
             cut_lines(self._path, resume_step)
 
@@ -41,25 +38,24 @@ class SampleLog:
         Completions are of different prompts first. What is not known, such as the reward of a sample that could not be
         scored or the writers of a rollout that does not tell them, is null.
         """
-        with jax.set_mesh(self._setup.mesh):
-            reward = np.asarray(self._score(rollout, prompts).value)
         lengths, budget = np.asarray(rollout.lengths), rollout.tokens.shape[1]
         group = len(lengths) // len(prompts.id)
         rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._setup.config.log.samples]
-        completions = [self._completion(row, int(prompts.id[row // group]), rollout, reward[row]) for row in rows]
+        completions = [self._completion(row, int(prompts.id[row // group]), rollout) for row in rows]
         line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _completion(self, row: int, problem: int, rollout: Rollout, reward: np.ndarray) -> dict[str, Any]:
+    def _completion(self, row: int, problem: int, rollout: Rollout) -> dict[str, Any]:
         length = int(rollout.lengths[row])
+        reward = np.nan if rollout.reward is None else float(rollout.reward.value[row])
         texts = token_texts(self._setup.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
         writers = [None] * length if rollout.wrote is None else np.asarray(rollout.wrote[row, :length]).tolist()
         asked = self._setup.problems.train[problem]
         return {
             "prompt": asked.prompt,
             "answer": asked.answer,
-            "reward": float(reward) if np.isfinite(reward) else None,
+            "reward": reward if np.isfinite(reward) else None,
             "stopped": None if rollout.stopped is None else bool(rollout.stopped[row]),
             "pieces": [list(piece) for piece in zip(texts, writers, strict=True)],
         }

@@ -87,7 +87,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
             diary.warn(0, "nothing had been saved: the run begins anew")
         if not continuing:
             _say_what_is_dropped(setup, diary)
-        samples = SampleLog(directory, setup, reward_fn, last)
+        samples = SampleLog(directory, setup, last)
         try:
             with (
                 wandb_log(config, directory) as also,

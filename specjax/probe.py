@@ -84,12 +84,12 @@ class StagedStep:
             )
             # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
             del params
-            (batch, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
+            (scores, batch, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
             batch, seconds["logprob"] = self._timed("logprob", stages.logprob, state, batch)
             update = state, batch, prompts, rollout
             options = dict(out_shardings=(self._layout, None), donate_argnums=0)
             (state, losses), seconds["train"] = self._timed("update", self._update, *update, **options)
-        return (state, replace(rollout, batch=batch), metrics | losses), seconds
+        return (state, replace(rollout, reward=scores, batch=batch), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
         """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""

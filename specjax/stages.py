@@ -24,7 +24,7 @@ from specjax.plan import RolloutConfig
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
 from specjax.selection import SelectionConfig, drop_truncated, keep_groups, overlong_punishment
-from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 from specjax.updates import UpdateConfig, run_updates
 
 
@@ -107,7 +107,7 @@ class Stages(NamedTuple):
 
     prepare: Callable[[Params], Params]
     generate: Callable[[Params, Prompts, Array, Choice], Rollout]
-    reward: Callable[[Rollout, Prompts], tuple[Batch, Metrics]]
+    reward: Callable[[Rollout, Prompts], tuple[Reward, Batch, Metrics]]
     logprob: Callable[[TrainState, Batch], Batch]
     update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -130,7 +130,7 @@ def make_stages(
         return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
 
     @jax.named_scope("reward")
-    def reward(rollout: Rollout, prompts: Prompts) -> tuple[Batch, Metrics]:
+    def reward(rollout: Rollout, prompts: Prompts) -> tuple[Reward, Batch, Metrics]:
         if len(rollout.lengths) != size * len(prompts.lengths):
             raise ValueError(
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
@@ -150,7 +150,7 @@ def make_stages(
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
         trained = jnp.any(batch.trained, axis=1)
-        return batch, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
+        return scores, batch, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
 
     @jax.named_scope("logprob")
     def logprob(state: TrainState, batch: Batch) -> Batch:

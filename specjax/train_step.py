@@ -95,11 +95,11 @@ def make_train_step(
     def step(state: TrainState, prompts: Prompts) -> StepResult:
         params = stages.prepare(state.params)
         rollout = stages.generate(params, prompts, state.step, chosen_lengths(state, config))
-        batch, metrics = stages.reward(rollout, prompts)
+        scores, batch, metrics = stages.reward(rollout, prompts)
         batch = stages.logprob(state, batch)
         state, losses = stages.update(state, batch)
         state = with_experience(state, prompts, rollout, losses, drafter, config)
-        return state, replace(rollout, batch=batch), metrics | losses
+        return state, replace(rollout, reward=scores, batch=batch), metrics | losses
 
     return TrainStep(step, mesh)
 

@@ -159,6 +159,18 @@ class Writer(enum.IntEnum):
 
 
 @pytree
+class Reward:
+    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1.
+
+    parts: by name, what the value is put together from, [R] each, whose means are logged; None where it is one thing.
+    """
+
+    value: Float[Array, "R"]
+    correct: Float[Array, "R"]
+    parts: dict[str, Float[Array, "R"]] | None = None
+
+
+@pytree
 class Rollout:
     """Completions of R = N * G sequences, without their prompts. Only tokens and lengths are required of a fork.
 
@@ -178,8 +190,8 @@ class Rollout:
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
               beside `drafted`.
     wrote:    int8 [R, C], who wrote each token: a `Writer`.
-    batch:    what a training step made of it to learn from (specjax.batch.Batch), as its losses read it; the step fills
-              it in, and no rollout function does.
+    reward:   what the reward function said of each sequence, and batch: what a training step made of them all to learn
+              from (specjax.batch.Batch), as its losses read it; the step fills them in, and no rollout function does.
     """
 
     tokens: Int[Array, "R C"]
@@ -195,16 +207,5 @@ class Rollout:
     gained: Int[Array, "shards phases"] | None = None
     first: Int[Array, "R C"] | None = None
     wrote: Int[Array, "R C"] | None = None
+    reward: Reward | None = None
     batch: PyTree | None = None
-
-
-@pytree
-class Reward:
-    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1.
-
-    parts: by name, what the value is put together from, [R] each, whose means are logged; None where it is one thing.
-    """
-
-    value: Float[Array, "R"]
-    correct: Float[Array, "R"]
-    parts: dict[str, Float[Array, "R"]] | None = None

@@ -12,7 +12,6 @@ from configs.tiny import config as tiny
 from launch.data import Problem
 from launch.samples import SampleLog
 from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
-from specjax.mesh import MeshConfig, make_mesh
 from specjax.types import Prompts, Reward, Rollout, Writer
 from tests.launch.checkpoints import WORDS, write_tokenizer
 
@@ -22,11 +21,8 @@ ROLLOUT = Rollout(
     lengths=jnp.array([3, 2, 1, 4]),
     stopped=jnp.array([True, True, True, False]),
     wrote=jnp.array([[1, 2, 4, 0], [1, 3, 0, 0], [1, 0, 0, 0], [1, 2, 2, 3]], jnp.int8),
+    reward=Reward(jnp.array([3.0, 2.0, jnp.nan, 4.0]), jnp.zeros(4)),
 )
-
-
-def score(rollout: Rollout, prompts: Prompts) -> Reward:
-    return Reward(jnp.where(rollout.lengths == 1, jnp.nan, rollout.lengths.astype(jnp.float32)), jnp.zeros(4))
 
 
 def log_in(directory: Path, count: int, resume_step: int | None = None) -> SampleLog:
@@ -34,11 +30,10 @@ def log_in(directory: Path, count: int, resume_step: int | None = None) -> Sampl
     problems = [Problem(prompt="a+a=", answer="0"), Problem(prompt="b+b=", answer="1")]
     setup: Any = SimpleNamespace(
         config=config,
-        mesh=make_mesh(MeshConfig()),
         tokenizer=CharacterTokenizer("ab"),
         problems=SimpleNamespace(train=problems),
     )
-    return SampleLog(directory, setup, score, resume_step)
+    return SampleLog(directory, setup, resume_step)
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -55,10 +50,10 @@ def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
     assert (second["prompt"], second["reward"], third["pieces"]) == ("a+a=", None, [["b", 1], ["", 3]])
 
 
-def test_a_rollout_that_tells_neither(tmp_path: Path):
+def test_a_rollout_that_tells_none_of_it(tmp_path: Path):
     log_in(tmp_path, 1).write(1, PROMPTS, Rollout(ROLLOUT.tokens, ROLLOUT.lengths))
     (completion,) = lines(tmp_path)[0]["completions"]
-    assert completion["stopped"] is None and completion["pieces"][0] == ["a", None]
+    assert completion["stopped"] is completion["reward"] is None and completion["pieces"][0] == ["a", None]
 
 
 def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):

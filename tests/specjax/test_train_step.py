@@ -124,6 +124,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
     }
     assert all(x.shape == () for x in metrics.values())
     assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))
+    assert np.array_equal(rollout.reward.value, np.sum(rollout.tokens == 5, axis=1))
     assert metrics["rollout/logprob_gap_max"] < 1e-4 and abs(metrics["ratio/mean"] - 1) < 1e-5
 
 
