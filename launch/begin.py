@@ -107,6 +107,8 @@ def resume(
     seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
     fresh = fresh_state(setup, setup.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
+    # Else the networks that the recipe starts with, and their moments, would take memory for as long as the run lasts.
+    jax.tree.map(lambda x: x.delete(), fresh)
     try:
         checkpoint = saves.restore(abstract)
     except ValueError as error:

@@ -28,6 +28,10 @@ FREE_ON_RESUME = (
     *("steps", "out", "resume", "probe_every", "print_every", "profile_step"),
     *("gap_alarm", "max_skipped"),
     *("log", "eval", "checkpoint", "speedup", "mesh"),
+    # How a step is laid out in time and memory, which another mesh may want otherwise.
+    *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
+    # Done before the first step.
+    *("warmup", "distill"),
 )
 # Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
@@ -195,7 +199,7 @@ def _check_unchanged(path: Path, config: RunConfig) -> None:
     defaults = _as_stored(RunConfig(name=config.name, steps=config.steps))
     for name in [*wanted, *stored]:
         was, now = stored.get(name, defaults.get(name, "absent")), wanted.get(name, "absent")
-        if was != now and name.partition(".")[0] not in free:
+        if was != now and not {name, name.partition(".")[0]} & set(free):
             raise ConfigError(
                 f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"
             )

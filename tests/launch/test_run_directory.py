@@ -92,6 +92,9 @@ def test_what_may_change_on_resume():
         steps=20,
         probe_every=3,
         mesh=MeshConfig(data=2),
+        microbatches=2,
+        model=replace(CONFIG.model, remat="full"),
+        reward=replace(CONFIG.reward, workers=1),
         eval=EvalConfig(every=1),
         checkpoint=CheckpointConfig(every=1),
         speedup=replace(CONFIG.speedup, slots=(1,)),
@@ -118,7 +121,8 @@ def test_what_may_change_on_resume():
     assert refusal(elsewhere) == (
         "mesh.data = 2: the run to resume has 1 (y/config.json); "
         "only steps, out, resume, print_every, profile_step, gap_alarm, max_skipped, "
-        "log, eval, checkpoint, speedup may change"
+        "log, eval, checkpoint, speedup, microbatches, ladder, logit_chunk, model.remat, reward.workers, "
+        "warmup, distill may change"
     )
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
