@@ -1,7 +1,8 @@
 """Two arms of a comparison trained side by side: what they are rewarded, step by step, and where they part."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,12 @@ def print_curves(
     quarter = -(-steps // 4)
     for name in MEASURES:
         rows = {arm: getattr(curve, name) for arm, curve in curves.items()}
-        low, high = (bound(value for row in rows.values() for value in row) for bound in (min, max))
+        known = [value for row in rows.values() for value in row if np.isfinite(value)]
+        low, high = (min(known), max(known)) if known else (0.0, 0.0)
         columns = Column(), Column(f"{name}, {low:.3g} .. {high:.3g}"), f"first {quarter}", f"last {quarter}", "seconds"
         table = Table(*columns, box=None, padding=(0, 2, 0, 0))
         for arm, row in rows.items():
-            means = (f"{np.mean(part):.3f}" for part in (row[:quarter], row[-quarter:]))
+            means = (f"{_mean(part):.3f}" for part in (row[:quarter], row[-quarter:]))
             table.add_row(arm, sparkline(row, low, high), *means, f"{curves[arm].seconds:.3g}")
         console.print(table)
     if apart is None:
@@ -71,10 +73,19 @@ def print_curves(
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """The values as bars between the two levels; of more than there is width for, means of neighbours."""
-    parts = np.array_split(np.asarray(values), min(len(values), WIDTH))
-    share = (np.array([part.mean() for part in parts]) - low) / (high - low if high > low else 1)
-    return "".join(BARS[round(x * (len(BARS) - 1))] for x in np.clip(share, 0, 1).tolist())
+    """The values as bars between the two levels; of more than there is width for, means of neighbours.
+
+    A gap stands for those that are no numbers, as the reward is of a step in which nothing could be scored.
+    """
+    parts = [part.tolist() for part in np.array_split(np.asarray(values), min(len(values), WIDTH))]
+    share = (np.array([_mean(part) for part in parts]) - low) / (high - low if high > low else 1)
+    return "".join(BARS[round(x * (len(BARS) - 1))] if np.isfinite(x) else " " for x in np.clip(share, 0, 1).tolist())
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are numbers; NaN where none is."""
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def save_plot(directory: Path, curves: Mapping[str, Curve]) -> None:
@@ -95,6 +106,10 @@ def save_plot(directory: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def as_json(curves: Mapping[str, Curve], apart: Parting | None) -> dict[str, Any]:
-    """{"curves": {arm: {reward, accuracy, seconds}}, "parting": where the runs part, or None}"""
-    arms = {name: asdict(curve) for name, curve in curves.items()}
+    """{"curves": {arm: {reward, accuracy, seconds}}, "parting": where the runs part, or None}; None for no number"""
+    arms = {
+        arm: {name: [value if math.isfinite(value) else None for value in getattr(curve, name)] for name in MEASURES}
+        | {"seconds": curve.seconds}
+        for arm, curve in curves.items()
+    }
     return {"curves": arms, "parting": None if apart is None else apart._asdict()}
