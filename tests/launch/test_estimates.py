@@ -54,7 +54,7 @@ def test_right_and_wrong_have_the_interval_of_wilson():
     assert over_prompts(np.ones(10)) == pytest.approx((1, 0.7225, 1), abs=1e-4)
 
 
-def test_shares_are_bootstrapped_and_covered_as_often_as_they_say():
+def test_shares_are_covered_as_often_as_they_say():
     truth, inside = 0.3, Counter()
     source = np.random.default_rng(0)
     for _ in range(60):
@@ -63,3 +63,11 @@ def test_shares_are_bootstrapped_and_covered_as_often_as_they_say():
         assert low < value < high
         inside[low <= truth <= high] += 1
     assert inside[True] >= 51
+
+
+def test_one_wrong_sample_makes_nothing_certain():
+    right, nearly = np.ones(30), np.append(np.ones(29), 7 / 8)
+    assert over_prompts(nearly).low == pytest.approx(over_prompts(right).low, abs=0.02)
+    # Alike by chance: of one prompt that says little, of fifty much.
+    assert over_prompts(np.array([0.5])).high - over_prompts(np.array([0.5])).low > 0.7
+    assert 0.02 < over_prompts(np.full(50, 0.5)).high - 0.5 < 0.05
