@@ -16,7 +16,8 @@ KEPT = 4
 class SkippedUpdates:
     """Called with each step, saves the batch of every one that skipped an update, of the policy or of the draft.
 
-    As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay. With the networks of a save, and the rows
+    As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay, and none of a step behind `last`, from which
+    the run goes on. With the networks of a save, and the rows
     that its state replays, such a file is all that the losses were computed from: the prompts as `prompt_NAME`, and
     every array of the `specjax.batch.Batch` under its own name, reward, advantage, old and reference among them.
 
@@ -24,9 +25,12 @@ class SkippedUpdates:
             update; None before, and always with a limit of 0.
     """
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int, last: int = 0) -> None:
         self._directory, self._limit, self._row = directory, limit, 0
         self.reason: str | None = None
+        for step, file in self._saved().items():
+            if step > last:
+                file.unlink()
 
     def __call__(self, step: int, metrics: Mapping[str, Any], prompts: Prompts, rollout: Rollout) -> None:
         """metrics: `draft/skipped` is absent where no draft is trained. rollout: with its batch."""
@@ -46,7 +50,10 @@ class SkippedUpdates:
         arrays = {f"prompt_{name}": x for name, x in vars(prompts).items()} | vars(rollout.batch)
         kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
         np.savez(path, **kept)  # pyright: ignore[reportArgumentType]
-        files = {int(file.stem.rpartition("_")[2]): file for file in self._directory.glob("skipped_step_*.npz")}
+        files = self._saved()
         for old in sorted(files)[:-KEPT]:
             files[old].unlink()
         return path
+
+    def _saved(self) -> dict[int, Path]:
+        return {int(file.stem.rpartition("_")[2]): file for file in self._directory.glob("skipped_step_*.npz")}

@@ -50,6 +50,15 @@ def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path
     assert guard.reason == said
 
 
+def test_what_a_run_that_goes_on_from_before_left_is_dropped(tmp_path: Path) -> None:
+    """Else the batches that it saves anew would be taken for the oldest."""
+    run(SkippedUpdates(tmp_path, 0), [(1, None)] * 6)
+    again = SkippedUpdates(tmp_path, 0, last=3)
+    assert saved_steps(tmp_path) == [3]
+    again(4, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(4))
+    assert saved_steps(tmp_path) == [3, 4]
+
+
 @pytest.mark.parametrize("skipped", [(1, 0), (0, 1), (7, 0), (0, 8)])
 def test_one_skipped_update_of_either_network_counts(tmp_path: Path, skipped: tuple[int, int]) -> None:
     guard = SkippedUpdates(tmp_path, 2)
