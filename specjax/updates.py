@@ -106,6 +106,7 @@ def run_updates(
             sums=Sums(**totals),
             first=jax.tree.map(lambda x: x[0, 0], sums),
             norms=jax.tree.map(jnp.mean, norms),
-            skipped=jax.tree.map(lambda finite: jnp.sum(~finite, dtype=jnp.int32), finite),
+            # A draft that rests has no update to skip, whatever its loss.
+            skipped=Params(*(jnp.sum(x, dtype=jnp.int32) for x in (~finite.policy, ~finite.draft & train_draft))),
         ),
     )

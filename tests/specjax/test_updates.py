@@ -93,6 +93,9 @@ def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
     params, _, seen = run_updates(infinite, OPTIMIZERS, *given)
     assert params.draft == 0 and params.policy != 1
     assert (seen.skipped.policy, seen.skipped.draft) == (0, 1)
+    *given, _, config = given
+    for resting in (False, jnp.bool(False)):
+        assert run_updates(infinite, OPTIMIZERS, *given, resting, config)[2].skipped.draft == 0
 
 
 def test_one_update_is_not_several() -> None:
