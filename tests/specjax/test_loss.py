@@ -37,10 +37,10 @@ class Case:
         for i, j in zip(*np.nonzero(self.mask), strict=True):
             counts, advantage = self.mask[i], self.advantage[i]
             of_sequence = config.ratio == "sequence"
-            ratio = np.exp(np.mean((theta - self.old)[i, counts]) if of_sequence else theta[i, j] - self.old[i, j])
+            # With CISPO the ratio is a constant: that of the case itself, wherever theta is moved to.
+            gap = (self.theta if config.surrogate == "cispo" else theta) - self.old
+            ratio = np.exp(np.mean(gap[i, counts]) if of_sequence else gap[i, j])
             if config.surrogate == "cispo":
-                # The ratio is a constant: that of the case itself, wherever theta is moved to.
-                ratio = np.exp(self.theta[i, j] - self.old[i, j])
                 objective = np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high) * advantage * theta[i, j]
             elif advantage > 0:
                 objective = min(ratio, 1 + config.clip_high) * advantage
@@ -70,6 +70,7 @@ CONFIGS = [
     LossConfig(kl_coefficient=1.5),
     LossConfig(ratio="sequence", clip_low=0.02, clip_high=0.03),
     LossConfig(surrogate="cispo", clip_low=1.0, clip_high=0.2),
+    LossConfig(surrogate="cispo", ratio="sequence", clip_low=0.02, clip_high=0.03),
     LossConfig(dual_clip=1.2, importance_cap=None),
     LossConfig(importance="sequence", importance_cap=1.5),
     LossConfig(importance="icepop", importance_floor=0.7, importance_cap=1.8),
