@@ -19,7 +19,7 @@ from rich.console import Console
 from launch.arms import AUTOMATIC, PLAIN, Arm, make_arms
 from launch.begin import warmed_up, warmup_length
 from launch.bench.plots import load_pyplot
-from launch.cli import Numbers, parse_run_and, run_program, use_compile_cache
+from launch.cli import Numbers, check_writable, parse_run_and, run_program, use_compile_cache
 from launch.comparison import as_json as arms_as_json
 from launch.comparison import compare, print_comparison, print_partings
 from launch.console import reasons
@@ -72,8 +72,7 @@ class CompareArgs:
             raise ValueError(
                 f"draft_lengths = {tuple(self.draft_lengths)}: each must be at least 0, and one more than that"
             )
-        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
-            raise ValueError(f"json = {self.json}: its directory does not exist")
+        check_writable("json", self.json)
         if self.train_steps < 0:
             raise ValueError(f"train_steps = {self.train_steps}: must be at least 0")
         if self.plots is not None and not self.train_steps:

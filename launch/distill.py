@@ -20,7 +20,7 @@ from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
 from launch.acceptance import measure_acceptance
 from launch.answers import Answers, answers_file, load_answers
-from launch.cli import parse_run_and, run_program, use_compile_cache
+from launch.cli import check_writable, parse_run_and, run_program, use_compile_cache
 from launch.distill_report import as_json, print_report
 from launch.distillation import check_distillation, distill
 from launch.draft_files import check_trained, check_verifier, write_draft, write_policy
@@ -167,8 +167,7 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
     check_source(config, own.checkpoint)
     check_verifier(own.verifier, own.dialect)
-    if own.save_responses is not None and not Path(own.save_responses).absolute().parent.is_dir():
-        raise ConfigError(f"save_responses = {own.save_responses}: its directory does not exist")
+    check_writable("save_responses", own.save_responses)
 
 
 def _given(path: Path, setup: Setup) -> Answers:

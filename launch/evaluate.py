@@ -18,11 +18,11 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from launch.build import build_problems, load_problems
-from launch.cli import parse_run_and, run_program, use_compile_cache
+from launch.cli import check_writable, parse_run_and, run_program, use_compile_cache
 from launch.data import Problem
 from launch.errors import ConfigError
 from launch.estimates import INTERVAL
-from launch.evaluation import Sampled, Sampler
+from launch.evaluation import Sampled, Sampler, prompts_a_batch
 from launch.evaluation_report import print_report, report
 from launch.final_answers import final_answer_of
 from launch.measure import origin
@@ -33,7 +33,6 @@ from launch.setup import Setup, set_up
 from models.files import write_atomically
 from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter
-from specjax.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.types import Prompts
 
@@ -76,9 +75,7 @@ class EvaluateArgs:
         if not all(1 <= k <= self.samples for k in self.k):
             raise ValueError(f"k = {self.k}: each must be within 1 .. samples = {self.samples}")
         for name in ("json", "save"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).absolute().parent.is_dir():
-                raise ValueError(f"{name} = {path}: its directory does not exist")
+            check_writable(name, getattr(self, name))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -99,7 +96,8 @@ def main(argv: list[str]) -> int:
     tables = {name: _table(setup, name, problems, own.prompts) for name, problems in sets.items()}
     draft_length, sample = _sampler(setup, own)
     save = None if own.save is None else _completions_file(Path(own.save), setup)
-    batch_size = _batch_size(setup, own.samples, max(len(table.rows) for table in tables.values()))
+    largest = max(len(table.rows) for table in tables.values())
+    batch_size = prompts_a_batch(setup.sequences, own.samples, largest, setup.mesh)
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():
@@ -109,13 +107,12 @@ def main(argv: list[str]) -> int:
             console.print(f"no majority@k: no function final_answer beside reward.scorer = {config.reward.scorer}")
         for name, table in tables.items():
             score, parts = jax.jit(make_reward(pool, sets[name], setup.tokenizer, setup.mesh)), []
-            batches = fixed_batches(table, batch_size)
-            for prompts in batches:
+            for prompts in fixed_batches(table, batch_size):
                 parts.append(sample(score, prompts))
                 if save is not None:
                     save(name, parts[-1])
-            # The first also compiles.
-            timed = parts[1:] or [sample(score, batches[0])]
+            # The first also compiles, whose time is taken off, and is traced, whose is not.
+            timed = parts[1:] or parts
             reports.append(report(name, parts, timed, own.samples, own.counts, setup.tokenizer, final_answer))
             print_report(reports[-1], draft_length, console)
     if own.json is not None:
@@ -142,13 +139,6 @@ def _table(setup: Setup, name: str, problems: list[Problem], count: int | None) 
     if table.dropped:
         console.print(f"{name}: {table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
     return table if count is None else table.first(count)
-
-
-def _batch_size(setup: Setup, samples: int, prompts: int) -> int:
-    """Prompts a batch, for about as many sequences as a training step has."""
-    config, shards = setup.config, batch_shards(setup.mesh)
-    usual = config.data.prompts * config.rollout.group_size // samples
-    return -(-min(max(usual, 1), prompts) // shards) * shards
 
 
 def _sampler(setup: Setup, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:

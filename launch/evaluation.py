@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from launch.compile_clock import CompileClock
 from specjax.drafters import Drafter, NoDrafter
 from specjax.generate import make_generate
 from specjax.keys import seed_step
+from specjax.mesh import batch_shards
 from specjax.plan import RolloutConfig
 from specjax.rewards import RewardFn
 from specjax.types import Params, Policy, Prompts
@@ -27,7 +29,7 @@ class Sampled:
 
     ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
     value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
-    rounds:  verifications of all of them. seconds: of generation.
+    rounds:  verifications of all of them. seconds: of generation, without what the compiler took.
     """
 
     ids: np.ndarray
@@ -49,6 +51,12 @@ def at_one_length(config: RolloutConfig, drafter: Drafter) -> RolloutConfig:
     return replace(config, draft_length=0 if isinstance(drafter, NoDrafter) else config.draft_length, draft_lengths=())
 
 
+def prompts_a_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
+    """How many of the prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
+    shards = batch_shards(mesh)
+    return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
+
+
 class Sampler:
     """Called with parameters, a jitted reward and prompts, samples and scores; rows with an id below 0 are filler.
 
@@ -63,12 +71,15 @@ class Sampler:
         self.draft_length = config.draft_length
         self._generate = make_generate(policy, drafter, config, mesh)
         self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, STEP)
+        self._compiling = CompileClock()
 
     def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
         # What a drafter remembers it knows by the ids of other prompts.
-        params, start = replace(params, memory=()), time.perf_counter()
+        params = replace(params, memory=())
+        self._compiling.lap()
+        start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - self._compiling.lap()
         with jax.set_mesh(self._mesh):
             reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
         ids = np.repeat(prompts.id, self._samples)

@@ -57,10 +57,15 @@ class Setup:
         return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
 
     @property
+    def sequences(self) -> int:
+        """Those of a step's rollout, on all shards."""
+        return self.config.data.prompts * self.train.rollout.group_size
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Those of the run's rollouts, on each shard."""
-        data, rollout = self.config.data, self.train.rollout
-        return lay_out(rollout, data.prompts * rollout.group_size // batch_shards(self.mesh), data.max_prompt_tokens)
+        shards = batch_shards(self.mesh)
+        return lay_out(self.train.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
 
 def set_up(config: RunConfig, training: bool = True) -> Setup:

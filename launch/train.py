@@ -18,7 +18,7 @@ from launch.costs import COST_TABLE, CostTable
 from launch.diary import Diary
 from launch.drafting import Switches, losing, made_with, misloaded
 from launch.errors import RunStopped
-from launch.evaluation import Evaluate, make_evaluate
+from launch.evaluation import Evaluate, make_evaluate, prompts_a_batch
 from launch.guard import SkippedUpdates
 from launch.loggers import RunLogger
 from launch.pipeline import PromptPipeline, fixed_batches
@@ -33,13 +33,14 @@ from launch.stopping import Stopping
 from launch.weights_and_biases import wandb_log
 from models.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
-from specjax.mesh import batch_shards
 from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
 from specjax.train_step import make_train_step
 from specjax.types import TrainState
 
 PROFILE = "profile"
+# Held-out completions, where a step has fewer: small batches would only make evaluation slow.
+EVALUATED_AT_ONCE = 256
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -97,7 +98,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 Stopping(console.print) as stopping,
             ):
                 switches = Switches(setup.phases, config.rollout.draft_lengths, diary.warn)
-                skipped = SkippedUpdates(directory, config.max_skipped)
+                skipped = SkippedUpdates(directory, config.max_skipped, begun.step)
                 record = StepRecord(logger, switches, _first_step(setup, begun, diary), skipped)
                 kept = costs, saves, record, stopping, skipped, samples, diary
                 state = Steps(setup, begun, step, probe, pipeline, evaluate, *kept).run()
@@ -106,7 +107,9 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
             if stopping.signal is not None:
                 return 128 + stopping.signal
             if begun.accuracy is not None:
-                after = evaluate(state.params)
+                after = record.logged.get("eval/accuracy")
+                if after is None:
+                    after = evaluate(state.params)
                 console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {after:.1%} after")
                 diary.result(config.steps, accuracy_before=begun.accuracy, accuracy_after=after)
             if config.speedup.slots:
@@ -266,17 +269,16 @@ def _due(number: int, every: int) -> bool:
 
 
 def _evaluator(setup: Setup, reward_fn: RewardFn) -> Evaluate:
-    config, networks = setup.config, setup.networks
-    shards = batch_shards(setup.mesh)
-    table = setup.held_out_prompts
-    size = min(config.eval.prompts, len(table.rows))
+    config, networks, table = setup.config, setup.networks, setup.held_out_prompts
+    count, samples = min(config.eval.prompts, len(table.rows)), config.eval.samples
+    size = prompts_a_batch(max(setup.sequences, EVALUATED_AT_ONCE), samples, count, setup.mesh)
     return make_evaluate(
         networks.policy,
         networks.drafter,
         reward_fn,
         setup.train.rollout,
-        config.eval.samples,
-        fixed_batches(table.first(size), -(-size // shards) * shards),
+        samples,
+        fixed_batches(table.first(count), size),
         config.seed,
         setup.mesh,
     )

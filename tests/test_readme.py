@@ -1,7 +1,8 @@
-"""What the README shows runs."""
+"""What the README shows runs, and what any document names exists."""
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -38,10 +39,21 @@ def test_every_algorithm_is_options_that_go_together():
     assert table
     told = options_of(table[1])
     assert len(told) >= len(table[1].splitlines()) - 1
+    importance = next(options for options in told if options[0] == "--loss.importance")
+    told += [["--loss.importance", kind] for kind in ("sequence", "icepop")]
     plain = parse_run(["gsm8k"], "", "")
     for options in told:
-        if options[0] != "--loss.importance":  # token is the default
+        if options is not importance:  # token is the default
             assert parse_run(["gsm8k", *options], "", "") != plain, options
+
+
+@pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+def test_every_option_of_a_recipe_that_is_named_exists(path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_run(["tiny", "--help"], "", "")
+    known = set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
+    named = set(re.findall(r"--(?!section)[a-z-]+(?:\.[a-z-]+)+\b(?!\.[\w*])", path.read_text()))
+    assert named - known == set()
 
 
 def test_every_program_named_exists():

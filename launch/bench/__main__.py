@@ -16,7 +16,7 @@ from launch.bench.plots import load_pyplot, save_plots
 from launch.bench.presets import PRESETS, Preset, find_preset
 from launch.bench.report import Section, as_json, print_section
 from launch.bench.trained import trained
-from launch.cli import parse, run_program
+from launch.cli import check_writable, parse, run_program
 from launch.measure import provenance
 from specjax.checkpoint import Which
 
@@ -67,8 +67,7 @@ class BenchArgs:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if (self.checkpoint is None) != (self.recipe is None):
             raise ValueError(f"checkpoint = {self.checkpoint}, recipe = {self.recipe}: must be given together")
-        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
-            raise ValueError(f"json = {self.json}: no such directory")
+        check_writable("json", self.json)
 
 
 def main(argv: list[str]) -> int:

@@ -160,7 +160,7 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
         ("--sections floor roof", "sections = roof: must be of floor, verify, draft, acceptance, layout, peers"),
         ("--repeats 0", "repeats = 0: must be at least 1"),
-        ("--json nowhere/at/all.json", "json = nowhere/at/all.json: no such directory"),
+        ("--json nowhere/at/all.json", "json = nowhere/at/all.json: its directory does not exist"),
         ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: must be given together"),
         pytest.param(
             "--recipe tiny --checkpoint nowhere",

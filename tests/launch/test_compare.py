@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,7 @@ def test_the_law_of_amdahl():
 def test_bars():
     assert sparkline([0, 1, 2, 7], 0, 7) == "▁▂▃█"
     assert sparkline([0.5] * 3, 0.5, 0.5) == "▁▁▁"
+    assert sparkline([0, math.nan, 7], 0, 7) == "▁ █"
     assert sparkline(list(range(1000)), 0, 999) == "".join(sorted(sparkline(list(range(1000)), 0, 999)))
     assert len(sparkline(list(range(1000)), 0, 999)) == WIDTH
 
@@ -211,6 +213,7 @@ def test_two_runs_that_part_are_found_to():
         ({"--draft-lengths": "-1,3"}, "draft_lengths = (-1, 3): each must be at least 0"),
         ({"--draft-lengths": "0;3"}, "--draft-lengths: invalid literal for int() with base 10: '0;3'"),
         ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: its directory does not exist"),
+        ({"--json": "/"}, "json = /: is a directory, must be a file"),
         ({"--steps": "0"}, "steps = 0: must be at least 1"),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: there is nothing to compare"),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
