@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import algorithms
+from tests.documents import ROOT
 
 
 @pytest.mark.slow
@@ -55,3 +56,13 @@ def test_digits_are_put_in_order(tmp_path: Path) -> None:
     assert len({line["question"] for line in lines}) == 20
     assert all(sorted(line["question"].rstrip("=")) == list(line["answer"]) for line in lines)
     assert all(line["solution"] == f"#{line['answer']}" for line in lines)
+
+
+def test_every_algorithm_has_learnt_both_tasks() -> None:
+    """What is committed is of the algorithms that there are."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
+    runs = [algorithms.Learned(**run) for run in found]
+    assert {(run.task, run.algorithm) for run in runs} == {
+        (task, name) for task in ("tiny", "sorting") for name in algorithms.ALGORITHMS
+    }
+    assert all(run.as_expected for run in runs)
