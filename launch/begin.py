@@ -101,14 +101,18 @@ def warmed_up(setup: Setup, console: Console) -> Params:
 def resume(
     setup: Setup, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None, console: Console
 ) -> Begun:
-    """The run of the newest save, its `pipeline` and `costs` put back too. Raises ConfigError where it does not fit."""
+    """The run of the newest save, its `pipeline` and `costs` put back too; the networks of `setup` are given up for it.
+
+    Raises ConfigError where it does not fit.
+    """
     config = setup.config
     lengths = config.rollout.draft_lengths
     seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
     fresh = fresh_state(setup, setup.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
     # Else the networks that the recipe starts with, and their moments, would take memory for as long as the run lasts.
-    jax.tree.map(lambda x: x.delete(), fresh)
+    for x in jax.tree.leaves(fresh):
+        x.delete()
     try:
         checkpoint = saves.restore(abstract)
     except ValueError as error:

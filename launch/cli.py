@@ -94,8 +94,8 @@ def check_writable(option: str, path: str | None) -> None:
         raise ConfigError(f"{option} = {path}: is a directory, must be a file")
     if not file.parent.is_dir():
         raise ConfigError(f"{option} = {path}: its directory does not exist")
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"{option} = {path}: its directory cannot be written to")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{option} = {path}: cannot be written")
 
 
 def recipes() -> list[str]:

@@ -1,5 +1,6 @@
 """What ends a run that no longer learns: updates that are skipped, step after step."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ from specjax.types import Prompts, Rollout
 
 # Batches that stay on disk. The networks of a run's last save are nearest to those of the newest.
 KEPT = 4
+NAME = re.compile(r"skipped_step_(\d+)\.npz")
 
 
 class SkippedUpdates:
     """Called with each step, saves the batch of every one that skipped an update, of the policy or of the draft.
 
     As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay, and none of a step behind `last`, from which
-    the run goes on. With the networks of a save, and the rows
-    that its state replays, such a file is all that the losses were computed from: the prompts as `prompt_NAME`, and
-    every array of the `specjax.batch.Batch` under its own name, reward, advantage, old and reference among them.
+    the run goes on. With the networks of a save, and the rows that its state replays, such a file is all that the
+    losses were computed from: the prompts as `prompt_NAME`, and every array of the `specjax.batch.Batch` under its own
+    name, reward, advantage, old and reference among them.
 
     reason: why the run is to end, in one line, from the end of the first row of `limit` steps on that each skipped an
             update; None before, and always with a limit of 0.
@@ -56,4 +58,5 @@ class SkippedUpdates:
         return path
 
     def _saved(self) -> dict[int, Path]:
-        return {int(file.stem.rpartition("_")[2]): file for file in self._directory.glob("skipped_step_*.npz")}
+        found = ((NAME.fullmatch(file.name), file) for file in self._directory.iterdir())
+        return {int(match[1]): file for match, file in found if match}

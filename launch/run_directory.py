@@ -30,8 +30,6 @@ FREE_ON_RESUME = (
     *("log", "eval", "checkpoint", "speedup", "mesh"),
     # How a step is laid out in time and memory, which another mesh may want otherwise.
     *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
-    # Done before the first step.
-    *("warmup", "distill"),
 )
 # Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))

@@ -1,7 +1,7 @@
 """The policy's loss, token by token, as terms and weights that microbatches and shards can add up.
 
-The family of GRPO in four choices that go together freely: the ratio, what is made of it, how tokens are weighed
-against each other, and what corrects for the policy that generated not being the one that is trained.
+The family of GRPO in four choices: the ratio, what is made of it, how tokens are weighed against each other, and what
+corrects for the policy that generated not being the one that is trained.
 """
 
 from dataclasses import dataclass

@@ -190,8 +190,9 @@ class Rollout:
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
               beside `drafted`.
     wrote:    int8 [R, C], who wrote each token: a `Writer`.
-    reward:   what the reward function said of each sequence, and batch: what a training step made of them all to learn
-              from (specjax.batch.Batch), as its losses read it; the step fills them in, and no rollout function does.
+    reward:   what the reward function said of each sequence, whether it is learnt from or not.
+    batch:    what a training step made of it to learn from (specjax.batch.Batch), as its losses read it. The step fills
+              both in, and no rollout function does.
     """
 
     tokens: Int[Array, "R C"]

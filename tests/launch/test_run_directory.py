@@ -121,8 +121,8 @@ def test_what_may_change_on_resume():
     assert refusal(elsewhere) == (
         "mesh.data = 2: the run to resume has 1 (y/config.json); "
         "only steps, out, resume, print_every, profile_step, gap_alarm, max_skipped, "
-        "log, eval, checkpoint, speedup, microbatches, ladder, logit_chunk, model.remat, reward.workers, "
-        "warmup, distill may change"
+        "log, eval, checkpoint, speedup, microbatches, ladder, logit_chunk, model.remat, reward.workers "
+        "may change"
     )
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
