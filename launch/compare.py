@@ -30,7 +30,7 @@ from launch.distillation import check_distillation, distill
 from launch.errors import ConfigError
 from launch.measure import in_turns, origin, provenance
 from launch.pipeline import check_supervised
-from launch.run_directory import restore_params
+from launch.run_directory import restore_params, saved_step
 from launch.scoring import make_pool, make_reward
 from launch.setup import Setup, set_up
 from models.files import write_atomically
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     lengths = tuple(sorted({0, *own.draft_lengths}))
     setup = set_up(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
     cells = None if config.cost_table is None else load_cells(Path(config.cost_table), setup.phases, lengths)
-    _check(setup, own.checkpoint)
+    _check(setup, own)
     found = origin("launch.compare") | {"recipe": config.name}
     found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
     pool = make_pool(config.reward)
@@ -134,10 +134,11 @@ def _train(setup: Setup, arms: Mapping[str, Arm], own: CompareArgs) -> dict[str,
     return curves_as_json(curves, apart)
 
 
-def _check(setup: Setup, checkpoint: str | None) -> None:
+def _check(setup: Setup, own: CompareArgs) -> None:
     """Raise ConfigError where the run could not begin."""
     config = setup.config
-    if checkpoint is not None:
+    if own.checkpoint is not None:
+        saved_step(Path(own.checkpoint), own.checkpoint_step)
         return
     if config.warmup.steps:
         check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))

@@ -111,9 +111,7 @@ def main(argv: list[str]) -> int:
                 parts.append(sample(score, prompts))
                 if save is not None:
                     save(name, parts[-1])
-            # The first also compiles, whose time is taken off, and is traced, whose is not.
-            timed = parts[1:] or parts
-            reports.append(report(name, parts, timed, own.samples, own.counts, setup.tokenizer, final_answer))
+            reports.append(report(name, parts, own.samples, own.counts, setup.tokenizer, final_answer))
             print_report(reports[-1], draft_length, console)
     if own.json is not None:
         said = origin("launch.evaluate") | {

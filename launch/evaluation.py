@@ -29,7 +29,7 @@ class Sampled:
 
     ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
     value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
-    rounds:  verifications of all of them. seconds: of generation, without what the compiler took.
+    rounds:  verifications of all of them. seconds: of generation, once compiled.
     """
 
     ids: np.ndarray

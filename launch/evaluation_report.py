@@ -43,13 +43,12 @@ class SetReport:
 def report(
     name: str,
     parts: Sequence[Sampled],
-    timed: Sequence[Sampled],
     samples: int,
     counts: Sequence[int],
     tokenizer: Tokenizer,
     final_answer: FinalAnswer | None,
 ) -> SetReport:
-    """Of all the `parts` of a set; its speed is that of those `timed`. counts: the k's beside the accuracy."""
+    """Of all the `parts` of a set. counts: the k's beside the accuracy."""
     correct, value, lengths, stopped = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
     )
@@ -70,7 +69,7 @@ def report(
         length_mean=float(lengths.mean()),
         truncated=float(np.mean(~stopped)),
         acceptance_length=float(lengths.sum() - len(lengths)) / rounds if rounds else None,
-        tokens_per_s=sum(int(part.lengths.sum()) for part in timed) / sum(part.seconds for part in timed),
+        tokens_per_s=int(lengths.sum()) / sum(part.seconds for part in parts),
     )
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 import launch.compare
 from launch.cli import parse_run
 from launch.comparison import STAGES, step_speedup
-from launch.curves import WIDTH, Curve, print_curves, sparkline, train_both
+from launch.curves import WIDTH, Curve, as_json, print_curves, sparkline, train_both
 from launch.errors import ConfigError
 from launch.parting import Parting, parting
 from launch.setup import set_up
@@ -191,6 +191,19 @@ def test_where_two_runs_part_is_said(verifier: str, dtype: str, why: str):
     apart = Parting(2, 7, 1, 3, 4, None)
     print_curves({"plain": curve, "other": curve}, apart, verifier, dtype, Console(file=said, soft_wrap=True))
     assert said.getvalue().endswith(f"the two runs: {apart} {why}\n")
+
+
+def test_steps_in_which_nothing_was_scored_are_gaps():
+    """Or all of them."""
+    said = io.StringIO()
+    curves = {
+        "some": Curve([0.0, math.nan, 1.0, 1.0], [0.0, 0.0, 0.5, 1.0], 1.0),
+        "none": Curve([math.nan] * 4, [0.0] * 4, 1.0),
+    }
+    print_curves(curves, None, "coupled", "float32", Console(file=said, soft_wrap=True))
+    assert "▁ ██" in said.getvalue() and "identical: the same tokens in all 4 steps" in said.getvalue()
+    assert as_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
+    assert sparkline([math.nan] * 2, 0.0, 0.0) == "  "
 
 
 def test_two_runs_that_part_are_found_to():

@@ -14,10 +14,11 @@ from configs.schema import RewardConfig
 from launch.cli import parse_run
 from launch.estimates import over_prompts, pass_at_k
 from launch.evaluate import EvaluateArgs
-from launch.evaluation import Sampler, make_evaluate
+from launch.evaluation import Sampler, make_evaluate, prompts_a_batch
 from launch.final_answers import final_answer_of
 from launch.setup import set_up
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
+from specjax.mesh import MeshConfig, make_mesh
 from specjax.plan import RolloutConfig
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
@@ -115,6 +116,14 @@ def test_math_answers_are_the_same_however_they_are_written():
     assert answer("no idea") is None
 
 
+@pytest.mark.parametrize(
+    "sequences, samples, prompts, size", [(8, 2, 100, 4), (8, 3, 100, 2), (8, 16, 100, 2), (512, 1, 5, 6)]
+)
+def test_a_batch_has_about_as_many_sequences_as_asked_for(sequences: int, samples: int, prompts: int, size: int):
+    """And divides over the two data shards, whatever it has to be filled with."""
+    assert prompts_a_batch(sequences, samples, prompts, make_mesh(MeshConfig(data=2))) == size
+
+
 @pytest.mark.parametrize("name", ["exact", "exact_traced", "regex", "format", *(["math"] if MATH else [])])
 def test_a_built_in_scorer_has_final_answers_or_no_notion_of_them(name: str):
     answer = final_answer_of(RewardConfig(scorer=name, pattern=r"= *(\d+) *;" if name == "regex" else None))
@@ -159,6 +168,7 @@ def test_the_powers_of_two_unless_told_otherwise():
         ({"--prompts": "0"}, "prompts = 0: must be at least 1"),
         ({"--k": "2 5"}, "k = (2, 5): each must be within 1 .. samples = 4"),
         ({"--save": "nowhere/x.jsonl"}, "save = nowhere/x.jsonl: its directory does not exist"),
+        ({"--json": "."}, "json = .: is a directory, must be a file"),
         ({"--files": "nowhere.jsonl"}, "nowhere.jsonl: cannot read it: No such file or directory"),
         ({"--data.max-prompt-tokens": "2"}, "held-out: has no prompt of 1 .. 2 tokens (data.max_prompt_tokens)"),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
