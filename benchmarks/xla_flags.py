@@ -22,6 +22,7 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "wide vectors": {"xla_cpu_prefer_vector_width": 512},
         "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
         "oneDNN": {"xla_cpu_use_onednn": True},
+        "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
         "LLVM at level 1": {"xla_backend_optimization_level": 1},
     },
     "gpu": {
