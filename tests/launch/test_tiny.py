@@ -1,4 +1,4 @@
-"""The default job as it is: it learns, and its draft is accepted. How fast is for its closing comparison to say."""
+"""The default job as it is: it learns, its draft is accepted, and its closing comparison finds that drafting pays."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_tiny_learns_and_so_does_its_draft(tmp_path: Path):
+def test_tiny_learns_and_speculation_pays(tmp_path: Path):
     command = [sys.executable, "-m", "launch.train", "tiny", "--out", str(tmp_path / "run")]
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
@@ -19,4 +19,4 @@ def test_tiny_learns_and_so_does_its_draft(tmp_path: Path):
     assert after - before >= 20
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 2.6
-    assert len(re.findall(r"speed-up \S+: alpha", result.stdout)) == 2
+    assert float(re.search(r"speed-up (\S+):", result.stdout).group(1)) > 1.0  # pyright: ignore[reportOptionalMemberAccess]
