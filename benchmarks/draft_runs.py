@@ -97,13 +97,13 @@ def starts(setup: Setup, params: Params) -> dict[str, Params]:
 
 def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int) -> list[Drafted]:
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
-    prompts = setup.held_out_prompts.batch(np.arange(setup.config.speedup.prompts))
+    prompts = setup.held_out_prompts.batch(np.arange(setup.config.speedup.prompts * setup.train.rollout.group_size))
     networks, turns = (setup.networks.policy, setup.networks.drafter), count()
 
     def cell(params: Params, length: int) -> Callable[[], tuple[Measurement, Measurement]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
         config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, length))
-        program = Program(*networks, params, config, prompts, setup.mesh)
+        program = Program(*networks, params, config, [prompts], setup.mesh)
 
         def measure() -> tuple[Measurement, Measurement]:
             turn = next(turns)

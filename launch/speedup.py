@@ -1,4 +1,7 @@
-"""The best speculative plan against the best autoregressive one, each at its own slot count, on the same prompts."""
+"""The best speculative plan against the best autoregressive one, each at its own slot count, on the same prompts.
+
+Groups share their prompt's prefill as they do in a step, and every turn takes the next of the held-out prompts.
+"""
 
 import itertools
 import statistics
@@ -29,11 +32,13 @@ from specjax.types import Params, Policy, Prompts
 
 ANY_LENGTH = 2**30
 TAIL = 4
+# Turns by which plans are chosen.
+SCREENED = 5
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One pass of a plan over all prompts.
+    """One pass of a plan over the prompts of a turn.
 
     lengths: int32 [sequences]. alpha: tokens emitted a verification, live rows only.
     seconds: wall time. trips: rounds of the shard that had most.
@@ -54,25 +59,30 @@ class Measurement:
 
 
 class Program:
-    """All prompts generated with the same phases, at any draft length in any phase: compiled when made."""
+    """The prompts of a turn generated with the same phases, at any draft length in any phase: compiled when made.
+
+    turns: the prompts of each turn, all as many; behind the last comes the first.
+    """
 
     def __init__(
-        self, policy: Policy, drafter: Drafter, params: Params, config: RolloutConfig, prompts: Prompts, mesh: Mesh
+        self, policy: Policy, drafter: Drafter, params: Params, config: RolloutConfig, turns: list[Prompts], mesh: Mesh
     ) -> None:
-        sequences = len(prompts.lengths) // batch_shards(mesh)
-        self.phases = lay_out(config, sequences, prompts.tokens.shape[1])
+        count, width = turns[0].tokens.shape
+        self.phases = lay_out(config, count * config.group_size // batch_shards(mesh), width)
         self.draft_lengths = config.draft_lengths
         self._generate = make_generate(policy, drafter, config, mesh)
-        self._params, self._prompts, self._everywhere = params, place(prompts, mesh), NamedSharding(mesh, P())
+        self._params, self._turns, self._mesh = params, turns, mesh
         self.measure((0,) * len(self.phases), 0)
 
     def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
-        """Generate everything once, each phase at its draft length, with the noise of that turn."""
+        """Generate the prompts of that turn with its noise, each phase at its draft length."""
         chosen = jnp.array([self.draft_lengths.index(k) for k in draft_lengths])
         # Placed before the clock starts, as a train step's are.
-        noise, chosen = jax.device_put((seed_step(0, -2 - turn), chosen), self._everywhere)
+        prompts = place(self._turns[turn % len(self._turns)], self._mesh)
+        noise, chosen = jax.device_put((seed_step(0, -2 - turn), chosen), NamedSharding(self._mesh, P()))
+        jax.block_until_ready((prompts, noise, chosen))
         start = time.perf_counter()
-        rollout = jax.block_until_ready(self._generate(self._params, self._prompts, noise, chosen))
+        rollout = jax.block_until_ready(self._generate(self._params, prompts, noise, chosen))
         seconds = time.perf_counter() - start
         lengths, rounds = np.asarray(rollout.lengths), int(np.sum(rollout.rounds))
         trips = int(np.max(np.sum(rollout.trips, axis=-1)))
@@ -92,11 +102,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Speedup:
-    """The two best plans over the same prompts, measured in turns; a turn has the same noise for both.
+    """The two best plans, measured in turns; a turn has the same prompts and noise for both.
 
     speedup: median over the turns of the ratio of their tokens/s.
     cost:    seconds of a round of the speculative plan over those of an autoregressive one with the same phases.
-    lengths: int [sequences], of the autoregressive completions of the first turn.
+    lengths: int [turns, sequences], of the autoregressive completions.
     """
 
     plain: Plan
@@ -141,40 +151,55 @@ def compare_plans(
     options: SpeedupConfig,
     mesh: Mesh,
 ) -> tuple[Speedup, Speedup]:
-    """The comparison over all prompts, and over the four alone that were longest: the tail, which all others wait for.
+    """The comparison of as many groups as `options` names, and of the four longest sequences alone: the tail.
 
-    (Of every shard as many, where there are several.)
+    All others wait for these. They are samples of the prompts whose groups were longest, of every shard as many.
     """
-    config = replace(config, group_size=1, draft_lengths=(0, *sorted(set(options.draft_lengths))))
+    config = replace(config, draft_lengths=(0, *sorted(set(options.draft_lengths))))
     # What a drafter remembers it knows by the ids of other prompts.
     params = replace(params, memory=())
     shards = batch_shards(mesh)
 
-    def compare(rows: np.ndarray, slots: tuple[int, ...]) -> Speedup:
-        prompts = table.batch(rows)
+    def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
+        prompts = [table.batch(rows) for rows in turns]
+        groups = replace(config, group_size=samples)
         programs = [
-            Program(policy, drafter, params, replace(config, phases=shrinking(count)), prompts, mesh) for count in slots
+            Program(policy, drafter, params, replace(groups, phases=shrinking(count)), prompts, mesh) for count in slots
         ]
         return _best_against_best(programs, options.repeats)
 
-    everything = compare(np.arange(options.prompts), options.slots)
-    each = min(-(-TAIL // shards), options.prompts // shards)
-    parts = np.argsort(everything.lengths.reshape(shards, -1), axis=1)[:, -each:]
-    tail = parts + np.arange(shards)[:, None] * (options.prompts // shards)
-    return everything, compare(tail.ravel(), (each,))
+    turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
+    everything = compare(turns, config.group_size, options.slots)
+    tail, samples = tail_of(turns, everything.lengths, shards, config.group_size)
+    return everything, compare(tail, samples, (tail.shape[1] // shards * samples,))
+
+
+def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int) -> tuple[np.ndarray, int]:
+    """(the prompts of each turn whose groups were longest, as many of every shard; samples of each).
+
+    turns: int [turns, prompts], in the order of the shards. lengths: int [turns, prompts * group_size].
+    """
+    sequences = -(-TAIL // shards)
+    parts = turns.reshape(len(turns), shards, -1)
+    count = min(-(-sequences // group_size), parts.shape[2])
+    means = lengths.reshape(*parts.shape, group_size).mean(axis=-1)
+    longest = np.argsort(means, axis=-1)[..., -count:]
+    chosen = np.take_along_axis(parts, longest, axis=-1).reshape(len(turns), -1)
+    return chosen, min(-(-sequences // count), group_size)
 
 
 def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
-    """Measure every plan once, then the best of each kind in turns, which cancels a drift of the machine."""
-    measured: dict[Plan, Measurement] = {}
+    """Measure every plan a few times, then the best of each kind in turns, which cancels a drift of the machine."""
+    measured: dict[Plan, float] = {}
     for program in programs:
         # Drafts never grow shorter with the batch: the fewer the rows, the cheaper a longer verification.
         for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases)):
             plan = Plan(program, lengths)
-            measured[plan] = plan.measure(0)
-    plain = {plan: seen for plan, seen in measured.items() if not any(plan.draft_lengths)}
-    best_plain = max(plain, key=lambda plan: measured[plan].tokens_per_s)
-    best = max(measured.keys() - plain.keys(), key=lambda plan: measured[plan].tokens_per_s)
+            seen = [plan.measure(turn).tokens_per_s for turn in range(min(SCREENED, repeats))]
+            measured[plan] = statistics.median(seen)
+    plain = [plan for plan in measured if not any(plan.draft_lengths)]
+    best_plain = max(plain, key=measured.__getitem__)
+    best = max((plan for plan in measured if any(plan.draft_lengths)), key=measured.__getitem__)
     same_phases = next(plan for plan in plain if plan.program is best.program)
     names = {"plain": best_plain, "speculative": best, "same phases": same_phases}
     turns = in_turns({name: partial(_next_turn, plan, itertools.count()) for name, plan in names.items()}, repeats)
@@ -187,7 +212,7 @@ def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
         speedup=statistics.median(y.tokens_per_s / x.tokens_per_s for x, y in zip(a, b, strict=True)),
         alpha=statistics.fmean(x.alpha for x in b),
         cost=statistics.median(y.seconds_a_round / x.seconds_a_round for x, y in zip(c, b, strict=True)),
-        lengths=a[0].lengths,
+        lengths=np.stack([x.lengths for x in a]),
     )
 
 
@@ -197,7 +222,10 @@ def _next_turn(plan: Plan, turns: Iterator[int]) -> Measurement:
 
 def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
     """Both comparisons, each with what makes the difference between its plans."""
-    for title, result in (("all prompts", everything), (f"the longest {len(tail.lengths)} alone", tail)):
+    for title, result in (
+        (f"{everything.lengths.shape[1]} sequences", everything),
+        (f"the longest {tail.lengths.shape[1]} alone", tail),
+    ):
         table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best settings")
         table.title_justify = "left"
         for name, plan, speed in (

@@ -177,13 +177,14 @@ class SpeedupConfig:
     Attributes:
         slots:         sequences decoded at a time on each shard, to begin with; empty skips the comparison.
         draft_lengths: K of the speculative settings.
-        prompts:       how many sequences in all.
+        prompts:       in a turn, over all shards, with rollout.group_size samples each, as in a step; every turn takes
+                       the next of those held out.
         repeats:       timings of the best settings of each kind, side by side.
     """
 
     slots: tuple[int, ...] = ()
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4)
-    prompts: int = 128
+    prompts: int = 16
     repeats: int = 5
 
     def __post_init__(self) -> None:

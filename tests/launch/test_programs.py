@@ -268,7 +268,7 @@ TINY = {
     "--checkpoint.every": "3",
     "--speedup.slots": "4",
     "--speedup.draft-lengths": "1",
-    "--speedup.prompts": "8",
+    "--speedup.prompts": "4",
     "--speedup.repeats": "1",
 }
 DISTILLING = {"--distill.steps": "2", "--distill.answers": "16", "--distill.batch-size": "8"}
