@@ -3,7 +3,7 @@
 Run from the repository's root: python -m benchmarks.xla_flags [--preset qwen3-0.6b]
 
 Flags are set for one program alone, as XLA_FLAGS=--NAME=VALUE does for all. What this version of XLA does not know, or
-does not take for a single program, is named and left out.
+does not take for a single program, is named and left out. Without a flag means with specjax.mesh.decoding_options.
 """
 
 import argparse
@@ -22,7 +22,7 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "wide vectors": {"xla_cpu_prefer_vector_width": 512},
         "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
         "oneDNN": {"xla_cpu_use_onednn": True},
-        "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
+        "YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
         "LLVM at level 1": {"xla_backend_optimization_level": 1},
     },
     "gpu": {

@@ -24,7 +24,7 @@ from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.generate import place, prepare
 from specjax.keys import seed_step
-from specjax.mesh import BATCH_AXES, batch_shards
+from specjax.mesh import BATCH_AXES, batch_shards, decoding_options
 from specjax.plan import Phase, RolloutConfig
 from specjax.rollout import begin
 from specjax.rounds import Decoding, RoundState, round_once
@@ -101,7 +101,7 @@ class RoundClock:
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
-        self._prepare = jax.jit(partial(prepare, policy=networks.policy))
+        self._prepare = jax.jit(partial(prepare, policy=networks.policy, drafter=networks.drafter))
         self._begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
         self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k) for shape, k in sorted(wanted)}
         self._compiled: dict[tuple[Phase, int], jax.stages.Compiled] = {}
@@ -152,7 +152,8 @@ def _begun(
         decoding = Decoding(networks.policy, networks.drafter, params, config)
         return kv.resize(begin(decoding, prompts, noise, phase.slots, leaving=leaving).state, -by)
 
-    return jax.jit(_on_each_shard(first, mesh, P(), P(BATCH_AXES)))
+    program = _on_each_shard(first, mesh, P(), P(BATCH_AXES))
+    return jax.jit(program, compiler_options=decoding_options())
 
 
 def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> jax.stages.Wrapped:
@@ -164,7 +165,8 @@ def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> ja
         return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
 
     # Donated, as a loop's own state is: what is timed copies no cache.
-    return jax.jit(_on_each_shard(some, mesh, P(), P(BATCH_AXES), P()), donate_argnums=1)
+    program = _on_each_shard(some, mesh, P(), P(BATCH_AXES), P())
+    return jax.jit(program, donate_argnums=1, compiler_options=decoding_options())
 
 
 def _on_each_shard(run: Callable[..., RoundState], mesh: Mesh, *specs: P) -> Callable[..., RoundState]:

@@ -1,5 +1,6 @@
 """The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral, told apart by its configuration."""
 
+from dataclasses import replace
 from typing import cast
 
 import flax.linen as nn
@@ -121,13 +122,27 @@ class Decoder(nn.Module):
 def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
     """The decoder as the functions that the algorithms call; `remat` trades time for memory in training."""
     decoder = Decoder(config, remat)
+    untied = Decoder(replace(config, tie_embeddings=False), remat)
+
+    def own(params: PyTree) -> Decoder:
+        return untied if "head" in params else decoder
+
+    def for_decoding(params: PyTree) -> PyTree:
+        """On CPUs a tied head becomes a matrix [in, out]: a few rows take seven times as long with the table itself."""
+        if not config.tie_embeddings or jax.default_backend() != "cpu":
+            return params
+        return params | {"head": {"kernel": params["embed"]["embedding"].T}}
+
     return Policy(
-        apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
+        apply=lambda params, *args, **options: cast(
+            PolicyOutput, own(params).apply({"params": params}, *args, **options)
+        ),
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         embedding=lambda params: params["embed"]["embedding"],
-        unembed=lambda params, hidden: cast(Array, decoder.apply({"params": params}, hidden, method="unembed")),
+        unembed=lambda params, hidden: cast(Array, own(params).apply({"params": params}, hidden, method="unembed")),
         vocab_size=config.vocab_size,
         dtype=jnp.dtype(config.dtype),
+        for_decoding=for_decoding,
     )
 
 

@@ -1,6 +1,7 @@
 """A rollout function over the mesh: every data shard generates on its own, with the parameters gathered once."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -9,7 +10,7 @@ from jaxtyping import Array, Int
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
-from specjax.mesh import BATCH_AXES, batch_shards, finished
+from specjax.mesh import BATCH_AXES, batch_shards, decoding_options, finished
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.rollout import speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
@@ -20,13 +21,13 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
 @jax.named_scope("prepare")
-def prepare(params: Params, policy: Policy) -> Params:
-    """The parameters in the compute dtype: the cast half of what the paper calls "prepare"."""
+def prepare(params: Params, policy: Policy, drafter: Drafter) -> Params:
+    """The parameters in the compute dtype, laid out for rounds: the cast half of what the paper calls "prepare"."""
 
     def cast(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
 
-    return Params(cast(params.policy), cast(params.draft), params.memory)
+    return Params(policy.for_decoding(cast(params.policy)), drafter.for_decoding(cast(params.draft)), params.memory)
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
@@ -62,9 +63,9 @@ def make_generate(
     """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving."""
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=decoding_options())
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        return generate(prepare(params, policy), prompts, seed_step, chosen)
+        return generate(prepare(params, policy, drafter), prompts, seed_step, chosen)
 
     def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):

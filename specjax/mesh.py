@@ -71,6 +71,15 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
     return jax.block_until_ready(result) if several else result
 
 
+def decoding_options() -> dict[str, str]:
+    """The options with which XLA compiles a program that decodes.
+
+    On CPUs: no YNNPACK. The matmul of a few rows with a matrix [in, out] takes Eigen two thirds of its time, and
+    sixteen rows little longer than four (`benchmarks.xla_flags`).
+    """
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Into how many shards the batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from specjax.batch import Batch
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, place
-from specjax.mesh import BATCH_AXES
+from specjax.mesh import BATCH_AXES, decoding_options
 from specjax.metrics import Metrics
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
@@ -24,7 +24,7 @@ Seconds = dict[str, float]
 
 
 class Clock:
-    """Functions compiled on first use, and run to their end against the clock, one behind the other."""
+    """Functions compiled on first use, as the fused program is, and run to their end, one behind the other."""
 
     def __init__(self) -> None:
         self._compiled: dict[str, jax.stages.Compiled] = {}
@@ -40,7 +40,8 @@ class Clock:
         Compiling, the first time that a name comes, is not in them.
         """
         if name not in self._compiled:
-            self._compiled[name] = jax.jit(run, **jit_options).lower(*args).compile()
+            program = jax.jit(run, compiler_options=decoding_options(), **jit_options)
+            self._compiled[name] = program.lower(*args).compile()
             self.start()
         result = jax.block_until_ready(self._compiled[name](*args))
         seconds = time.perf_counter() - self._last
@@ -95,7 +96,11 @@ class StagedStep:
         """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            self._gathered = jax.tree.map(self._without_batch_axes, self._layout.params)
+            gathered = jax.tree.map(self._without_batch_axes, self._layout.params)
+            at = dict(jax.tree_util.tree_flatten_with_path(gathered)[0])
+            prepared = jax.eval_shape(self._stages.prepare, state.params)
+            # What decoding lays out anew goes where the compiler puts it.
+            self._gathered = jax.tree_util.tree_map_with_path(lambda path, _: at.get(path), prepared)
         return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
 
     def _update(

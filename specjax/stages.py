@@ -213,7 +213,7 @@ def make_stages(
         state = replace(state, step=step, params=params, optimizer=optimizer, reference=reference)
         return state, metrics | watched
 
-    return Stages(lambda params: prepare(params, policy), generate, reward, logprob, update)
+    return Stages(lambda params: prepare(params, policy, drafter), generate, reward, logprob, update)
 
 
 def optimizers_of(config: TrainConfig) -> Params:

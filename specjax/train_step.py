@@ -17,7 +17,7 @@ from specjax.adaptation import nothing_seen
 from specjax.cost import HOPE, choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, place
-from specjax.mesh import BATCH_AXES, finished
+from specjax.mesh import BATCH_AXES, decoding_options, finished
 from specjax.metrics import Metrics
 from specjax.optimizer import init_moments
 from specjax.rewards import RewardFn
@@ -66,7 +66,11 @@ class TrainStep:
             rows = NamedSharding(self._mesh, P(BATCH_AXES))
             # The old parameters and moments are dead once the update is done: donated, they are updated in place.
             self._jitted = jax.jit(
-                self._step, in_shardings=(layout, rows), out_shardings=(layout, rows, None), donate_argnums=0
+                self._step,
+                in_shardings=(layout, rows),
+                out_shardings=(layout, rows, None),
+                donate_argnums=0,
+                compiler_options=decoding_options(),
             )
         return self._jitted
 

@@ -22,7 +22,7 @@ COPIES = 8
 def floor(networks: Networks, preset: Preset) -> Section:
     """Autoregressive decoding: tokens/s, and the share of them that the memory's bandwidth would allow."""
     copy, rows = CopyBandwidth(), []
-    weights = read_bytes(networks.params.policy, networks.decoder)
+    weights = read_bytes(networks.params.policy)
     for context in preset.contexts:
         for batch in preset.batches:
             rounds = Rounds(networks, NoDrafter(), batch, context, 0, preset.rounds)
@@ -110,10 +110,10 @@ class CopyBandwidth:
         return self._array
 
 
-def read_bytes(params: PyTree, decoder: DecoderConfig) -> int:
+def read_bytes(params: PyTree) -> int:
     """The policy's parameters that a round reads: of an embedding that is no output layer, only a few rows."""
     total = sum(x.nbytes for x in jax.tree.leaves(params))
-    return total if decoder.tie_embeddings else total - params["embed"]["embedding"].nbytes
+    return total - params["embed"]["embedding"].nbytes if "head" in params else total
 
 
 def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.bench.generation import Generation
-from launch.bench.networks import Networks, compiled, random_prompts
+from launch.bench.networks import Networks, as_trained, compiled, random_prompts
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
 from launch.measure import in_turns, seconds
@@ -88,7 +88,7 @@ def _ladder(networks: Networks, preset: Preset) -> Runs:
     # The token that ends a forced completion is none of the policy's.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
     ones = jnp.ones(len(rollout.lengths))
-    batch = replace(make_batch(prompts, rollout, ones), advantage=ones)
+    batch, params = replace(make_batch(prompts, rollout, ones), advantage=ones), as_trained(networks)
 
     def run(ladder: tuple[int, ...]) -> Callable[[], object]:
         def gradients(params: Params, batch: Batch) -> Params:
@@ -97,8 +97,8 @@ def _ladder(networks: Networks, preset: Preset) -> Runs:
             return accumulate(*parts, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
         with jax.set_mesh(mesh):
-            program, _ = compiled(gradients, networks.params, batch)
-        jax.block_until_ready(program(networks.params, batch))
-        return partial(program, networks.params, batch)
+            program, _ = compiled(gradients, params, batch)
+        jax.block_until_ready(program(params, batch))
+        return partial(program, params, batch)
 
     return run(()), run((preset.prompt + tail.median, preset.prompt + 3 * tail.median // 2))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
 from specjax.generate import prepare
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.mesh import MeshConfig, decoding_options, make_mesh
 from specjax.types import Params, Policy, Prompts
 
 
@@ -49,12 +49,18 @@ def random_networks(preset: Preset) -> Networks:
     )
     policy, mesh = make_policy(decoder), make_mesh(MeshConfig())
     ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
-    keys = jax.random.split(jax.random.key(0))
+    drafter, keys = make_eagle3(head, policy, ids), jax.random.split(jax.random.key(0))
     params = Params(
         policy=init_params(partial(init_decoder, decoder), keys[0], mesh),
         draft=init_params(partial(init_eagle3, head), keys[1], mesh),
     )
-    return Networks(decoder, policy, make_eagle3(head, policy, ids), prepare(params, policy))
+    return Networks(decoder, policy, drafter, prepare(params, policy, drafter))
+
+
+def as_trained(networks: Networks) -> Params:
+    """The parameters as they are trained and saved: without what decoding lays out anew."""
+    params, tied = networks.params, networks.decoder.tie_embeddings
+    return replace(params, policy={name: x for name, x in params.policy.items() if not (tied and name == "head")})
 
 
 def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
@@ -69,7 +75,8 @@ def compiled(
     donate: tuple[int, ...] = (),
     options: dict[str, Any] | None = None,
 ) -> tuple[Callable[..., Any], float]:
-    """The program for arguments like these, with XLA's `options`, and the seconds of tracing and compiling it."""
+    """The program for arguments like these, with `options` over those of decoding, and the seconds of making it."""
     start = time.perf_counter()
-    program = jax.jit(function, donate_argnums=donate).lower(*args).compile(options)
+    chosen = decoding_options() | (options or {})
+    program = jax.jit(function, donate_argnums=donate, compiler_options=chosen).lower(*args).compile()
     return program, time.perf_counter() - start

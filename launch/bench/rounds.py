@@ -12,6 +12,7 @@ from launch.bench.networks import Networks, compiled, random_prompts
 from launch.measure import seconds, without_start
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
+from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
 from specjax.queue import blank, prefill, seat
 from specjax.rounds import Decoding, RoundState, round_once
@@ -57,7 +58,7 @@ class Rounds:
             return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
-        self._state = jax.jit(first)(networks.params)
+        self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)
         parts = networks.params, self._state, self._none
         self._program, self.compile_seconds = compiled(some, *parts, donate=(1,), options=options)
         jax.block_until_ready(self._run(self._count))

@@ -28,7 +28,7 @@ def trained(directory: Path, which: Which, recipe: str) -> Callable[[Networks, P
     own = setup.networks
     if isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft to measure")
-    params = prepare(restore_params(directory, setup, which), own.policy)
+    params = prepare(restore_params(directory, setup, which), own.policy, own.drafter)
     networks = Networks(own.decoder, own.policy, own.drafter, params)
     rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
 

@@ -5,15 +5,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from models.decoder import make_policy
+from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
 from specjax.generate import make_generate, place, prepare
 from specjax.keys import seed_step
+from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
+from specjax.probe import StagedStep
 from specjax.sampling import SamplingLaw
-from specjax.types import Rollout
-from tests.specjax.training import BUDGET, CONFIG, GROUP, STOP, make_prompts, mesh_of, networks, params_on
+from specjax.train_step import init_train_state
+from specjax.types import Params, Rollout
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    DECODER,
+    GROUP,
+    STOP,
+    VOCAB,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+)
 
 POLICY, DRAFTER = networks()
+TIED = make_policy(replace(DECODER, tie_embeddings=True))
 COUPLED = replace(CONFIG.rollout, verifier="coupled")
 GREEDY = replace(CONFIG.rollout, law=SamplingLaw(temperature=0.0))
 
@@ -110,5 +128,45 @@ def test_place_splits_the_prompts_in_order() -> None:
 def test_prepare_casts_to_the_compute_dtype() -> None:
     policy, _ = networks("bfloat16")
     params = params_on(mesh_of(1, 1, 1))
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy))} == {jnp.dtype("bfloat16")}
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY))} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy, DRAFTER))} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY, DRAFTER))} == {jnp.dtype("float32")}
+
+
+def tied_params(mesh: Mesh) -> Params:
+    params = params_on(mesh)
+    return replace(params, policy={name: value for name, value in params.policy.items() if name != "head"})
+
+
+def test_a_tied_head_is_laid_out_for_decoding_and_is_the_same_function() -> None:
+    """On CPUs, on which these tests run: of the policy, and of a small model that drafts, beside a lookup too."""
+    params, prompts = tied_params(mesh_of(1, 1, 1)), make_prompts()
+    small = ModelDrafter(TIED)
+    params = replace(params, draft=params.policy)
+    prepared = prepare(params, TIED, EitherDrafter(NGramDrafter(VOCAB), small))
+    table, none = params.policy["embed"]["embedding"], jnp.zeros(8, jnp.int32)
+    for name in ("policy", "draft"):
+        was, weights = getattr(params, name), getattr(prepared, name)
+        assert "head" not in was
+        np.testing.assert_array_equal(weights["head"]["kernel"], table.T)
+        plain = TIED.apply(was, prompts.tokens, none)
+        np.testing.assert_allclose(TIED.apply(weights, prompts.tokens, none).logits, plain.logits, atol=1e-5)
+        np.testing.assert_allclose(TIED.unembed(weights, plain.hidden), plain.logits, atol=1e-5)
+
+
+def test_the_stages_of_a_step_take_a_tied_head_as_it_is_laid_out() -> None:
+    mesh = mesh_of(2, 2, 2)
+    state = init_train_state(tied_params(mesh), CONFIG, mesh)
+    staged = StagedStep(TIED, DRAFTER, lambda *_: None, CONFIG, mesh)  # pyright: ignore[reportArgumentType]
+    with jax.set_mesh(mesh):
+        params, _ = staged.prepare(state)
+    np.testing.assert_array_equal(params.policy["head"]["kernel"], state.params.policy["embed"]["embedding"].T)
+    gathered = [x.sharding.spec for x in jax.tree.leaves(params.policy["layer_0"])]
+    assert not any({"data", "fsdp"} & {*jax.tree.leaves(tuple(spec))} for spec in gathered)
+
+
+def test_programs_that_decode_on_a_cpu_leave_ynnpack_out() -> None:
+    """That a whole step is compiled so, test_meshes sees."""
+    x = jnp.ones((4, 64))
+    options = {}, decoding_options()
+    texts = [jax.jit(jnp.matmul, compiler_options=o).lower(x, x.T).compile().as_text() for o in options]
+    assert ["ynn_fusion" in text for text in texts] == [True, False]

@@ -86,6 +86,7 @@ def stepped():
             CALLS.clear()
             state, rollout, metrics = jax.block_until_ready(compiled(state, prompts))
             asked, gradients = tuple(CALLS), last_gradients(state)
+            assert "ynn_fusion" not in compiled.as_text()
             done[shape] = Stepped(mesh, compiled.as_text(), rollout, metrics, gradients, state.params, asked)
         return done[shape]
 
