@@ -97,7 +97,8 @@ def starts(setup: Setup, params: Params) -> dict[str, Params]:
 
 def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int) -> list[Drafted]:
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
-    prompts = setup.held_out_prompts.batch(np.arange(setup.config.speedup.prompts * setup.train.rollout.group_size))
+    rows = np.arange(setup.config.speedup.prompts * setup.train.rollout.group_size)
+    prompts = setup.held_out_prompts.batch(rows % len(setup.held_out_prompts.rows))
     networks, turns = (setup.networks.policy, setup.networks.drafter), count()
 
     def cell(params: Params, length: int) -> Callable[[], tuple[Measurement, Measurement]]:

@@ -22,6 +22,7 @@ from specjax.batch import Batch
 from specjax.gradients import accumulate
 from specjax.ladder import rung, sort_rows, windows
 from specjax.loss import LossConfig
+from specjax.mesh import decoding_options
 
 ROWS, MICROBATCHES, VOCAB, WIDTH, PROMPT, MEDIAN = 64, 8, 512, 64, 16, 64
 SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)
@@ -55,7 +56,7 @@ def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[
         return accumulate(policy, drafter, params, batch, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
     with jax.set_mesh(MESH):
-        program = jax.jit(gradients).lower(params, batch).compile()
+        program = jax.jit(gradients, compiler_options=decoding_options()).lower(params, batch).compile()
 
     measure = partial(seconds, partial(program, params, batch))
     measure()

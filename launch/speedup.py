@@ -32,7 +32,7 @@ from specjax.types import Params, Policy, Prompts
 
 ANY_LENGTH = 2**30
 TAIL = 4
-# Turns by which plans are chosen.
+# Turns by which plans are chosen, none of those that are reported.
 SCREENED = 5
 
 
@@ -151,9 +151,9 @@ def compare_plans(
     options: SpeedupConfig,
     mesh: Mesh,
 ) -> tuple[Speedup, Speedup]:
-    """The comparison of as many groups as `options` names, and of the four longest sequences alone: the tail.
+    """The comparison of as many groups as `options` names, and of four sequences alone, as a tail leaves them.
 
-    All others wait for these. They are samples of the prompts whose groups were longest, of every shard as many.
+    These are the first samples of the prompts whose groups were longest, of every shard as many.
     """
     config = replace(config, draft_lengths=(0, *sorted(set(options.draft_lengths))))
     # What a drafter remembers it knows by the ids of other prompts.
@@ -195,7 +195,7 @@ def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
         # Drafts never grow shorter with the batch: the fewer the rows, the cheaper a longer verification.
         for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases)):
             plan = Plan(program, lengths)
-            seen = [plan.measure(turn).tokens_per_s for turn in range(min(SCREENED, repeats))]
+            seen = [plan.measure(repeats + turn).tokens_per_s for turn in range(SCREENED)]
             measured[plan] = statistics.median(seen)
     plain = [plan for plan in measured if not any(plan.draft_lengths)]
     best_plain = max(plain, key=measured.__getitem__)
@@ -224,7 +224,7 @@ def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
     """Both comparisons, each with what makes the difference between its plans."""
     for title, result in (
         (f"{everything.lengths.shape[1]} sequences", everything),
-        (f"the longest {tail.lengths.shape[1]} alone", tail),
+        (f"{tail.lengths.shape[1]} of the longest groups alone", tail),
     ):
         table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best settings")
         table.title_justify = "left"

@@ -60,7 +60,10 @@ def make_generate(
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
 ) -> Callable[..., Rollout]:
-    """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving."""
+    """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
+
+    It is a program of its own: on CPUs jax refuses to trace it into another one (ValueError).
+    """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
     @partial(jax.jit, compiler_options=decoding_options())

@@ -72,10 +72,10 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
 
 
 def decoding_options() -> dict[str, str]:
-    """The options with which XLA compiles a program that decodes.
+    """The options with which XLA compiles a program that decodes, a whole step included; jax takes none within a trace.
 
-    On CPUs: no YNNPACK. The matmul of a few rows with a matrix [in, out] takes Eigen two thirds of its time, and
-    sixteen rows little longer than four (`benchmarks.xla_flags`).
+    On CPUs: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify
+    (`benchmarks.xla_flags`).
     """
     return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
 

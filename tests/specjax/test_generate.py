@@ -160,7 +160,9 @@ def test_the_stages_of_a_step_take_a_tied_head_as_it_is_laid_out() -> None:
     with jax.set_mesh(mesh):
         params, _ = staged.prepare(state)
     np.testing.assert_array_equal(params.policy["head"]["kernel"], state.params.policy["embed"]["embedding"].T)
-    gathered = [x.sharding.spec for x in jax.tree.leaves(params.policy["layer_0"])]
+    layers = params.policy["layer_0"], params.policy["head"]
+    gathered = [x.sharding.spec for x in jax.tree.leaves(layers)]
+    assert params.policy["head"]["kernel"].sharding.spec[1] == "tensor"
     assert not any({"data", "fsdp"} & {*jax.tree.leaves(tuple(spec))} for spec in gathered)
 
 
