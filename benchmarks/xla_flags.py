@@ -23,6 +23,7 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
         "oneDNN": {"xla_cpu_use_onednn": True},
         "YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
+        "matmuls on all cores": {"xla_cpu_multi_thread_eigen": True},
         "LLVM at level 1": {"xla_backend_optimization_level": 1},
     },
     "gpu": {

@@ -5,7 +5,9 @@ the MLP and the vocabulary. Axes are Auto: the compiler propagates, `constrain` 
 """
 
 import math
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -71,13 +73,17 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
     return jax.block_until_ready(result) if several else result
 
 
-def decoding_options() -> dict[str, str]:
+def decoding_options() -> dict[str, Any]:
     """The options with which XLA compiles a program that decodes, a whole step included; jax takes none within a trace.
 
-    On CPUs: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify
+    On CPUs: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify; and no second core
+    for a matmul where a device has at most two to itself: handing it the half of a small one costs what it saves
     (`benchmarks.xla_flags`).
     """
-    return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
+    if jax.default_backend() != "cpu":
+        return {}
+    threads = (os.cpu_count() or 1) / jax.local_device_count()
+    return {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_multi_thread_eigen": threads > 2}
 
 
 def batch_shards(mesh: Mesh) -> int:
