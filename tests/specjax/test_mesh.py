@@ -1,3 +1,5 @@
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,17 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.mesh import BATCH_AXES, MeshConfig, batch_shards, constrain, finished, make_mesh, shardings, spec
+from specjax.mesh import (
+    BATCH_AXES,
+    MeshConfig,
+    batch_shards,
+    constrain,
+    decoding_options,
+    finished,
+    make_mesh,
+    shardings,
+    spec,
+)
 from tests.specjax.training import mesh_of
 
 
@@ -74,3 +86,13 @@ def test_only_programs_on_several_cpu_devices_are_waited_for(devices: int, waits
     pending = Pending()
     assert finished({"a": pending}, mesh_of(devices, 1, 1)) == {"a": pending}
     assert pending.waited == waits
+
+
+@pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
+def test_a_matmul_that_decodes_is_spread_where_each_of_eight_devices_has_cores_to_spare(
+    monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    options = decoding_options()
+    assert options["xla_cpu_multi_thread_eigen"] is spread
+    assert jax.jit(jnp.square, compiler_options=options)(jnp.float32(3)) == 9
