@@ -2,11 +2,11 @@
 
 Run from the repository's root: python -m benchmarks.algorithms --plots DIR --json FILE
 
-A policy warms up on the worked solutions of a task, for fewer steps than it would need to solve it: that of `tiny` on
-the sums of that recipe, and a shallower one on digits to be put in order. Every algorithm then starts from that policy,
-with the same prompts and noise, a draft that learns beside it, and two updates a rollout, so that ratios and their
-clips matter. As a control, GRPO is given the rewards of other prompts, and must not learn. The exit status is 1 where
-one learns that must not, or does not that must. With --json, what FILE has is not run again.
+A policy warms up on the worked solutions of a task, for fewer steps than it would need to solve it: that of `narrow`
+on the sums of that recipe, and a shallower one on digits to be put in order. Every algorithm then starts from that
+policy, with the same prompts and noise, a draft that learns beside it, and two updates a rollout, so that ratios and
+their clips matter. As a control, GRPO is given the rewards of other prompts, and must not learn. The exit status is 1
+where one learns that must not, or does not that must. With --json, what FILE has is not run again.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from configs import tiny
+from configs import narrow
 from configs.schema import EvalConfig, RunConfig
 from launch.begin import warmed_up
 from launch.bench.plots import load_pyplot
@@ -72,7 +72,7 @@ def _recomputed(config: TrainConfig) -> TrainConfig:
 
 
 def _two_epochs(config: TrainConfig) -> TrainConfig:
-    # Twice the updates: at the whole rate accuracy on tiny fell for sixty steps, and had risen by 9 points at the end.
+    # Twice the updates: at the whole rate accuracy on sums fell for sixty steps, and had risen by 9 points at the end.
     optimizer = replace(config.policy_optimizer, learning_rate=config.policy_optimizer.learning_rate / 2)
     return replace(config, updates=replace(config.updates, epochs=2), policy_optimizer=optimizer)
 
@@ -143,12 +143,12 @@ def sorting(path: Path, count: int = 4096) -> None:
 def recipes(directory: Path) -> dict[str, RunConfig]:
     """A run of GRPO on each task."""
     sums = replace(
-        tiny.config,
+        narrow.config,
         steps=200,
-        rollout=replace(tiny.config.rollout, group_size=8),
+        rollout=replace(narrow.config.rollout, group_size=8),
         loss=LossConfig(aggregate="sequence", clip_high=0.2),
         updates=UpdateConfig(minibatches=2),
-        policy_optimizer=replace(tiny.config.policy_optimizer, learning_rate=1e-4),
+        policy_optimizer=replace(narrow.config.policy_optimizer, learning_rate=1e-4),
         eval=EvalConfig(prompts=HELD_OUT, samples=SAMPLES),
     )
     sorting(directory / "sorting.jsonl")
@@ -165,7 +165,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
         draft_optimizer=OptimizerConfig(learning_rate=3e-3, b2=0.98, warmup_steps=10),
         warmup=replace(sums.warmup, steps=150),
     )
-    return {"tiny": sums, "sorting": sorts}
+    return {"sums": sums, "sorting": sorts}
 
 
 def evaluator(setup: Setup) -> Evaluate:

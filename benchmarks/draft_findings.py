@@ -29,7 +29,7 @@ from benchmarks.draft_runs import (
     reinforce,
     starts,
 )
-from configs import tiny
+from configs import narrow
 from configs.schema import DistillConfig, RunConfig
 from launch.begin import warmed_up
 from launch.bench.plots import load_pyplot
@@ -43,8 +43,8 @@ PART = 100
 
 
 def recipe(options: argparse.Namespace) -> RunConfig:
-    """The tiny recipe, its rollouts coupled: whatever drafts them, they and with them the policy are the same."""
-    config = tiny.config
+    """The recipe `narrow`, its rollouts coupled: whatever drafts them, they and with them the policy are the same."""
+    config = narrow.config
     return replace(
         config,
         steps=options.steps,
@@ -77,7 +77,7 @@ def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequ
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=tiny.config.steps, help="of RL in each run")
+    parser.add_argument("--steps", type=int, default=narrow.config.steps, help="of RL in each run")
     parser.add_argument("--answers", type=int, default=1024, help="that a draft is distilled from")
     parser.add_argument("--distil", type=int, default=300, help="steps of distillation")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[1, 3, 5, 7])

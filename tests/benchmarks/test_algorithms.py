@@ -28,7 +28,7 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     assert algorithms.main(["--algorithms", *names, *options]) == 1
     runs = json.loads(written.read_text())
     assert [(run["task"], run["algorithm"]) for run in runs] == [
-        (task, name) for task in ("tiny", "sorting") for name in names
+        (task, name) for task in ("sums", "sorting") for name in names
     ]
     assert all(len(run["accuracy"]) == 2 for run in runs)
     # From the same policy.
@@ -63,6 +63,6 @@ def test_every_algorithm_has_learnt_both_tasks() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
     runs = [algorithms.Learned(**run) for run in found]
     assert {(run.task, run.algorithm) for run in runs} == {
-        (task, name) for task in ("tiny", "sorting") for name in algorithms.ALGORITHMS
+        (task, name) for task in ("sums", "sorting") for name in algorithms.ALGORITHMS
     }
     assert all(run.as_expected for run in runs)

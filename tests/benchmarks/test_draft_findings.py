@@ -9,7 +9,7 @@ import pytest
 from benchmarks import draft_findings
 from benchmarks.draft_plots import save_plots
 from benchmarks.draft_runs import MODES, Drafted, Position, Run
-from configs import tiny
+from configs import narrow
 from configs.schema import EvalConfig
 
 
@@ -39,14 +39,14 @@ def test_what_was_measured_is_tabled_and_drawn(tmp_path: Path, capsys: pytest.Ca
 def test_every_part_is_measured_tabled_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(tiny.config.model.architecture, num_layers=2)
+    shape = replace(narrow.config.model.architecture, num_layers=2)
     small = replace(
-        tiny.config,
-        model=replace(tiny.config.model, architecture=shape, feature_layers=(0, 1)),
-        warmup=replace(tiny.config.warmup, steps=2),
+        narrow.config,
+        model=replace(narrow.config.model, architecture=shape, feature_layers=(0, 1)),
+        warmup=replace(narrow.config.warmup, steps=2),
         eval=EvalConfig(prompts=8),
     )
-    monkeypatch.setattr(tiny, "config", small)
+    monkeypatch.setattr(narrow, "config", small)
     written = tmp_path / "runs.json"
     options = {"--steps": "2", "--answers": "128", "--distil": "4", "--draft-lengths": "2", "--repeats": "2"}
     argv = [part for option in options.items() for part in option]

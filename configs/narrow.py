@@ -1,0 +1,60 @@
+"""The sums of `tiny`, longer, with a policy so narrow that its draft and all algorithms can be studied in minutes.
+
+Deep, narrow and four sequences a core: a round costs more to start than to compute, and then as much as the arithmetic
+of its tokens. Verifying four of them costs more than twice as much as one, and drafting hardly pays.
+"""
+
+from configs.schema import (
+    ArithmeticConfig,
+    CheckpointConfig,
+    DataConfig,
+    DistillConfig,
+    EvalConfig,
+    RewardConfig,
+    RunConfig,
+    SpeedupConfig,
+    WarmupConfig,
+)
+from configs.schema.networks import DraftConfig, ModelConfig
+from models.config import DecoderConfig
+from specjax.mesh import MeshConfig
+from specjax.optimizer import OptimizerConfig
+from specjax.plan import RolloutConfig
+
+config = RunConfig(
+    name="narrow",
+    steps=1000,
+    probe_every=500,
+    print_every=20,
+    mesh=MeshConfig(data=2),
+    model=ModelConfig(
+        architecture=DecoderConfig(
+            vocab_size=15,
+            hidden_size=48,
+            intermediate_size=128,
+            num_layers=12,
+            num_heads=3,
+            num_kv_heads=1,
+            head_dim=16,
+            qk_norm=True,
+        ),
+        dtype="float32",
+    ),
+    draft=DraftConfig(intermediate_size=192),
+    data=DataConfig(
+        tokenizer="characters",
+        prompts=2,
+        max_prompt_tokens=10,
+        arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=5, max_value=9),
+    ),
+    reward=RewardConfig(scorer="exact_traced"),
+    rollout=RolloutConfig(group_size=4, max_new_tokens=40, draft_length=3),
+    policy_optimizer=OptimizerConfig(learning_rate=1.3e-4, b2=0.99, warmup_steps=30),
+    draft_optimizer=OptimizerConfig(learning_rate=5e-3, b2=0.98, warmup_steps=20),
+    warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),
+    # For launch.compare alone: in a run the draft learns online.
+    distill=DistillConfig(answers=512, chunks=1, batch_size=16),
+    eval=EvalConfig(every=500, prompts=256),
+    checkpoint=CheckpointConfig(every=500),
+    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=100),
+)
