@@ -111,7 +111,7 @@ def test_options_change_the_recipe():
         ("--loss.clip-low nan", "loss.clip_low = nan: must be >= 0"),
         ("--loss.importance-cap nan", "loss.importance_cap = nan: must be > 0, or none"),
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
-        ("--model.architecture.num-kv-heads 2", "model.architecture.num_kv_heads = 2: must divide num_heads = 3"),
+        ("--model.architecture.num-kv-heads 3", "model.architecture.num_kv_heads = 3: must divide num_heads = 4"),
         ("--model.architecture.num-kv-heads 0", "model.architecture.num_kv_heads = 0: must be at least 1"),
         ("--model.architecture.head-dim -8", "model.architecture.head_dim = -8: must be at least 1"),
         ("--model.architecture.vocab-size 0", "model.architecture.vocab_size = 0: must be at least 1"),
