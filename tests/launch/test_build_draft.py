@@ -95,6 +95,7 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     save_draft_checkpoint(tmp_path / "draft", draft, head, None, ())
     options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
     options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}
+    # Of a recipe that states none either.
     assert set_up(parse_run(argv("narrow", options), "", "")).networks.decoder.feature_layers == (2, 4, 5)
     asked = options | {"--model.feature-layers": "1 2 3"}
     assert set_up(parse_run(argv("narrow", asked), "", "")).networks.decoder.feature_layers == (1, 2, 3)

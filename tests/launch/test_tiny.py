@@ -19,4 +19,5 @@ def test_tiny_learns_and_speculation_pays(tmp_path: Path):
     assert after - before >= 5
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 2.6
-    assert float(re.search(r"speed-up (\S+):", result.stdout).group(1)) > 1.0  # pyright: ignore[reportOptionalMemberAccess]
+    over_all, tail = map(float, re.findall(r"speed-up (\S+):", result.stdout))
+    assert over_all > 1.0 and tail > 1.0
