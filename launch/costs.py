@@ -27,7 +27,7 @@ from specjax.keys import seed_step
 from specjax.mesh import BATCH_AXES, batch_shards, decoding_options
 from specjax.plan import Phase, RolloutConfig
 from specjax.rollout import begin
-from specjax.rounds import Decoding, RoundState, round_once
+from specjax.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
@@ -162,7 +162,7 @@ def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> ja
 
     def some(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
         decoding = Decoding(networks.policy, networks.drafter, params, config)
-        return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
+        return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
 
     # Donated, as a loop's own state is: what is timed copies no cache.
     program = _on_each_shard(some, mesh, P(), P(BATCH_AXES), P())

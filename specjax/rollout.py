@@ -4,7 +4,6 @@ All sequences, or those that find a slot, are decoded together. While others wai
 then the batch shrinks with the tail. In each phase the caches are as long as its rows may become.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, admission, lay_out
 from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, share, write_back
-from specjax.rounds import Decoding, RoundState, rounds
+from specjax.rounds import Border, Decoding, RoundState, rounds
 from specjax.types import Params, Policy, Prompts, Rollout
 
 
@@ -109,14 +108,14 @@ def _fill_and_decode(
         few = (waiting == 0) & (jnp.sum(~state.done) <= left)
         return few | _outgrown(state, phase)
 
-    def decode(state: RoundState, border: Callable[[RoundState], Bool[Array, ""]]) -> tuple[RoundState, Array]:
+    def decode(state: RoundState, border: Border) -> tuple[RoundState, Array]:
         branches = [partial(rounds, decoding, k=k, border=border) for k in config.lengths]
         if len(branches) == 1:
             return branches[0](state)
         return jax.lax.switch(_choice(config, number), branches, state)
 
     if carry.queue is None:
-        state, trips = decode(carry.state, lambda state: over(state, 0))
+        state, trips = decode(carry.state, lambda state, _: over(state, 0))
         return carry._replace(state=state), trips
     rows = admission(config, phase.slots)[0]
 
@@ -137,7 +136,7 @@ def _fill_and_decode(
             carry,
         )
         still = waiting(carry)
-        state, count = decode(carry.state, lambda state: over(state, still) | room(state, still))
+        state, count = decode(carry.state, lambda state, _: over(state, still) | room(state, still))
         return carry._replace(state=state), trips + count
 
     return jax.lax.while_loop(lambda loop: ~over(loop[0].state, waiting(loop[0])), turn, (carry, jnp.int32(0)))

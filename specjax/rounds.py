@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from specjax import cache as kv
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.plan import RolloutConfig
@@ -73,17 +74,20 @@ class Decoding:
         return find_verifier(self.config.verifier)
 
 
-def rounds(
-    decoding: Decoding, state: RoundState, k: int, border: Callable[[RoundState], Bool[Array, ""]]
-) -> tuple[RoundState, Int[Array, ""]]:
+# Whether rounds end here: a function of the state and of how many they were.
+Border = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
+
+
+def rounds(decoding: Decoding, state: RoundState, k: int, border: Border) -> tuple[RoundState, Int[Array, ""]]:
     """Rounds at draft length k until the border, and how many they were."""
     if k and 0 in decoding.config.lengths:
         state = replace(state, draft=decoding.drafter.align(state.draft, state.visible))
-    return jax.lax.while_loop(
-        lambda carry: ~border(carry[0]),
-        lambda carry: (round_once(decoding, carry[0], k), carry[1] + 1),
-        (state, jnp.int32(0)),
+    state, trips = jax.lax.while_loop(
+        lambda carry: ~border(kv.whole(carry[0]), carry[1]),
+        lambda carry: (kv.carried(round_once(decoding, kv.whole(carry[0]), k)), carry[1] + 1),
+        (kv.carried(state), jnp.int32(0)),
     )
+    return kv.whole(state), trips
 
 
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:

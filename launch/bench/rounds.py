@@ -1,4 +1,4 @@
-"""The seconds of a round: `specjax.rounds.round_once`, some of them in one compiled program."""
+"""The seconds of a round: a number of them, by `specjax.rounds`, in one compiled program."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from specjax.keys import seed_step
 from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
 from specjax.queue import blank, prefill, seat
-from specjax.rounds import Decoding, RoundState, round_once
+from specjax.rounds import Decoding, RoundState, rounds
 from specjax.types import Params
 
 STARTS = 5
@@ -55,7 +55,7 @@ class Rounds:
             decoding = Decoding(networks.policy, drafter, params, config)
             one = jnp.ones(rows, jnp.int32)
             state = replace(state, emitted=one, done=one == 0)
-            return jax.lax.fori_loop(0, count, lambda _, state: round_once(decoding, state, k), state)
+            return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
         self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)

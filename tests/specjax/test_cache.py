@@ -1,3 +1,4 @@
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,16 +9,16 @@ from specjax.types import LayerCache
 SLOTS, LENGTH, HEADS, WIDTH = 4, 9, 2, 3
 
 
-def filled() -> LayerCache:
-    values = jnp.arange(SLOTS * HEADS * LENGTH * WIDTH, dtype=jnp.float32).reshape(SLOTS, HEADS, LENGTH, WIDTH)
+def filled(slots: int = SLOTS, heads: int = HEADS) -> LayerCache:
+    values = jnp.arange(slots * heads * LENGTH * WIDTH, dtype=jnp.float32).reshape(slots, heads, LENGTH, WIDTH)
     return LayerCache(values, -values)
 
 
-def test_write_puts_each_row_at_its_own_start():
-    before = filled()
-    new = np.random.default_rng(0).normal(size=(2, SLOTS, 3, HEADS, WIDTH)).astype(np.float32)
-    start = np.array([0, 6, 2, 5])
-    after = kv.write(before, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.asarray(start))
+@pytest.mark.parametrize(("start", "heads"), [((0, 6, 2, 5), 2), ((4,), 2), ((6,), 1)])
+def test_write_puts_each_row_at_its_own_start(start, heads):
+    before = filled(len(start), heads)
+    new = np.random.default_rng(0).normal(size=(2, len(start), 3, heads, WIDTH)).astype(np.float32)
+    after = kv.write(before, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.array(start))
     for old, written, got in zip(before, new, after, strict=True):
         expected = np.array(old)
         for row, at in enumerate(start):
@@ -32,6 +33,14 @@ def test_write_keeps_the_dtype_of_the_cache():
     assert after.k.dtype == after.v.dtype == jnp.bfloat16
     np.testing.assert_array_equal(after.k[:, :, 0].astype(jnp.float32), new[:, 0])
     assert not after.k[:, :, 1:].any()
+
+
+@pytest.mark.parametrize(("slots", "heads", "carried"), [(4, 1, 4), (1, 2, 3), (1, 1, 2)])
+def test_a_loop_carries_the_caches_of_a_lone_row_without_axes_of_length_1(slots, heads, carried):
+    state = {"cache": (filled(slots, heads),), "other": jnp.ones((1, 1, 2))}
+    thin = kv.carried(state)
+    assert thin["cache"][0].k.ndim == thin["cache"][0].v.ndim == carried and thin["other"].ndim == 3
+    chex.assert_trees_all_equal(kv.whole(thin), state)
 
 
 @pytest.mark.parametrize("slots", [4, 16])

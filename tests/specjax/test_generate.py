@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +8,27 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from models.decoder import make_policy
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import init_eagle3, make_eagle3
+from models.params import abstract_params
 from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
-from specjax.generate import make_generate, place, prepare
+from specjax.generate import make_generate, per_shard, place, prepare
 from specjax.keys import seed_step
 from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
 from specjax.probe import StagedStep
+from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train_step import init_train_state
 from specjax.types import Params, Rollout
+from tests.specjax.hlo import Program
 from tests.specjax.training import (
+    AS_SHIPPED,
     BUDGET,
     CONFIG,
     DECODER,
     GROUP,
+    HEAD,
     STOP,
     VOCAB,
     make_prompts,
@@ -172,3 +179,24 @@ def test_programs_that_decode_on_a_cpu_leave_ynnpack_out() -> None:
     options = {}, decoding_options()
     texts = [jax.jit(jnp.matmul, compiler_options=o).lower(x, x.T).compile().as_text() for o in options]
     assert ["ynn_fusion" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_the_caches_of_a_lone_row_are_not_copied_while_decoding(kv_heads) -> None:
+    """At either draft length, compiled as outside of tests; test_meshes has more rows."""
+    decoder, head = (replace(shape, num_kv_heads=kv_heads, head_dim=32) for shape in (DECODER, HEAD))
+    policy = make_policy(decoder)
+    config = replace(CONFIG.rollout, group_size=1, draft_lengths=(0, 2), max_new_tokens=200)
+    generate = per_shard(speculative_rollout, policy, make_eagle3(head, policy), config, mesh_of(1, 1, 1))
+    params = Params(*(abstract_params(init) for init in (partial(init_decoder, decoder), partial(init_eagle3, head))))
+    prompts = make_prompts(1)
+    with jax.set_mesh(mesh_of(1, 1, 1)):
+        run = jax.jit(generate, compiler_options=AS_SHIPPED | decoding_options())
+        program = Program(run.lower(params, prompts, seed_step(7, 0), jnp.zeros(1, jnp.int32)).compile().as_text())
+    length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
+    keys = (kv_heads, length, 32)[kv_heads == 1 :]
+    loops = program.loops(carries=keys, times=2 * DECODER.num_layers)
+    assert len(loops) == len(config.draft_lengths)
+    for loop in loops:
+        assert any(line.opcode == "dot" for line in loop)
+        assert not [line.line for line in program.copies(loop, int(np.prod(keys)))]

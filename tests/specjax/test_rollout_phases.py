@@ -242,7 +242,9 @@ def test_rounds_at_draft_length_0_call_no_drafter():
         return Decoding(WORLD.policy, drafter, WORLD.params("none"), options)
 
     state = jax.eval_shape(lambda: begin(run(NoDrafter()), WORLD.batch, RUN, SEQUENCES).state)
-    after, _ = jax.eval_shape(lambda state: rounds(run(Untouched()), state, 0, lambda state: state.done.all()), state)
+    after, _ = jax.eval_shape(
+        lambda state: rounds(run(Untouched()), state, 0, lambda state, _: state.done.all()), state
+    )
     assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(AssertionError, match="called"):
-        jax.eval_shape(lambda state: rounds(run(Untouched()), state, 3, lambda state: state.done.all()), state)
+        jax.eval_shape(lambda state: rounds(run(Untouched()), state, 3, lambda state, _: state.done.all()), state)
