@@ -23,8 +23,8 @@ from specjax.plan import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=350,
-    probe_every=350,
+    steps=300,
+    probe_every=300,
     print_every=20,
     mesh=MeshConfig(data=2),
     model=ModelConfig(
@@ -57,7 +57,7 @@ config = RunConfig(
     ),
     # For launch.compare alone: in a run the draft learns online.
     distill=DistillConfig(answers=512, chunks=1, batch_size=16),
-    eval=EvalConfig(every=175, prompts=256),
-    checkpoint=CheckpointConfig(every=175),
-    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=40),
+    eval=EvalConfig(every=150, prompts=256),
+    checkpoint=CheckpointConfig(every=150),
+    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=30),
 )
