@@ -31,14 +31,15 @@ def write(
 ) -> LayerCache:
     """Row b gets its T new positions at start[b]. The caller leaves slack: a write past the end would be clamped.
 
-    The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it. That of a lone row is done
-    without the slot axis, as `carried` needs.
+    The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it. A lone row is
+    written in the shape that `carried` gives it, so that a loop writes in place.
     """
 
     def put(into: Array, new: Array) -> Array:
         new = jnp.swapaxes(new, 1, 2).astype(into.dtype)
         if len(start) == 1:
-            return jax.lax.dynamic_update_slice_in_dim(_lone(into), _lone(new), start[0], axis=-2).reshape(into.shape)
+            put_in = jax.lax.dynamic_update_slice_in_dim(_without_ones(into), _without_ones(new), start[0], axis=-2)
+            return put_in.reshape(into.shape)
         return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=1))(
             into, new, start
         )
@@ -103,26 +104,24 @@ def resize(tree: PyTree, by: int) -> PyTree:
 def carried(tree: PyTree) -> PyTree:
     """The tree as a loop carries it that writes to its caches: those of a lone row without axes of length 1.
 
-    XLA drops such axes where it multiplies, and where the loop has them, copies the cache for that in every trip.
+    XLA drops such axes where it multiplies, and where the loop has them, its CPU backend (of jax 0.10.2) copies the
+    cache for that up to four times a trip. With more rows it copies nothing.
     """
-    return _each_array(_lone, tree)
+
+    def thin(x: PyTree) -> PyTree:
+        return LayerCache(_without_ones(x.k), _without_ones(x.v)) if isinstance(x, LayerCache) else x
+
+    return jax.tree.map(thin, tree, is_leaf=lambda x: isinstance(x, LayerCache))
 
 
-def whole(tree: PyTree) -> PyTree:
-    """What `carried` was made of."""
-    return _each_array(lambda x: x.reshape((1,) * (4 - x.ndim) + x.shape), tree)
+def whole(tree: PyTree, like: PyTree) -> PyTree:
+    """What `carried` was made of; `like` has its shapes."""
+    return jax.tree.map(lambda x, y: x.reshape(y.shape), tree, like)
 
 
-def _lone(x: Float[Array, "B G S H"]) -> Array:
+def _without_ones(x: Float[Array, "B G ..."]) -> Array:
     rows, heads, *rest = x.shape
     return x if rows > 1 else x.reshape((heads, *rest) if heads > 1 else rest)
-
-
-def _each_array(change: Callable[[Array], Array], tree: PyTree) -> PyTree:
-    def changed(x: PyTree) -> PyTree:
-        return LayerCache(change(x.k), change(x.v)) if isinstance(x, LayerCache) else x
-
-    return jax.tree.map(changed, tree, is_leaf=lambda x: isinstance(x, LayerCache))
 
 
 @pytree

@@ -7,6 +7,7 @@ sampling is the same code with K = 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ class Decoding:
         return find_verifier(self.config.verifier)
 
 
-# Whether rounds end here: a function of the state and of how many they were.
+# Whether rounds end here: a function of the state and of how many there have been.
 Border = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
 
 
@@ -82,12 +83,13 @@ def rounds(decoding: Decoding, state: RoundState, k: int, border: Border) -> tup
     """Rounds at draft length k until the border, and how many they were."""
     if k and 0 in decoding.config.lengths:
         state = replace(state, draft=decoding.drafter.align(state.draft, state.visible))
+    whole = partial(kv.whole, like=state)
     state, trips = jax.lax.while_loop(
-        lambda carry: ~border(kv.whole(carry[0]), carry[1]),
-        lambda carry: (kv.carried(round_once(decoding, kv.whole(carry[0]), k)), carry[1] + 1),
+        lambda carry: ~border(whole(carry[0]), carry[1]),
+        lambda carry: (kv.carried(round_once(decoding, whole(carry[0]), k)), carry[1] + 1),
         (kv.carried(state), jnp.int32(0)),
     )
-    return kv.whole(state), trips
+    return whole(state), trips
 
 
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:

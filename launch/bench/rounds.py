@@ -1,4 +1,4 @@
-"""The seconds of a round: a number of them, by `specjax.rounds`, in one compiled program."""
+"""The seconds of a round: some of them, run by `specjax.rounds.rounds` in one compiled program."""
 
 from dataclasses import replace
 from functools import partial

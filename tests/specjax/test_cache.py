@@ -40,7 +40,7 @@ def test_a_loop_carries_the_caches_of_a_lone_row_without_axes_of_length_1(slots,
     state = {"cache": (filled(slots, heads),), "other": jnp.ones((1, 1, 2))}
     thin = kv.carried(state)
     assert thin["cache"][0].k.ndim == thin["cache"][0].v.ndim == carried and thin["other"].ndim == 3
-    chex.assert_trees_all_equal(kv.whole(thin), state)
+    chex.assert_trees_all_equal(kv.whole(thin, state), state)
 
 
 @pytest.mark.parametrize("slots", [4, 16])

@@ -181,20 +181,20 @@ def test_programs_that_decode_on_a_cpu_leave_ynnpack_out() -> None:
     assert ["ynn_fusion" in text for text in texts] == [True, False]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_the_caches_of_a_lone_row_are_not_copied_while_decoding(kv_heads) -> None:
-    """At either draft length, compiled as outside of tests; test_meshes has more rows."""
+@pytest.mark.parametrize(("rows", "kv_heads"), [(1, 1), (1, 2), (2, 1)])
+def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(rows, kv_heads) -> None:
+    """At either draft length, compiled as outside of tests; test_meshes has more of both."""
     decoder, head = (replace(shape, num_kv_heads=kv_heads, head_dim=32) for shape in (DECODER, HEAD))
     policy = make_policy(decoder)
     config = replace(CONFIG.rollout, group_size=1, draft_lengths=(0, 2), max_new_tokens=200)
     generate = per_shard(speculative_rollout, policy, make_eagle3(head, policy), config, mesh_of(1, 1, 1))
     params = Params(*(abstract_params(init) for init in (partial(init_decoder, decoder), partial(init_eagle3, head))))
-    prompts = make_prompts(1)
+    prompts = make_prompts(rows)
     with jax.set_mesh(mesh_of(1, 1, 1)):
         run = jax.jit(generate, compiler_options=AS_SHIPPED | decoding_options())
         program = Program(run.lower(params, prompts, seed_step(7, 0), jnp.zeros(1, jnp.int32)).compile().as_text())
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
-    keys = (kv_heads, length, 32)[kv_heads == 1 :]
+    keys = (rows, kv_heads, length, 32) if rows > 1 else (kv_heads, length, 32)[kv_heads == 1 :]
     loops = program.loops(carries=keys, times=2 * DECODER.num_layers)
     assert len(loops) == len(config.draft_lengths)
     for loop in loops:

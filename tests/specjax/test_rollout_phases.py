@@ -49,6 +49,7 @@ PLANS = {
     "shrinking": dict(phases=((SEQUENCES, LONGEST), (16, LONGEST), (12, LONGEST))),
     "growing": dict(phases=((SEQUENCES, 6), (SEQUENCES, 9))),
     "all": dict(phases=((9, 8), (4, LONGEST)), admit=2),
+    "down to one": dict(phases=((9, 8), (1, LONGEST))),
 }
 
 
@@ -72,7 +73,7 @@ def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
     assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds", "wrote")
 
 
-@pytest.mark.parametrize("plan", these("queue of part groups"))
+@pytest.mark.parametrize("plan", these("queue of part groups", "down to one"))
 def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
