@@ -23,8 +23,8 @@ from specjax.plan import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=300,
-    probe_every=300,
+    steps=270,
+    probe_every=270,
     print_every=20,
     mesh=MeshConfig(data=2),
     model=ModelConfig(
@@ -51,13 +51,13 @@ config = RunConfig(
     reward=RewardConfig(scorer="exact_traced"),
     rollout=RolloutConfig(group_size=4, max_new_tokens=40, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, warmup_steps=30),
-    draft_optimizer=OptimizerConfig(learning_rate=2e-3, b2=0.98, warmup_steps=20),
+    draft_optimizer=OptimizerConfig(learning_rate=1e-3, b2=0.98, warmup_steps=20),
     warmup=WarmupConfig(
         steps=65, batch_size=32, optimizer=OptimizerConfig(learning_rate=2e-3, b2=0.98, warmup_steps=20)
     ),
     # For launch.compare alone: in a run the draft learns online.
     distill=DistillConfig(answers=512, chunks=1, batch_size=16),
-    eval=EvalConfig(every=150, prompts=256),
-    checkpoint=CheckpointConfig(every=150),
-    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=30),
+    eval=EvalConfig(every=270, prompts=256),
+    checkpoint=CheckpointConfig(every=135),
+    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=24),
 )
