@@ -179,7 +179,7 @@ def test_siblings_that_finished_are_known_when_the_batch_shrinks():
     """And those that have not are not."""
     decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}, ()), replace(CONFIG, draft_length=2))
 
-    def few(state: RoundState) -> Array:
+    def few(state: RoundState, _: Array) -> Array:
         return jnp.sum(~state.done) <= 2
 
     @jax.jit
@@ -263,7 +263,7 @@ def test_a_row_at_draft_length_0_keeps_its_text_and_nothing_else(name: str):
     drafter, params = WORLD.drafters[name], WORLD.params("random")
     decoding = Decoding(WORLD.policy, drafter, params, options)
 
-    def six(state: RoundState) -> Array:
+    def six(state: RoundState, _: Array) -> Array:
         return (jnp.max(state.emitted) > 5) | state.done.all()
 
     @jax.jit
