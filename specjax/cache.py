@@ -31,8 +31,8 @@ def write(
 ) -> LayerCache:
     """Row b gets its T new positions at start[b]. The caller leaves slack: a write past the end would be clamped.
 
-    The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it. A lone row is
-    written in the shape that `carried` gives it, so that a loop writes in place.
+    The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it. A lone row
+    is written in the shape that `carried` gives it, so that a loop writes in place.
     """
 
     def put(into: Array, new: Array) -> Array:
