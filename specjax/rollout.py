@@ -18,7 +18,7 @@ from specjax.keys import SeedStep
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, admission, lay_out
 from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, share, write_back
 from specjax.rounds import Border, Decoding, RoundState, rounds
-from specjax.types import Params, Policy, Prompts, Rollout
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
 
 class Carry(NamedTuple):
@@ -109,10 +109,18 @@ def _fill_and_decode(
         return few | _outgrown(state, phase)
 
     def decode(state: RoundState, border: Border) -> tuple[RoundState, Array]:
-        branches = [partial(rounds, decoding, k=k, border=border) for k in config.lengths]
-        if len(branches) == 1:
-            return branches[0](state)
-        return jax.lax.switch(_choice(config, number), branches, state)
+        if len(config.lengths) == 1:
+            return rounds(decoding, state, config.lengths[0], border)
+        whole = partial(kv.whole, like=state)
+
+        def branch(k: int, carried: PyTree) -> tuple[PyTree, Array]:
+            state, trips = rounds(decoding, whole(carried), k, border)
+            return kv.carried(state), trips
+
+        # Carried into a branch as by its loop, or each branch copies the caches of a lone row.
+        branches = [partial(branch, k) for k in config.lengths]
+        carried, trips = jax.lax.switch(_choice(config, number), branches, kv.carried(state))
+        return whole(carried), trips
 
     if carry.queue is None:
         state, trips = decode(carry.state, lambda state, _: over(state, 0))

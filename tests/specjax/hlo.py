@@ -79,8 +79,15 @@ class Program:
         every = [line for lines in self.computations.values() for line in lines if such(line)]
         return [lines for lines in map(self._run_by, every) if not any(map(such, lines))]
 
-    def _run_by(self, loop: Instruction) -> list[Instruction]:
-        reached, waiting = set(), loop.references & self.computations.keys()
+    def branches(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
+        """Everything run by the one conditional that has such loops in its branches."""
+        every = [line for lines in self.computations.values() for line in lines if line.opcode == "conditional"]
+        found = [run for run in map(self._run_by, every) if any(x.arrays.count(carries) >= times for x in run)]
+        assert len(found) == 1, f"{len(found)} conditionals pass {times} arrays of {carries}"
+        return found[0]
+
+    def _run_by(self, caller: Instruction) -> list[Instruction]:
+        reached, waiting = set(), caller.references & self.computations.keys()
         while waiting:
             name = waiting.pop()
             reached.add(name)
@@ -88,9 +95,9 @@ class Program:
                 waiting |= (line.references & self.computations.keys()) - reached
         return [line for name in sorted(reached) for line in self.computations[name]]
 
-    def copies(self, loop: list[Instruction], elements: int) -> list[Instruction]:
-        """The lines of a loop that make an array of at least so many elements."""
-        return [line for line in loop if line.opcode not in FREE and line.elements >= elements]
+    def copies(self, lines: list[Instruction], elements: int) -> list[Instruction]:
+        """Of these lines, those that make an array of at least so many elements."""
+        return [line for line in lines if line.opcode not in FREE and line.elements >= elements]
 
 
 def collectives(lines: list[Instruction]) -> list[Instruction]:
