@@ -22,15 +22,17 @@ from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree
 
-VOCAB, WIDTH = 128, 64
-SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)
+VOCAB = 128
 
 
-def small(layers: int, mesh: Mesh) -> Networks:
+def small(layers: int, mesh: Mesh, width: int = 64) -> Networks:
     """Random networks: a policy of so many layers, and a head of one layer that reads three of them at most."""
+    shape: dict[str, Any] = dict(
+        hidden_size=width, intermediate_size=4 * width, num_heads=4, num_kv_heads=2, head_dim=16
+    )
     read = tuple(sorted({0, layers // 2, layers - 1}))
-    decoder = DecoderConfig(vocab_size=VOCAB, num_layers=layers, feature_layers=read, **SHAPE)
-    config = Eagle3Config(feature_size=len(read) * WIDTH, vocab_size=VOCAB, draft_vocab_size=VOCAB, **SHAPE)
+    decoder = DecoderConfig(vocab_size=VOCAB, num_layers=layers, feature_layers=read, **shape)
+    config = Eagle3Config(feature_size=len(read) * width, vocab_size=VOCAB, draft_vocab_size=VOCAB, **shape)
     policy, keys = make_policy(decoder), jax.random.split(jax.random.key(0))
     weights = init_params(partial(init_decoder, decoder), keys[0], mesh)
     # A token that speaks louder than what stands before it, and sharply: a law that a head learns quickly.
