@@ -36,7 +36,7 @@ def small(layers: int, mesh: Mesh, width: int = 64) -> Networks:
     policy, keys = make_policy(decoder), jax.random.split(jax.random.key(0))
     weights = init_params(partial(init_decoder, decoder), keys[0], mesh)
     # A token that speaks louder than what stands before it, and sharply: a law that a head learns quickly.
-    weights |= {"embed": jax.tree.map(lambda x: 6.0 * layers * x, weights["embed"])}
+    weights |= {"embed": jax.tree.map(lambda x: 0.75 * layers * width**0.5 * x, weights["embed"])}
     params = Params(weights, init_params(partial(init_eagle3, config), keys[1], mesh))
     return Networks(decoder, policy, make_eagle3(config, policy), at_temperature(params, 0.3, "policy"))
 

@@ -6,7 +6,6 @@ A row's visible length is kept by its owner. Roll-back is setting it lower: what
 attends to and that later writes replace.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
@@ -17,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.types import LayerCache, PyTree, TextCache, pytree
 
-# Measured on 2 cores with 1 to 32 rows, 1 to 8 heads of 16 to 128 and 40 to 1024 positions.
-_FEW_QUERIES, _SOME_QUERIES, _LARGE_CACHE = 4, 16, 2**14
+# Measured without YNNPACK on 2 cores in jax 0.10.2: 1 to 32 rows, 1 to 8 kv heads of 16 to 128, 40 to 1024 positions.
+_MOST_QUERIES, _MOST_OF_A_LARGE_HEAD, _LARGE_HEAD = 4, 16, 2**13
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
@@ -63,10 +62,11 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
         weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
         return product("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
 
-    # In XLA's CPU backend a product of a head's cache with two queries costs several times what one with one does: for
-    # few queries, and for more if the cache is large, as many products of one each are faster.
-    most = _SOME_QUERIES if math.prod(cache.k.shape[2:]) >= _LARGE_CACHE else _FEW_QUERIES
-    apart = 1 < q.shape[2] <= most
+    # In XLA's CPU backend the product of a head's keys with two queries costs several times that with one: few queries,
+    # which are the tokens times the heads that share the keys, are faster one by one; some more where there are many
+    # numbers in the keys.
+    limit = _MOST_OF_A_LARGE_HEAD if cache.k.shape[2] * size >= _LARGE_HEAD else _MOST_QUERIES
+    apart = 1 < q.shape[2] <= limit
     separate = _each_query if apart else _all_queries
     y = jax.lax.platform_dependent(
         q, *cache, allowed, cpu=partial(weigh, separate), default=partial(weigh, _all_queries)
@@ -107,7 +107,7 @@ def carried(tree: PyTree) -> PyTree:
     """The tree as a loop carries it that writes to its caches: those of a lone row without axes of length 1.
 
     XLA drops such axes where it multiplies, and where the loop has them, its CPU backend (of jax 0.10.2) copies the
-    cache for that up to four times a trip. With more rows it copies nothing.
+    cache for that up to four times a trip; where what holds the loop has them, once. With more rows it copies nothing.
     """
 
     def thin(x: PyTree) -> PyTree:

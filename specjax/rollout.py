@@ -114,10 +114,10 @@ def _fill_and_decode(
         whole = partial(kv.whole, like=state)
 
         def branch(k: int, carried: PyTree) -> tuple[PyTree, Array]:
-            state, trips = rounds(decoding, whole(carried), k, border)
-            return kv.carried(state), trips
+            after, trips = rounds(decoding, whole(carried), k, border)
+            return kv.carried(after), trips
 
-        # Carried into a branch as by its loop, or each branch copies the caches of a lone row.
+        # As a branch's loop carries them: else XLA's CPU backend copies the caches of a lone row for each branch.
         branches = [partial(branch, k) for k in config.lengths]
         carried, trips = jax.lax.switch(_choice(config, number), branches, kv.carried(state))
         return whole(carried), trips

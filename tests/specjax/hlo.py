@@ -72,18 +72,14 @@ class Program:
 
     def loops(self, carries: tuple[int, ...], times: int) -> list[list[Instruction]]:
         """Everything run by each such loop, but for those that hold another of them."""
+        every = [x for lines in self.computations.values() for x in lines if _carries(x, carries, times)]
+        return [run for run in map(self._run_by, every) if not any(_carries(x, carries, times) for x in run)]
 
-        def such(line: Instruction) -> bool:
-            return line.opcode == "while" and line.arrays.count(carries) >= times
-
-        every = [line for lines in self.computations.values() for line in lines if such(line)]
-        return [lines for lines in map(self._run_by, every) if not any(map(such, lines))]
-
-    def branches(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
-        """Everything run by the one conditional that has such loops in its branches."""
+    def switch(self, loops: int, carries: tuple[int, ...], times: int) -> list[Instruction]:
+        """Everything run by the one conditional that has so many such loops in its branches."""
         every = [line for lines in self.computations.values() for line in lines if line.opcode == "conditional"]
-        found = [run for run in map(self._run_by, every) if any(x.arrays.count(carries) >= times for x in run)]
-        assert len(found) == 1, f"{len(found)} conditionals pass {times} arrays of {carries}"
+        found = [run for run in map(self._run_by, every) if sum(_carries(x, carries, times) for x in run) == loops]
+        assert len(found) == 1, f"{len(found)} conditionals hold {loops} loops"
         return found[0]
 
     def _run_by(self, caller: Instruction) -> list[Instruction]:
@@ -98,6 +94,10 @@ class Program:
     def copies(self, lines: list[Instruction], elements: int) -> list[Instruction]:
         """Of these lines, those that make an array of at least so many elements."""
         return [line for line in lines if line.opcode not in FREE and line.elements >= elements]
+
+
+def _carries(line: Instruction, dims: tuple[int, ...], times: int) -> bool:
+    return line.opcode == "while" and line.arrays.count(dims) >= times
 
 
 def collectives(lines: list[Instruction]) -> list[Instruction]:

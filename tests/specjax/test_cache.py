@@ -43,7 +43,7 @@ def test_a_loop_carries_the_caches_of_a_lone_row_without_axes_of_length_1(slots,
     chex.assert_trees_all_equal(kv.whole(thin, state), state)
 
 
-@pytest.mark.parametrize("length", [LENGTH, 2**14 // WIDTH])
+@pytest.mark.parametrize("length", [LENGTH, 2**13])
 @pytest.mark.parametrize("count", [1, 3])
 def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int):
     """Against a float64 softmax, head by head, for each number of query heads that share a key; small caches, large."""
