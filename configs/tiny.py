@@ -1,7 +1,8 @@
 """A whole run on two CPU cores in minutes: a policy from scratch learns sums.
 
 Wide, shallow and four sequences a core: what a round waits for is the policy's 20 MB of weights, of which each core
-reads its own copy, as a GPU waits for its memory. With three drafted tokens it costs less than two plain ones, or two.
+reads its own copy, as a GPU waits for its memory. With three drafted tokens it costs about two plain ones; of two rows
+a core, which a CPU takes one by one, two to three.
 """
 
 from configs.schema import (
