@@ -117,7 +117,7 @@ def _fill_and_decode(
             after, trips = rounds(decoding, whole(carried), k, border)
             return kv.carried(after), trips
 
-        # As a branch's loop carries them: else XLA's CPU backend copies the caches of a lone row for each branch.
+        # As a branch's loop carries them: else the XLA of jax 0.10.2 copies a lone row's caches for each branch.
         branches = [partial(branch, k) for k in config.lengths]
         carried, trips = jax.lax.switch(_choice(config, number), branches, kv.carried(state))
         return whole(carried), trips
