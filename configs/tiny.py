@@ -2,7 +2,7 @@
 
 Wide and shallow: what a round of few sequences waits for is the policy's 23 MB of weights, as a GPU waits for its
 memory. With three drafted tokens it costs less than two plain ones. One data shard, so that the last four sequences
-stay together: two shards of two would each share out a core that two rows, taken one by one, already fill.
+stay together: of two a shard, which a CPU decodes one by one, drafting gains less.
 """
 
 from configs.schema import (
