@@ -33,7 +33,7 @@ from specjax import (
     make_mesh,
     seed_step,
 )
-from specjax.cost import choose, nothing_known, remember, round_seconds
+from specjax.cost import HOPE, choose, nothing_known, remember, round_seconds
 from specjax.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
@@ -114,7 +114,9 @@ class Cell:
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
     """All of them on the prompts and the noise of each step, `repeats` times in turns, of which the least counts."""
     lengths, chosen, alpha = job.draft_lengths, [], []
-    drafting = nothing_known(lengths, job.seconds)
+    # As training does: what a lookup comes to is not foretold, but hoped for.
+    foretold = bool(jax.tree.leaves(params.draft))
+    drafting = nothing_known(lengths, job.seconds, 0.0 if foretold else HOPE)
     times: dict[str, list[float]] = {name: [] for name in (*map(str, lengths), "auto")}
     for step in range(steps):
         prompts, noise = job.prompts(step), seed_step(0, step)
@@ -130,7 +132,7 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         assert rollout.rounds is not None
         chosen.append(lengths[index])
         alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
-        expected = job.predicted(params, prompts, rollout)
+        expected = job.predicted(params, prompts, rollout) if foretold else None
         drafting = remember(drafting, rollout, expected, lengths)
     return Cell(times, chosen, alpha)
 

@@ -184,7 +184,7 @@ def remember(
 
 
 def rates(acceptance: Acceptance) -> Float[Array, "K"]:
-    """Share of rounds in which position 1, 2, .. of a draft is accepted.
+    """Share of rounds in which position 1, 2, .. of a draft is accepted, of those that drafted it.
 
     Measured where there is data. What is missing follows a geometric law: the share that goes on from one position to
     the next is that of the position before, and at the first the prediction.
@@ -198,7 +198,7 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
 
 
 def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> Float[Array, "lengths"]:
-    """Tokens that a row emits a round, to expect at each draft length."""
+    """Tokens that a row emits a round, to expect at each draft length; fewer where a lookup finds nothing to draft."""
     gained = jnp.concatenate([jnp.ones(1), 1 + jnp.cumsum(rates(acceptance))])
     return gained[jnp.array(draft_lengths)]
 

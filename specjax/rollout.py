@@ -48,10 +48,12 @@ def speculative_rollout(
         if phase.slots < len(carry.state.done):
             record = write_back(carry.record, carry.state, decoding)
             carry = Carry(share(decoding, compact(carry.state, phase.slots), record, prompts), None, record)
-        before = carry.state
+        before = carry
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)
-        gained.append(_gained(before, carry.state) if carry.queue is None else jnp.int32(0))
+        gained.append(
+            _gained(before.state, carry.state) if carry.queue is None else _gained_behind(before, carry, count)
+        )
     k = [_draft_length(config, number) for number in range(len(phases))]
     trips, k, gained = (jnp.stack(by_phase)[None] for by_phase in (trips, k, gained))
     return replace(write_back(carry.record, carry.state, decoding), trips=trips, k=k, gained=gained)
@@ -160,6 +162,19 @@ def _gained(before: RoundState, after: RoundState) -> Int[Array, ""]:
     """
     tokens = after.emitted - before.emitted
     return jnp.min(jnp.where(after.done, jnp.max(tokens), tokens))
+
+
+def _gained_behind(before: Carry, after: Carry, trips: Int[Array, ""]) -> Int[Array, ""]:
+    """The same where sequences wait: none is waited for while another takes its slot, and what counts is the mean row."""
+
+    def so_far(carry: Carry) -> tuple[Array, Array]:
+        lengths = carry.record.lengths.at[carry.state.sequence].set(carry.state.emitted)
+        rounds = carry.record.rounds.at[carry.state.sequence].set(carry.state.rounds)
+        return jnp.sum(jnp.maximum(lengths - 1, 0)), jnp.sum(rounds)
+
+    tokens, rounds = (now - then for now, then in zip(so_far(after), so_far(before), strict=True))
+    mean = tokens / jnp.maximum(rounds, 1)
+    return jnp.rint(trips.astype(mean.dtype) * mean).astype(jnp.int32)
 
 
 def _choice(config: RolloutConfig, number: int) -> Int[Array, ""]:

@@ -186,8 +186,8 @@ class Rollout:
     accepted: int32 [R, K], how often it was accepted and emitted.
     rounds:   int32 [R], verifications while the row was live.
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
-    gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; 0 until the
-              batch shrinks behind a queue.
+    gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where sequences
+              wait, for what the mean row gained.
     first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
               where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
