@@ -7,6 +7,7 @@ does not take for a single program, is named and left out. Without a flag means 
 """
 
 import argparse
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,14 +53,16 @@ def main() -> None:
     candidates = CANDIDATES.get(jax.default_backend(), {})
     for batch in options.batch or [preset.batch]:
         for k in options.draft_lengths:
-            cell = networks, networks.drafter, batch, preset.contexts[0], k, preset.rounds
+            cell = networks, networks.drafter, batch, preset.contexts[0], (k,), preset.rounds
             programs, refused = {NONE: Rounds(*cell)}, {}
             for flag, value in candidates.items():
                 try:
                     programs[flag] = Rounds(*cell, options=value)
                 except jax.errors.JaxRuntimeError as error:
                     refused[flag] = str(error).splitlines()[0]
-            measured = in_turns({flag: rounds.measure for flag, rounds in programs.items()}, options.repeats)
+            measured = in_turns(
+                {flag: partial(rounds.measure, k) for flag, rounds in programs.items()}, options.repeats
+            )
             for flag, rounds in programs.items():
                 ratios = [a / b for a, b in zip(measured[NONE], measured[flag], strict=True)]
                 median = 1e3 * sorted(measured[flag])[len(ratios) // 2]

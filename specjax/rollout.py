@@ -51,9 +51,7 @@ def speculative_rollout(
         before = carry
         carry, count = _run(decoding, carry, prompts, seed_step, phases, number)
         trips.append(count)
-        gained.append(
-            _gained(before.state, carry.state) if carry.queue is None else _gained_behind(before, carry, count)
-        )
+        gained.append(_gained(before, carry, count))
     k = [_draft_length(config, number) for number in range(len(phases))]
     trips, k, gained = (jnp.stack(by_phase)[None] for by_phase in (trips, k, gained))
     return replace(write_back(carry.record, carry.state, decoding), trips=trips, k=k, gained=gained)
@@ -156,19 +154,17 @@ def _outgrown(state: RoundState, phase: Phase) -> Bool[Array, ""]:
     return jnp.any(~state.done & (state.visible > phase.window))
 
 
-def _gained(before: RoundState, after: RoundState) -> Int[Array, ""]:
+def _gained(before: Carry, after: Carry, trips: Int[Array, ""]) -> Int[Array, ""]:
     """Rounds at draft length 0 that a phase made up for: what those rows gained at least that have to go on, for they
-    are waited for later; the furthest of all where none has to.
+    are waited for later; the furthest of all where none has to. Where others wait for their slots, the mean row.
     """
-    tokens = after.emitted - before.emitted
-    return jnp.min(jnp.where(after.done, jnp.max(tokens), tokens))
-
-
-def _gained_behind(before: Carry, after: Carry, trips: Int[Array, ""]) -> Int[Array, ""]:
-    """The same where sequences wait: none is waited for while another takes its slot, and what counts is the mean row."""
+    if after.queue is None:
+        tokens = after.state.emitted - before.state.emitted
+        return jnp.min(jnp.where(after.state.done, jnp.max(tokens), tokens))
 
     def so_far(carry: Carry) -> tuple[Array, Array]:
         lengths = carry.record.lengths.at[carry.state.sequence].set(carry.state.emitted)
+        assert carry.record.rounds is not None
         rounds = carry.record.rounds.at[carry.state.sequence].set(carry.state.rounds)
         return jnp.sum(jnp.maximum(lengths - 1, 0)), jnp.sum(rounds)
 

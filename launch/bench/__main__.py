@@ -40,6 +40,8 @@ class BenchArgs:
         preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a
                          CPU and qwen3-8b elsewhere.
         sections:        of floor, verify, draft, acceptance, layout, peers; empty for all of them.
+        batches:         rows decoded together; empty for the preset's.
+        contexts:        positions each row can see; empty for the preset's.
         repeats:         measurements of each thing, in turns; None takes the preset's.
         json:            a file for everything that was measured.
         plots:           a directory for plots; needs matplotlib.
@@ -50,6 +52,8 @@ class BenchArgs:
 
     preset: str | None = None
     sections: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
     repeats: int | None = None
     json: str | None = None
     plots: str | None = None
@@ -63,6 +67,10 @@ class BenchArgs:
         for name in self.sections:
             if name not in SECTIONS:
                 raise ValueError(f"sections = {name}: must be of {', '.join(SECTIONS)}")
+        for name in ("batches", "contexts"):
+            for value in getattr(self, name):
+                if value < 1:
+                    raise ValueError(f"{name} = {value}: must be at least 1")
         if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if (self.checkpoint is None) != (self.recipe is None):
@@ -76,11 +84,12 @@ def main(argv: list[str]) -> int:
     if options.plots is not None:
         load_pyplot()
     name, preset = find_preset(options.preset)
-    if options.repeats is not None:
-        preset = replace(preset, repeats=options.repeats)
+    given = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
+    preset = replace(preset, **{name: value for name, value in given.items() if value})
     chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS}
     if options.checkpoint is not None and options.recipe is not None:
-        chosen["trained"] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe)
+        save = Path(options.checkpoint), options.checkpoint_step
+        chosen["trained"] = trained(*save, options.recipe, preset.batch)
     console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
     console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
     networks, found = random_networks(preset), {}
@@ -88,8 +97,8 @@ def main(argv: list[str]) -> int:
         with console.status(section):
             found[section] = measure(networks, preset)
         print_section(found[section], console)
-    if options.json is not None:
-        Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")
+        if options.json is not None:
+            Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")
     if options.plots is not None:
         save_plots(Path(options.plots), found)
     return 0

@@ -1,5 +1,7 @@
 """The sections that time single rounds: against the bandwidth floor, verification, the drafter."""
 
+import itertools
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -9,83 +11,101 @@ import numpy as np
 from launch.bench.doubles import FreeDrafter
 from launch.bench.networks import Networks
 from launch.bench.presets import Preset
-from launch.bench.report import Section, ratio
-from launch.bench.rounds import Rounds
+from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import Rounds, where_it_fits
 from launch.measure import in_turns, seconds
 from models.config import DecoderConfig
 from specjax.drafters import NoDrafter
 from specjax.types import PyTree
 
 COPIES = 8
+NO_ROOM = "-: the device has too little memory for it"
 
 
 def floor(networks: Networks, preset: Preset) -> Section:
     """Autoregressive decoding: tokens/s, and the share of them that the memory's bandwidth would allow."""
-    copy, rows = CopyBandwidth(), []
-    weights = read_bytes(networks.params.policy)
-    for context in preset.contexts:
-        for batch in preset.batches:
-            rounds = Rounds(networks, NoDrafter(), batch, context, 0, preset.rounds)
-            # In turns, so that a machine that slows down slows down both.
-            measured = in_turns({"round": rounds.measure, "copy": copy.measure}, preset.repeats)
-            cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
-            least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
-            rows.append({
-                "context": context,
-                "batch": batch,
-                "ms a round": 1e3 * float(np.median(measured["round"])),
-                "tokens/s": batch / float(np.median(measured["round"])),
-                "floor ms": 1e3 * float(np.median(least)),
-                "share of floor": ratio(least, measured["round"]),
-                "GB/s": float(np.median(measured["copy"])) / 1e9,
-                "compile s": rounds.compile_seconds,
-            })  # fmt: skip
+    copy, weights = CopyBandwidth(), read_bytes(networks.params.policy)
+
+    def measure(context: int, batch: int) -> list[Row]:
+        rounds = Rounds(networks, NoDrafter(), batch, context, (0,), preset.rounds)
+        # In turns, so that a machine that slows down slows down both.
+        runs = {"round": partial(rounds.measure, 0), "copy": copy.measure}
+        measured = in_turns(runs, preset.repeats)
+        cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
+        least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
+        row: Row = {
+            "ms a round": 1e3 * float(np.median(measured["round"])),
+            "tokens/s": batch / float(np.median(measured["round"])),
+            "floor ms": 1e3 * float(np.median(least)),
+            "share of floor": ratio(least, measured["round"]),
+            "GB/s": float(np.median(measured["copy"])) / 1e9,
+            "compile s": rounds.compile_seconds,
+        }
+        return [row]
+
     notes = [
         f"floor: bytes of the weights that a round reads ({weights / 1e6:.1f} MB) and of the visible cache, over the "
         "bandwidth of a copy",
         f"a copy of {copy.nbytes / 1e6:.0f} MB counts its bytes twice, read and written; a CPU that reads a line before"
         " it writes it moves them three times, so that reading alone may beat the floor",
+        NO_ROOM,
     ]
-    return Section("autoregressive decoding against the memory-bandwidth floor", rows, notes)
+    return Section("autoregressive decoding against the memory-bandwidth floor", _each_cell(preset, measure), notes)
 
 
 def verify(networks: Networks, preset: Preset) -> Section:
     """A verification of n tokens over one of 1: the policy's forward, the verifier and the commit, no drafter."""
-    context, rows = preset.contexts[0], []
-    for batch in preset.batches:
-        make = partial(Rounds, networks, FreeDrafter(networks.policy.vocab_size), batch, context)
-        programs = {f"T({n})": make(k=n - 1, count=preset.rounds) for n in preset.verified}
-        measured = in_turns({name: rounds.measure for name, rounds in programs.items()}, preset.repeats)
-        first = f"T({preset.verified[0]})"
-        row: dict = {"batch": batch, f"{first} ms": 1e3 * float(np.median(measured[first]))}
-        row |= {f"{name}/{first}": ratio(values, measured[first]) for name, values in list(measured.items())[1:]}
-        rows.append(row | {"compile s": sum(rounds.compile_seconds for rounds in programs.values())})
-    return Section(f"verification of n tokens over one, context {context}", rows)
+    free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
+
+    def measure(context: int, batch: int) -> list[Row]:
+        rounds = Rounds(networks, free, batch, context, lengths, preset.rounds)
+        measured = in_turns({k: partial(rounds.measure, k) for k in lengths}, preset.repeats)
+        row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
+        row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
+        return [row | {"compile s": rounds.compile_seconds}]
+
+    return Section("verification of n tokens over one", _each_cell(preset, measure), [NO_ROOM])
 
 
 def draft(networks: Networks, preset: Preset) -> Section:
-    """What a round with the draft head costs, in plain rounds, and how much of it is the head's."""
-    context, rows = preset.contexts[0], []
+    """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
     free = FreeDrafter(networks.policy.vocab_size)
-    for batch in preset.batches:
-        plain = Rounds(networks, NoDrafter(), batch, context, 0, preset.rounds)
-        for k in preset.draft_lengths:
-            whole = Rounds(networks, networks.drafter, batch, context, k, preset.rounds)
-            verifying = Rounds(networks, free, batch, context, k, preset.rounds)
-            runs = {"plain": plain.measure, "whole": whole.measure, "verifying": verifying.measure}
-            measured = in_turns(runs, preset.repeats)
+
+    def measure(context: int, batch: int) -> list[Row]:
+        verifying = Rounds(networks, free, batch, context, (0, *preset.draft_lengths), preset.rounds)
+
+        def at(k: int) -> Row:
+            whole = Rounds(networks, networks.drafter, batch, context, (k,), preset.rounds)
+            runs = {"plain": partial(verifying.measure, 0), "verifying": partial(verifying.measure, k)}
+            measured = in_turns(runs | {"whole": partial(whole.measure, k)}, preset.repeats)
             drafting = np.subtract(measured["whole"], measured["verifying"])
-            rows.append({
-                "batch": batch,
+            cost = ratio(measured["whole"], measured["plain"])
+            row: dict = {
                 "k": k,
                 "plain ms": 1e3 * float(np.median(measured["plain"])),
                 "propose + observe": ratio(drafting.tolist(), measured["plain"]),
                 "verify + commit": ratio(measured["verifying"], measured["plain"]),
-                "whole round": ratio(measured["whole"], measured["plain"]),
-                "compile s": whole.compile_seconds,
-            })  # fmt: skip
-    note = "in plain rounds of the same batch; the drafter's is the whole round's less one with proposals for free"
-    return Section(f"what drafting costs, context {context}", rows, [note])
+                "whole round": cost,
+            }
+            row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
+            return row | {"compile s": whole.compile_seconds}
+
+        return [at(k) for k in preset.draft_lengths]
+
+    notes = [
+        "in plain rounds of the same batch; the drafter's is the whole round's less one with proposals for free",
+        "at a rate: the tokens of a round over its cost, where a drafted token is kept with that chance",
+        NO_ROOM,
+    ]
+    return Section("what drafting costs", _each_cell(preset, measure), notes)
+
+
+def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
+    """The rows of every context and batch."""
+    rows = []
+    for context, batch in itertools.product(preset.contexts, preset.batches):
+        rows += where_it_fits({"context": context, "batch": batch}, partial(measure, context, batch))
+    return rows
 
 
 class CopyBandwidth:

@@ -38,7 +38,7 @@ def _lines(section: Section, label: str, x: str, y: str) -> Lines:
     """One line for each value of `label`; rows without a number are left out."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in section.rows:
-        at, value = row[x], row[y]
+        at, value = row[x], row.get(y)
         value = value[0] if isinstance(value, tuple) else value
         if isinstance(at, int | float) and isinstance(value, int | float):
             lines[f"{label} {row[label]}"].append((at, value))

@@ -35,7 +35,7 @@ class Preset:
         decoder:       the policy.
         draft_vocab:   of the EAGLE-3 head, which otherwise has the policy's widths; None drafts all tokens.
         batches:       rows decoded together.
-        contexts:      positions each row can see. Verification, drafter and peers are measured at the first.
+        contexts:      positions each row can see.
         verified:      tokens in one verification, the first of them 1.
         draft_lengths: K.
         rates:         forced acceptance: the chance that a drafted token is kept, once those before it are.
@@ -87,7 +87,7 @@ class _Gpu(Preset):
     """What the Qwen3 shapes share: bfloat16, their vocabulary, and the grid of one GPU."""
 
     draft_vocab: int | None = 32_000
-    batches: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256)
+    batches: tuple[int, ...] = (1, 8, 32, 64, 256)
     contexts: tuple[int, ...] = (1024, 8192)
     batch: int = 16
     prompt: int = 512

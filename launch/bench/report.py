@@ -15,7 +15,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Section:
-    """Rows with the same columns. A value of three is a median with its 95% interval; None was not measured."""
+    """A value of three is a median with its 95% interval; None, or a column that a row lacks, was not measured."""
 
     title: str
     rows: Sequence[Row]
@@ -28,10 +28,11 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, 
 
 
 def print_section(section: Section, console: Console) -> None:
-    columns = (Column(name, justify="right", no_wrap=True) for name in section.rows[0])
+    names = max(section.rows, key=len)
+    columns = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(*columns, title=section.title, title_justify="left", box=None, padding=(0, 0, 0, 2))
     for row in section.rows:
-        table.add_row(*map(_show, row.values()))
+        table.add_row(*(_show(row.get(name)) for name in names))
     console.print(table)
     for note in section.notes:
         console.print(f"  {note}")

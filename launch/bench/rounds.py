@@ -1,5 +1,6 @@
 """The seconds of a round: some of them, run by `specjax.rounds.rounds` in one compiled program."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from launch.bench.networks import Networks, compiled, random_prompts
+from launch.bench.report import Row
 from launch.measure import seconds, without_start
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
@@ -22,13 +24,14 @@ STARTS = 5
 
 
 class Rounds:
-    """Rounds at draft length k over `rows` rows that see `context` positions each: compiled when made.
+    """Rounds of `rows` rows that see `context` positions each, at any of the `lengths` of drafts: compiled when made.
 
     The caches are blank: what a round costs does not hang on what is in them. Every measurement starts at the same
-    context, and the state is donated from one to the next, so that the caches exist once. What it takes to start the
-    program, the least of some calls that run no round, is left out: of short rounds it is a good part.
+    context, and the state, with room for `count` rounds at the longest draft, is donated from one to the next, so that
+    the caches exist once. What it takes to start a program, the least of some calls that run no round, is left out: of
+    short rounds it is a good part.
 
-    options: XLA's, for this program.
+    options: XLA's, for these programs.
     """
 
     def __init__(
@@ -37,12 +40,12 @@ class Rounds:
         drafter: Drafter,
         rows: int,
         context: int,
-        k: int,
+        lengths: Sequence[int],
         count: int,
         options: dict[str, Any] | None = None,
     ) -> None:
-        budget = count * (k + 1) + 1
-        config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=k)
+        budget = count * (max(lengths) + 1) + 1
+        config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=max(lengths))
         prompts = random_prompts(networks, rows, context)
 
         def first(params: Params) -> RoundState:
@@ -51,7 +54,7 @@ class Rounds:
             row, length = jnp.arange(rows, dtype=jnp.int32), context + budget + config.slack
             return seat(decoding, kept, row, row, seed_step(0, 0), length)
 
-        def some(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
+        def some(k: int, params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
             decoding = Decoding(networks.policy, drafter, params, config)
             one = jnp.ones(rows, jnp.int32)
             state = replace(state, emitted=one, done=one == 0)
@@ -60,14 +63,27 @@ class Rounds:
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
         self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)
         parts = networks.params, self._state, self._none
-        self._program, self.compile_seconds = compiled(some, *parts, donate=(1,), options=options)
-        jax.block_until_ready(self._run(self._count))
-        self._start = min(seconds(partial(self._run, self._none)) for _ in range(STARTS))
+        made = {k: compiled(partial(some, k), *parts, donate=(1,), options=options) for k in lengths}
+        self._programs = {k: program for k, (program, _) in made.items()}
+        self.compile_seconds = sum(taken for _, taken in made.values())
+        for k in lengths:
+            jax.block_until_ready(self._run(k, self._count))
+        self._start = {k: min(seconds(partial(self._run, k, self._none)) for _ in range(STARTS)) for k in lengths}
 
-    def measure(self) -> float:
-        """The seconds of one round."""
-        return without_start(seconds(partial(self._run, self._count)), self._start) / int(self._count)
+    def measure(self, k: int) -> float:
+        """The seconds of one round at draft length k."""
+        return without_start(seconds(partial(self._run, k, self._count)), self._start[k]) / int(self._count)
 
-    def _run(self, count: Int[Array, ""]) -> RoundState:
-        self._state = self._program(self._params, self._state, count)
+    def _run(self, k: int, count: Int[Array, ""]) -> RoundState:
+        self._state = self._programs[k](self._params, self._state, count)
         return self._state
+
+
+def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
+    """The rows of a cell with what was measured there; the cell alone where the device has too little memory for it."""
+    try:
+        return [{**cell, **row} for row in measure()]
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    return [cell]

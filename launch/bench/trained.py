@@ -22,7 +22,7 @@ from specjax.generate import prepare
 from specjax.mesh import MeshConfig
 
 
-def trained(directory: Path, which: Which, recipe: str) -> Callable[[Networks, Preset], Section]:
+def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[[Networks, Preset], Section]:
     """The section, once the run is read: bad input is found before anything is measured."""
     setup = set_up(replace(load_recipe(recipe), mesh=MeshConfig()))
     own = setup.networks
@@ -32,9 +32,12 @@ def trained(directory: Path, which: Which, recipe: str) -> Callable[[Networks, P
     networks = Networks(own.decoder, own.policy, own.drafter, params)
     rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
 
+    if (found := len(setup.held_out_prompts.rows)) < batch:
+        raise ConfigError(f"recipe = {recipe}: has {found} held-out prompts that can be used, must be at least {batch}")
+
     def measure(_: Networks, preset: Preset) -> Section:
-        prompts = jax.tree.map(jnp.asarray, setup.held_out_prompts.batch(np.arange(preset.batch)))
-        title = f"speed-up of {directory}, held-out prompts, batch {preset.batch}"
+        prompts = jax.tree.map(jnp.asarray, setup.held_out_prompts.batch(np.arange(batch)))
+        title = f"speed-up of {directory}, held-out prompts, batch {batch}"
         return Section(title, speedups(networks, prompts, preset, rollout, None), NOTES)
 
     return measure

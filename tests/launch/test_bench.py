@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from launch.bench import __main__ as bench
 from launch.bench.decoding import CopyBandwidth, cache_bytes, draft, floor, read_bytes, verify
@@ -15,7 +16,9 @@ from launch.bench.doubles import STOP, forced_lengths
 from launch.bench.generation import Generation, acceptance
 from launch.bench.networks import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
-from launch.bench.report import Section
+from launch.bench.report import Row, Section, print_section
+from launch.bench.rounds import where_it_fits
+from launch.bench.trained import trained
 from launch.cli import load_recipe
 from launch.errors import ConfigError
 from launch.setup import set_up
@@ -123,8 +126,29 @@ def test_rounds_are_timed_and_tabled(networks: Networks):
         for row in section.rows:
             compile_seconds = row["compile s"]
             assert isinstance(compile_seconds, float) and compile_seconds > 0
+            assert row.keys() >= {"context", "batch"} or measure is acceptance
     (row,) = section.rows
     assert row["k"] == 2 and row["rate"] == 0.5 and isinstance(row["speed-up"], tuple)
+
+
+def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):
+    def full() -> list[Row]:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7 bytes.")
+
+    rows = [*where_it_fits({"batch": 256}, full), *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
+    assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
+    print_section(Section("a title", rows), Console())
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:5]] == [
+        ["256", "-"],
+        ["1", "3"],
+        ["1", "5"],
+    ]
+
+    def broken() -> list[Row]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        where_it_fits({}, broken)
 
 
 def fake_section(networks: Networks, preset: Preset) -> Section:
@@ -148,6 +172,20 @@ def test_everything_goes_to_the_json_file(
     assert "4 [1, 9]" in said and "a note" in said
 
 
+def test_what_was_measured_is_kept_when_a_later_section_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(networks: Networks, preset: Preset) -> Section:
+        assert preset.batches == (3, 5) and preset.contexts == (7,)
+        raise RuntimeError("broken")
+
+    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
+    monkeypatch.setitem(bench.SECTIONS, "verify", fails)
+    monkeypatch.setattr(bench, "random_networks", lambda preset: None)
+    path = tmp_path / "bench.json"
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.main(f"--sections floor verify --batches 3 5 --contexts 7 --json {path}".split())
+    assert json.loads(path.read_text())["sections"].keys() == {"floor"}
+
+
 def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
@@ -162,6 +200,7 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
         ("--sections floor roof", "sections = roof: must be of floor, verify, draft, acceptance, layout, peers"),
         ("--repeats 0", "repeats = 0: must be at least 1"),
+        ("--contexts 1024 0", "contexts = 0: must be at least 1"),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: its directory does not exist"),
         ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: must be given together"),
         pytest.param(
@@ -176,6 +215,16 @@ def test_bad_input_is_one_line(option: str, message: str):
     with pytest.raises(ConfigError) as error:
         bench.main(option.split())
     assert str(error.value) == message
+
+
+@pytest.mark.slow
+def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
+    setup = set_up(replace(load_recipe("tiny"), mesh=MeshConfig()))
+    leave_run(tmp_path, setup)
+    many = len(setup.held_out_prompts.rows) + 1
+    message = f"^recipe = tiny: has {many - 1} held-out prompts that can be used, must be at least {many}$"
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path, "newest", "tiny", many)
 
 
 @pytest.mark.slow

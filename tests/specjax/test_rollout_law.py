@@ -27,7 +27,7 @@ from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, VerifierName
 from tests.specjax.training import AS_SHIPPED
 from tests.tiny import ENUMERABLE as WORLD
 
-BUDGET, BATCH = 5, 2**14
+BUDGET, BATCH, IN_PHASES = 5, 2**14, 45_000
 LAWS = {
     "greedy": SamplingLaw(temperature=0.0),
     "temperature 1": SamplingLaw(),
@@ -200,27 +200,50 @@ def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: 
     print(f"{draft}, {law}, {verifier}: {result}")
 
 
-def test_completions_follow_the_policy_through_queue_and_phases():
-    """A third of the sequences at a time, in windows that grow and slots that shrink, at a K that changes with them."""
-    width, draws = WORLD.batch.tokens.shape[1], 45_000
-    config = RolloutConfig(
-        group_size=draws,
-        max_new_tokens=BUDGET,
-        draft_lengths=(0, 2),
-        law=LAWS["top-p"],
-        stop_tokens=WORLD.stops,
-        phases=((draws // 3, width), (draws // 3, width + BUDGET), (draws // 20, width + BUDGET)),
-    )
+@functools.cache
+def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array], Rollout]:
+    """(params, prompts, place of the verifier, choice for each phase) -> IN_PHASES samples, a third at a time.
+
+    In windows that grow and slots that shrink.
+    """
+    width = WORLD.batch.tokens.shape[1]
+    phases = ((IN_PHASES // 3, width), (IN_PHASES // 3, width + BUDGET), (IN_PHASES // 20, width + BUDGET))
 
     @jax.jit
-    def program(params: Params, prompts: Prompts) -> Rollout:
-        chosen = ChosenConfig(**vars(config), chosen=jnp.array([0, 1, 0]))
-        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, seed_step(1, 99), chosen)
+    def run(params: Params, prompts: Prompts, verifier: Array, choice: Array) -> Rollout:
+        config = ChosenConfig(
+            group_size=IN_PHASES,
+            max_new_tokens=BUDGET,
+            draft_lengths=(0, 2),
+            verifier=chosen(verifier),
+            law=LAWS[law],
+            stop_tokens=WORLD.stops,
+            phases=phases,
+            chosen=choice,
+        )
+        return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, seed_step(1, 99), config)
 
-    rollout = program(WORLD.params("trained"), WORLD.batch)
-    assert (np.asarray(rollout.trips) > 0).all()
-    result = fit(count_completions(rollout), exact("top-p"), total_variation=0.03)
-    assert result.draws == draws
+    return run
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize(
+    "draft, law, choice",
+    [
+        ("trained", "top-p", (0, 1, 0)),
+        pytest.param("trained", "top-p", (1, 0, 1), marks=pytest.mark.slow),
+        pytest.param("ngram", "temperature 1", (1, 0, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_completions_follow_the_policy_through_queue_and_phases(
+    draft: str, law: str, choice: tuple[int, ...], verifier: VerifierName
+):
+    """At a K that changes from phase to phase, for which rows have to begin drafting late and to leave off."""
+    run, place = in_phases(DRAFTS[draft].drafter, law), jnp.int32(list(VERIFIERS).index(verifier))
+    rollout = run(WORLD.params(draft), WORLD.batch, place, jnp.array(choice))
+    assert (np.asarray(rollout.trips) > 0).all() and np.asarray(rollout.accepted).sum() > 0
+    result = fit(count_completions(rollout), exact(law), total_variation=0.03)
+    assert result.draws == IN_PHASES
     assert result.passes, result
     assert result.power > 0.99
 
