@@ -15,6 +15,7 @@ from launch.bench.report import Row, Section, ratio
 from launch.bench.rounds import Rounds, where_it_fits
 from launch.measure import in_turns, seconds
 from models.config import DecoderConfig
+from specjax.cost import Cell, fit
 from specjax.drafters import NoDrafter
 from specjax.types import PyTree
 
@@ -69,7 +70,7 @@ def verify(networks: Networks, preset: Preset) -> Section:
 
 def draft(networks: Networks, preset: Preset) -> Section:
     """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
-    free = FreeDrafter(networks.policy.vocab_size)
+    free, cells = FreeDrafter(networks.policy.vocab_size), list[Cell]()
 
     def measure(context: int, batch: int) -> list[Row]:
         verifying = Rounds(networks, free, batch, context, (0, *preset.draft_lengths), preset.rounds)
@@ -80,6 +81,8 @@ def draft(networks: Networks, preset: Preset) -> Section:
             measured = in_turns(runs | {"whole": partial(whole.measure, k)}, preset.repeats)
             drafting = np.subtract(measured["whole"], measured["verifying"])
             cost = ratio(measured["whole"], measured["plain"])
+            for length, name in ((0, "plain"), (k, "whole")):
+                cells.append(Cell(batch, context, length, float(np.median(measured[name]))))
             row: dict = {
                 "k": k,
                 "plain ms": 1e3 * float(np.median(measured["plain"])),
@@ -92,12 +95,26 @@ def draft(networks: Networks, preset: Preset) -> Section:
 
         return [at(k) for k in preset.draft_lengths]
 
+    rows = _each_cell(preset, measure)
     notes = [
         "in plain rounds of the same batch; the drafter's is the whole round's less one with proposals for free",
         "at a rate: the tokens of a round over its cost, where a drafted token is kept with that chance",
         NO_ROOM,
     ]
-    return Section("what drafting costs", _each_cell(preset, measure), notes)
+    return Section("what drafting costs", rows, [*notes, *_modelled(cells)])
+
+
+def _modelled(cells: list[Cell]) -> list[str]:
+    """The cost model fitted to measured rounds, and how far it is off."""
+    if len(cells) < 2:
+        return []
+    model = fit(cells)
+    errors = [abs(model.seconds(*cell[:3]) / cell.seconds - 1) for cell in cells]
+    constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model._asdict().items())
+    return [
+        f"cost model (specjax.cost.CostModel), in microseconds: {constants}; "
+        f"off by {np.median(errors):.0%} in the median cell, by {max(errors):.0%} at most"
+    ]
 
 
 def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:

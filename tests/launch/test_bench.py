@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from launch.bench import __main__ as bench
-from launch.bench.decoding import CopyBandwidth, cache_bytes, draft, floor, read_bytes, verify
+from launch.bench.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
 from launch.bench.doubles import STOP, forced_lengths
 from launch.bench.generation import Generation, acceptance
 from launch.bench.networks import Networks, random_networks, random_prompts
@@ -24,6 +24,7 @@ from launch.errors import ConfigError
 from launch.setup import set_up
 from launch.speedup import ANY_LENGTH
 from models.config import DecoderConfig
+from specjax.cost import Cell
 from specjax.keys import seed_step, sequence_keys
 from specjax.mesh import MeshConfig
 from specjax.plan import RolloutConfig
@@ -123,12 +124,22 @@ def test_rounds_are_timed_and_tabled(networks: Networks):
     for measure in (floor, verify, draft, acceptance):
         section = measure(networks, SMALL)
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
+        assert any("cost model" in note for note in section.notes) == (measure is draft)
         for row in section.rows:
             compile_seconds = row["compile s"]
             assert isinstance(compile_seconds, float) and compile_seconds > 0
             assert row.keys() >= {"context", "batch"} or measure is acceptance
     (row,) = section.rows
     assert row["k"] == 2 and row["rate"] == 0.5 and isinstance(row["speed-up"], tuple)
+
+
+def test_the_cost_model_says_how_far_it_is_off():
+    exact = [Cell(slots, 100, k, 1e-3 + 1e-5 * slots * (k + 1)) for slots in (1, 4) for k in (0, 3)]
+    (note,) = _modelled(exact)
+    assert "fixed 1e+03, " in note and note.endswith("off by 0% in the median cell, by 0% at most")
+    (note,) = _modelled([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
+    assert not note.endswith("by 0% at most")
+    assert _modelled(exact[:1]) == []
 
 
 def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):
