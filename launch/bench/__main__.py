@@ -40,8 +40,8 @@ class BenchArgs:
         preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a
                          CPU and qwen3-8b elsewhere.
         sections:        of floor, verify, draft, acceptance, layout, peers; empty for all of them.
-        batches:         rows decoded together; empty for the preset's.
-        contexts:        positions each row can see; empty for the preset's.
+        batches:         rows decoded together in floor, verify and draft; empty for the preset's.
+        contexts:        positions that each of them can see; empty for the preset's.
         repeats:         measurements of each thing, in turns; None takes the preset's.
         json:            a file for everything that was measured.
         plots:           a directory for plots; needs matplotlib.
