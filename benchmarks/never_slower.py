@@ -3,7 +3,8 @@
 Run from the repository's root: python -m benchmarks.never_slower
 
 Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
-those that try a draft in vain too; each as the least of several timings.
+those that try a draft in vain too; each as the geometric mean of pairs, a fixed length and the automatic choice timed
+one after the other: where other jobs disturb the machine, the least of as many timings spreads nearly twice as far.
 """
 
 import argparse
@@ -93,48 +94,45 @@ class Job:
 class Cell:
     """A cell of the grid, measured.
 
-    seconds: of each step, the least of its timings, by what ran: `auto` or a fixed draft length.
-    chosen, alpha: draft length and tokens a round in the steps of `auto`.
+    over:          by fixed draft length, how many times as fast as it the automatic choice was, in each step.
+    chosen, alpha: draft length and tokens a round in the automatic steps.
     """
 
-    seconds: dict[str, list[float]]
+    over: dict[int, list[float]]
     chosen: list[int]
     alpha: list[float]
 
     @property
-    def best(self) -> str:
+    def best(self) -> int:
         """The fixed draft length that took least."""
-        return min(self.seconds.keys() - {"auto"}, key=lambda name: sum(self.seconds[name]))
-
-    def over(self, name: str) -> list[float]:
-        """How many times as fast as this the automatic choice was, in each step."""
-        return [other / auto for other, auto in zip(self.seconds[name], self.seconds["auto"], strict=True)]
+        return min(self.over, key=lambda k: geometric_mean(np.array(self.over[k]), axis=0))
 
 
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
-    """All of them on the prompts and the noise of each step, `repeats` times in turns, of which the least counts."""
+    """On the prompts and the noise of each step, `repeats` pairs with plain decoding, a quarter as many with others."""
     lengths, chosen, alpha = job.draft_lengths, [], []
     # As training does: what a lookup comes to is not foretold, but hoped for.
     foretold = bool(jax.tree.leaves(params.draft))
     drafting = nothing_known(lengths, job.seconds, 0.0 if foretold else HOPE)
-    times: dict[str, list[float]] = {name: [] for name in (*map(str, lengths), "auto")}
+    over: dict[int, list[float]] = {k: [] for k in lengths}
     for step in range(steps):
         prompts, noise = job.prompts(step), seed_step(0, step)
-        index = int(choose(drafting, lengths)[0])
-        drafted = [partial(job.generate, params, prompts, noise, jnp.array([i])) for i in range(len(lengths))]
-        plain = partial(job.plain, replace(params, draft={}), prompts, noise)
-        runs = {"0": plain} | {str(k): drafted[i] for i, k in enumerate(lengths) if k} | {"auto": drafted[index]}
+        drafted = {k: partial(job.generate, params, prompts, noise, jnp.array([i])) for i, k in enumerate(lengths)}
+        fixed = drafted | {0: partial(job.plain, replace(params, draft={}), prompts, noise)}
+        k = lengths[int(choose(drafting, lengths)[0])]
         if step == 0:
-            jax.block_until_ready([run() for run in runs.values()])
-        for name, values in in_turns({name: partial(seconds, run) for name, run in runs.items()}, repeats).items():
-            times[name].append(min(values))
-        rollout = drafted[index]()
+            jax.block_until_ready([run() for run in (*fixed.values(), *drafted.values())])
+        for other, run in fixed.items():
+            pair = {"fixed": partial(seconds, run), "auto": partial(seconds, drafted[k])}
+            times = in_turns(pair, repeats if other == 0 else -(-repeats // 4))
+            over[other].append(float(geometric_mean(np.divide(times["fixed"], times["auto"]), axis=0)))
+        rollout = drafted[k]()
         assert rollout.rounds is not None
-        chosen.append(lengths[index])
+        chosen.append(k)
         alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
         expected = job.predicted(params, prompts, rollout) if foretold else None
         drafting = remember(drafting, rollout, expected, lengths)
-    return Cell(times, chosen, alpha)
+    return Cell(over, chosen, alpha)
 
 
 def written(ratios: list[float]) -> str:
@@ -145,7 +143,7 @@ def written(ratios: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="rollouts of each cell")
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each rollout, of which the least counts")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of timings of each rollout")
     parser.add_argument("--slots", type=int, nargs="+", default=[2, 8, 32], help="sequences, all decoded at once")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3], help="0 and others, ascending")
@@ -173,14 +171,14 @@ def main() -> None:
                 cell = measure(job, params, options.steps, options.repeats)
                 cells.append(cell)
                 print(
-                    f"{name:8} {slots:5} {temperature:5}  {written(cell.over('0'))}  {written(cell.over(cell.best))} "
+                    f"{name:8} {slots:5} {temperature:5}  {written(cell.over[0])}  {written(cell.over[cell.best])} "
                     f"({cell.best})  {''.join(map(str, cell.chosen)):12}  {np.mean(cell.alpha[1:]):5.2f}  {cost}",
                     flush=True,
                 )
-    plain = [cell.over("0") for cell in cells]
+    plain = [cell.over[0] for cell in cells]
     least = min(interval(ratios, center=geometric_mean)[1] for ratios in plain)
     pooled = [ratio for ratios in plain for ratio in ratios]
-    best = [ratio for cell in cells for ratio in cell.over(cell.best)]
+    best = [ratio for cell in cells for ratio in cell.over[cell.best]]
     verdict = {True: "holds", False: "FAILS"}
     print(f"auto / plain, least lower bound of a cell  {least:.3f}: >= {CELL_BOUND} {verdict[least >= CELL_BOUND]}")
     for name, ratios, bound in (("plain", pooled, POOLED_BOUND), ("best fixed", best, BEST_BOUND)):

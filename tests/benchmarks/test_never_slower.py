@@ -15,13 +15,24 @@ def test_a_cell_has_every_step_by_every_draft_length():
     random = small(1, MESH)
     networks = Networks(random.decoder, random.policy, NGramDrafter(VOCAB, 1, 1), Params(random.params.policy, {}))
     cell = measure(Job(networks, slots=2, budget=4, draft_lengths=(0, 2)), networks.params, steps=3, repeats=2)
-    assert {name: len(seconds) for name, seconds in cell.seconds.items()} == {"0": 3, "2": 3, "auto": 3}
+    assert {k: len(ratios) for k, ratios in cell.over.items()} == {0: 3, 2: 3}
     assert len(cell.chosen) == len(cell.alpha) == 3 and min(cell.alpha) >= 1.0
 
 
-def test_a_cell_compares_step_by_step():
-    cell = Cell({"0": [2.0, 3.0], "2": [4.0, 2.0], "auto": [2.5, 2.0]}, chosen=[0, 2], alpha=[1.0, 1.5])
-    assert cell.best == "0" and cell.over("0") == [0.8, 1.5] and cell.over("2") == [1.6, 1.0]
+def test_the_best_fixed_length_is_the_one_that_automatic_choice_gains_least_on():
+    assert Cell({0: [0.8, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 0
+    assert Cell({0: [1.2, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 2
+
+
+def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
+    """Plain decoding against itself: twice as long, then half as long, is neither faster nor slower."""
+    took = iter([2.0, 1.0, 4.0, 2.0])
+    monkeypatch.setattr("benchmarks.never_slower.seconds", lambda run: next(took))
+    monkeypatch.setattr(Job, "seconds", np.array([[1.0]], np.float32))
+    random = small(1, MESH)
+    job = Job(random, slots=2, budget=4, draft_lengths=(0,))
+    cell = measure(job, random.params, steps=1, repeats=2)
+    assert cell.over == {0: [pytest.approx(1.0)]}
 
 
 def test_a_lookup_is_tried_as_a_run_tries_it(monkeypatch: pytest.MonkeyPatch):
