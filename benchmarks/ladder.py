@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.forced import long_tailed
 from launch.measure import in_turns, provenance, seconds, written
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
@@ -31,10 +32,9 @@ HEAD = Eagle3Config(feature_size=3 * WIDTH, vocab_size=VOCAB, draft_vocab_size=V
 MESH = make_mesh(MeshConfig())
 
 
-def long_tailed(rng: np.random.Generator) -> Batch:
-    """Lognormal lengths of median 64, the longest three of eight times that; padded to the longest."""
-    lengths = np.clip(np.exp(np.log(MEDIAN) + 0.5 * rng.standard_normal(ROWS)), PROMPT + 1, 8 * MEDIAN).astype(int)
-    lengths[rng.choice(ROWS, 3, replace=False)] = 8 * MEDIAN
+def padded_batch(rng: np.random.Generator) -> Batch:
+    """Rows of which three are eight times as long as the median; padded to the longest."""
+    lengths = np.maximum(long_tailed(rng, ROWS, MEDIAN, tail=3), PROMPT + 1)
     column = np.arange(8 * MEDIAN)[None]
     real = column < lengths[:, None]
     return Batch(
@@ -73,7 +73,7 @@ def main() -> None:
         policy=init_params(partial(init_decoder, DECODER), keys[0], MESH),
         draft=init_params(partial(init_eagle3, HEAD), keys[1], MESH),
     )
-    batch = long_tailed(np.random.default_rng(0))
+    batch = padded_batch(np.random.default_rng(0))
     lengths, width = np.asarray(batch.lengths), batch.tokens.shape[1]
     ran = windows(tuple(options.ladder), width)
     parts = [part.max() for part in np.split(np.sort(lengths), MICROBATCHES)]
