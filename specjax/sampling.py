@@ -1,7 +1,9 @@
 """The one sampling law: what the draft proposes from, what verification checks against, what plain sampling draws."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -55,21 +57,52 @@ def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
         return full_log_probs(logits, law)
     # All cuts are one threshold on the logits as they came: a compiler that computes log-probs twice rounds them apart,
     # and a token on the border would be kept in one place and cut in the other. The barrier keeps the logits one array.
-    logits = jax.lax.optimization_barrier(logits.astype(jnp.float32))
-    threshold = jnp.min(logits, axis=-1, keepdims=True)
-    if law.top_k is not None and law.top_k < logits.shape[-1]:
-        threshold = jax.lax.top_k(logits, law.top_k)[0][..., -1:]
+    logits = jax.lax.optimization_barrier(logits)
+    wide, threshold = logits.astype(jnp.float32), jnp.min(logits, axis=-1, keepdims=True)
+    if (k := law.top_k) is not None and k < logits.shape[-1]:
+        count = partial(jnp.sum, axis=-1, keepdims=True, dtype=jnp.int32)
+        threshold = _highest(lambda at: count(logits >= at) >= k, logits, threshold)
     if law.top_p < 1:
-        descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
-        mass = jnp.exp(full_log_probs(jnp.where(descending >= threshold, descending, -jnp.inf), law))
-        within = jnp.cumsum(mass, axis=-1) - mass < law.top_p
-        nucleus = jnp.min(jnp.where(within, descending, jnp.inf), axis=-1, keepdims=True)
-        threshold = jnp.maximum(threshold, nucleus)
+        weight = jnp.exp((wide - jnp.max(wide, axis=-1, keepdims=True)) / law.temperature)
+        reached = partial(jnp.sum, jnp.where(logits >= threshold, weight, 0.0), axis=-1, keepdims=True)
+        enough = law.top_p * reached()
+        threshold = _highest(lambda at: reached(where=logits >= at) >= enough, logits, threshold)
+    threshold = threshold.astype(jnp.float32)
     if law.min_p > 0:
         # Relative to the likeliest token, hence the same whatever was cut before.
-        floor = jnp.max(logits, axis=-1, keepdims=True) + law.temperature * jnp.log(law.min_p)
+        floor = jnp.max(wide, axis=-1, keepdims=True) + law.temperature * jnp.log(law.min_p)
         threshold = jnp.maximum(threshold, floor)
-    return full_log_probs(jnp.where(logits >= threshold, logits, -jnp.inf), law)
+    return full_log_probs(jnp.where(wide >= threshold, wide, -jnp.inf), law)
+
+
+def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], least: Float[Array, "... 1"]) -> Array:
+    """The highest of the logits from which on there is enough: `enough` [.., 1] of a threshold [.., 1].
+
+    It must hold of `least`, and of whatever is below a threshold of which it holds. Bisection over all numbers of this
+    precision in their order: a pass over the logits for each bit, which is a tenth of what a sort takes, and no copy.
+    """
+    integer = jnp.dtype(f"int{8 * logits.dtype.itemsize}")
+
+    def flip(bits: Array) -> Array:
+        """Negative floats lie in the order opposite to that of their bits."""
+        return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+
+    def place(x: Array) -> Array:
+        return flip(jax.lax.bitcast_convert_type(x, integer))
+
+    def number(place: Array) -> Array:
+        return jax.lax.bitcast_convert_type(flip(place), logits.dtype)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)
+        good = enough(number(middle))
+        return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+    bounds = place(least), place(jnp.max(logits, axis=-1, keepdims=True)) + 1
+    found = number(jax.lax.fori_loop(0, jnp.iinfo(integer).bits, halve, bounds)[0])
+    # One of the logits, also where hardware takes the smallest numbers for 0.
+    return jnp.min(jnp.where(logits >= found, logits, jnp.inf), axis=-1, keepdims=True)
 
 
 def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.sampling import SamplingLaw, full_log_probs, pick, process_logits, sample
+from specjax.sampling import SamplingLaw, _highest, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
 
 LAWS = [
@@ -35,16 +35,36 @@ def rows_of_logits() -> np.ndarray:
     return rows.astype(np.float32)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_law_matches_float64(law: SamplingLaw):
+def test_law_matches_float64(law: SamplingLaw, dtype: type):
     """Over random, tied, constant, one-hot and partly impossible logits."""
-    logits = rows_of_logits()
+    logits = jnp.asarray(rows_of_logits(), dtype)
     log_p = np.asarray(jax.jit(process_logits, static_argnums=1)(logits, law))
-    expected = np.stack([reference_law(row.astype(np.float64), law) for row in logits])
+    expected = np.stack([reference_law(row, law) for row in np.asarray(logits).astype(np.float64)])
     np.testing.assert_array_equal(log_p > -np.inf, expected > 0)
     np.testing.assert_allclose(np.exp(log_p), expected, atol=2e-6)
     np.testing.assert_allclose(np.exp(log_p.astype(np.float64)).sum(-1), 1, atol=1e-5)
     assert log_p.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_the_kth_token_is_found_among_all_numbers(dtype: type):
+    """From the largest of either sign to the smallest, zeros and infinities among them."""
+    most, least = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
+    ordered = [jnp.inf, most, 2.0, 1.0, 0.5, least, 0.0, -least, -1.0, -1.5, -most, -jnp.inf]
+    logits = jnp.asarray(np.random.default_rng(0).permutation(ordered), dtype)
+    for k in range(1, len(ordered)):
+        threshold = _highest(lambda at, k=k: jnp.sum(logits >= at, keepdims=True) >= k, logits, jnp.min(logits)[None])
+        np.testing.assert_array_equal(threshold, jnp.asarray(ordered[k - 1 : k], dtype))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
+    """Beside the logits and the law two arrays at most, weights and what XLA makes of them; none that is sorted."""
+    shape = (8, 4, 4096)
+    analysis = jax.jit(lambda x: process_logits(x, law)).lower(jnp.zeros(shape)).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < 2.1 * 4 * np.prod(shape)
 
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9), SamplingLaw(0.7, min_p=0.1)])
