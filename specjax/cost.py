@@ -18,8 +18,9 @@ from specjax.plan import Phase
 from specjax.types import Rollout, pytree
 
 # How many drafted tokens the prediction of acceptance weighs as much as, how many rounds of a batch that of its
-# progress, and what a step leaves of the counts before it.
-PRIOR, PRIOR_TRIPS, DECAY = 32.0, 8.0, 0.8
+# progress, and what a step leaves of the counts before it. Of a draft that training foretells nothing of, counts that
+# nothing is added to fade slowly: to try it in vain once more costs a step what it cost before.
+PRIOR, PRIOR_TRIPS, DECAY, FADE = 32.0, 8.0, 0.8, 0.9
 
 # Acceptance at position 1 to expect of a draft without a loss, such as a lookup, which promises nothing: enough to be
 # tried, and tried again once what it came to has faded.
@@ -163,12 +164,14 @@ def remember(
     """
     acceptance, progress = before.acceptance, before.progress
 
-    def add(old: Array, new: Array) -> Array:
-        return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
+    def add(old: Array, new: Array, ran: Array) -> Array:
+        left = jnp.where(jnp.any(ran, axis=0), DECAY, FADE) if predicted is None else DECAY
+        return left * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
     if rollout.drafted is not None and rollout.accepted is not None:
-        drafted, accepted = add(acceptance.drafted, rollout.drafted), add(acceptance.accepted, rollout.accepted)
-        acceptance = replace(acceptance, drafted=drafted, accepted=accepted)
+        tried = rollout.drafted > 0
+        drafted = add(acceptance.drafted, rollout.drafted, tried)
+        acceptance = replace(acceptance, drafted=drafted, accepted=add(acceptance.accepted, rollout.accepted, tried))
     if predicted is not None:
         # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
@@ -179,7 +182,7 @@ def remember(
             )
         ran = (rollout.k[..., None] == jnp.array(draft_lengths)[None, None]) & (rollout.gained[..., None] > 0)
         gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.gained, rollout.trips))
-        progress = Progress(add(progress.gained, gained), add(progress.trips, trips))
+        progress = Progress(add(progress.gained, gained, ran), add(progress.trips, trips, ran))
     return replace(before, acceptance=acceptance, progress=progress)
 
 
@@ -206,11 +209,16 @@ def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> F
 def batch_gain(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
     """Rounds at draft length 0 that a round at each saves a batch, itself among them: measured where it has run.
 
-    Below the acceptance length of its rows, since it waits for the one that is accepted least; which is what is
-    expected where there is no data.
+    A batch is brought less far than its rows are on average, since it waits for the one that is accepted least, and a
+    lookup, whose acceptance is that of the rounds in which it found something, less far again. What other draft lengths
+    came to in the phase, of what acceptance promised of them, is expected where there is no data; all of it where none
+    has run.
     """
-    alpha, seen = acceptance_length(drafting.acceptance, draft_lengths)[None], drafting.progress
-    return (seen.gained + PRIOR_TRIPS * alpha) / (seen.trips + PRIOR_TRIPS)
+    promise, seen = acceptance_length(drafting.acceptance, draft_lengths)[None] - 1, drafting.progress
+    prior = PRIOR_TRIPS * jnp.max(promise)
+    came = jnp.sum(seen.gained - seen.trips, axis=1, keepdims=True) + prior
+    share = jnp.where(prior > 0, came / (jnp.sum(promise * seen.trips, axis=1, keepdims=True) + prior), 1.0)
+    return (seen.gained + PRIOR_TRIPS * (1 + share * promise)) / (seen.trips + PRIOR_TRIPS)
 
 
 def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
