@@ -97,7 +97,7 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
 
     draft = state.draft
     if config.draft_length:
-        draft = decoding.drafter.align(draft, jnp.where(fresh, 0, rows.start))
+        draft = decoding.drafter.align(draft, jnp.where(fresh, 0, rows.start), state.tokens, state.emitted)
     state = replace(
         state,
         sequence=sequence,

@@ -82,7 +82,8 @@ Border = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
 def rounds(decoding: Decoding, state: RoundState, k: int, border: Border) -> tuple[RoundState, Int[Array, ""]]:
     """Rounds at draft length k until the border, and how many they were."""
     if k and 0 in decoding.config.lengths:
-        state = replace(state, draft=decoding.drafter.align(state.draft, state.visible))
+        draft = decoding.drafter.align(state.draft, state.visible, state.tokens, state.emitted)
+        state = replace(state, draft=draft)
     whole = partial(kv.whole, like=state)
     state, trips = jax.lax.while_loop(
         lambda carry: ~border(whole(carry[0]), carry[1]),
@@ -127,7 +128,7 @@ def commit(
 
     The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
     emitted is cut after the first stop token and at the length budget, once it is drawn, so that the law stays. The
-    drafter observes it; without `features`, at draft length 0, it may follow.
+    drafter observes it, unless there are no `features`: at draft length 0.
     """
     config = decoding.config
     with jax.named_scope("commit"):
@@ -160,7 +161,7 @@ def commit(
             pending=jnp.where(count > 0, pending, state.pending),
             done=state.done | stopped | (emitted == config.max_new_tokens),
             stopped=state.stopped | stopped,
-            draft=_tell(decoding, state.draft, features, tokens, count),
+            draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
             tokens=put(state.tokens, tokens, state.emitted),
             law=put(state.law, law, state.emitted),
             full=put(state.full, full, state.emitted),
@@ -169,21 +170,6 @@ def commit(
             first=put(state.first, _of_first(proposal, offered, kept), state.emitted),
             wrote=put(state.wrote, _writers(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
         )
-
-
-def _tell(
-    decoding: Decoding,
-    draft: DraftState,
-    features: Float[Array, "B T F"] | None,
-    tokens: Int[Array, "B T"],
-    emitted: Int[Array, "B"],
-) -> DraftState:
-    """The drafter's state after a verification. One that never drafts has none."""
-    if features is not None:
-        return decoding.drafter.observe(draft, features, tokens, emitted)
-    if max(decoding.config.lengths) == 0:
-        return draft
-    return decoding.drafter.follow(draft, tokens, emitted)
 
 
 def _of_first(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:

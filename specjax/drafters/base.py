@@ -69,16 +69,9 @@ class Drafter(Protocol):
     def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> DraftState:
         """The state after a prefill of `prompts` that begin at draft length 0; `blank` is that of `start`, in zeros.
 
-        By default that is it: the rows know nothing until `align`. One that has a `follow` of its own begins here.
+        By default that is it: rows know nothing until `align`. One that reads the prompts' tokens alone begins here.
         """
         return blank
-
-    def follow(self, state: DraftState, tokens: Int[Array, "B 1"], emitted: Int[Array, "B"]) -> DraftState:
-        """Take in a round at draft length 0, where later ones may draft: `observe` without features.
-
-        By default nothing, for such rounds are to hold no drafter's work. It is for those that write tokens alone.
-        """
-        return state
 
     def share(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
         """Take in what has ended of each row's group, by sample, as texts hold it (specjax.drafters.lookup).
@@ -88,10 +81,15 @@ class Drafter(Protocol):
         """
         return state
 
-    def align(self, state: DraftState, visible: Int[Array, "B"]) -> DraftState:
-        """Rows that the drafter was not told of for a while start anew at their `visible` cached positions.
+    def align(
+        self, state: DraftState, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]
+    ) -> DraftState:
+        """Take in what rounds at draft length 0, which hold no drafter's work, have brought the rows to.
 
-        Called where draft lengths may be 0, before rounds that draft. By default it is told of all it needs.
+        visible: positions that the policy has cached of them. tokens: of which the first `emitted` are the completion,
+        and the last of these stands at position `visible`. Called where draft lengths may be 0, before rounds that
+        draft. One that reads the tokens alone misses nothing; one that reads features starts anew at `visible` where
+        it was not told of some. By default it is told of all it needs.
         """
         return state
 

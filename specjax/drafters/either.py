@@ -43,18 +43,17 @@ class EitherDrafter(Drafter):
         lookup, trained = blank
         return self.lookup.rest(params, prompts, lookup), self.trained.rest(params, prompts, trained)
 
-    def follow(
-        self, state: tuple[DraftState, DraftState], tokens: Array, emitted: Array
-    ) -> tuple[DraftState, DraftState]:
-        return self.lookup.follow(state[0], tokens, emitted), self.trained.follow(state[1], tokens, emitted)
-
     def share(
         self, state: tuple[DraftState, DraftState], prompts: Prompts, finished: Array
     ) -> tuple[DraftState, DraftState]:
         return self.lookup.share(state[0], prompts, finished), self.trained.share(state[1], prompts, finished)
 
-    def align(self, state: tuple[DraftState, DraftState], visible: Array) -> tuple[DraftState, DraftState]:
-        return self.lookup.align(state[0], visible), self.trained.align(state[1], visible)
+    def align(
+        self, state: tuple[DraftState, DraftState], visible: Array, tokens: Array, emitted: Array
+    ) -> tuple[DraftState, DraftState]:
+        lookup, trained = state
+        lookup = self.lookup.align(lookup, visible, tokens, emitted)
+        return lookup, self.trained.align(trained, visible, tokens, emitted)
 
     def begun(self, state: tuple[DraftState, DraftState]) -> Array | None:
         return self.trained.begun(state[1])

@@ -108,7 +108,7 @@ class HeadDrafter(Drafter):
             waiting=none,
         )
 
-    def align(self, state: HeadState, visible: Array) -> HeadState:
+    def align(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
         behind = state.length + state.waiting != visible
         return state._replace(
             first=jnp.where(behind, visible, state.first),
@@ -135,7 +135,7 @@ class HeadDrafter(Drafter):
                 view = decode_view(length + i - 1, 1, room, state.first, self.head.window)
                 read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             logits = self.head.unembed(params, read)
-            log_q.append(process_logits(self._to_policy_vocab(logits[:, 0]), law))
+            log_q.append(self._to_policy_vocab(process_logits(logits[:, 0], law)))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
         # A row that has just started anew knows no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
@@ -184,10 +184,10 @@ class HeadDrafter(Drafter):
                 overlap = accepted * kept
         return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
 
-    def _to_policy_vocab(self, logits: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
+    def _to_policy_vocab(self, log_q: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
         if self.target_ids is None:
-            return logits
-        return jnp.full((len(logits), self.vocab_size), -jnp.inf, logits.dtype).at[:, self.target_ids].set(logits)
+            return log_q
+        return jnp.full((len(log_q), self.vocab_size), -jnp.inf, log_q.dtype).at[:, self.target_ids].set(log_q)
 
 
 def _shift(x: Array, first: int, count: int, length: int) -> list[Array]:

@@ -20,6 +20,7 @@ from specjax.drafters.lookup import (
     append,
     certain,
     check_lengths,
+    complete,
     ending,
     longer,
     look_up,
@@ -98,9 +99,8 @@ class HistoryDrafter(Drafter):
         known = jnp.take_along_axis(finished, ended[:, :, None], axis=1)
         return state._replace(finished=_behind(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
 
-    def follow(self, state: HistoryState, tokens: Array, emitted: Array) -> HistoryState:
-        """Writes the token, for the row and its siblings: what a round at draft length 0 holds of this drafter."""
-        return state._replace(own=append(state.own, tokens, emitted))
+    def align(self, state: HistoryState, visible: Array, tokens: Array, emitted: Array) -> HistoryState:
+        return state._replace(own=complete(state.own, visible, tokens, emitted))
 
     def propose(
         self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw

@@ -52,6 +52,14 @@ def append(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"]) -> T
     return Text(TextCache(put(text.cache.tokens, new, text.length)), text.length + emitted)
 
 
+def complete(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]) -> Text:
+    """The row's prompt, which the text holds, and behind it all of its completion, as `Drafter.align` is told of it."""
+    place = jnp.arange(text.cache.tokens.shape[1])[None] - (visible + 1 - emitted)[:, None]
+    completion = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
+    known = jnp.where(place < 0, text.cache.tokens, written(completion, place < emitted[:, None]))
+    return Text(TextCache(known), visible + 1)
+
+
 def ending(text: Text, count: int) -> Int[Array, "B n"]:
     """The last `count` places of each row, as a text holds them; 0 before the first."""
     padded = jnp.pad(text.cache.tokens, ((0, 0), (count, 0)))

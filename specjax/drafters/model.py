@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
             waiting=none,
         )
 
-    def align(self, state: ModelState, visible: Array) -> ModelState:
+    def align(self, state: ModelState, visible: Array, tokens: Array, emitted: Array) -> ModelState:
         # The pending token, too, is one that the row was not told of.
         behind = state.length + state.waiting != visible + 1
         return state._replace(

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from specjax.drafters.base import Drafter, DraftLoss, DraftState, Proposal
-from specjax.drafters.lookup import Text, append, certain, check_lengths, ending, look_up, prompt_text, written
+from specjax.drafters.lookup import (
+    Text,
+    append,
+    certain,
+    check_lengths,
+    complete,
+    ending,
+    look_up,
+    prompt_text,
+    written,
+)
 from specjax.log_probs import laws
 from specjax.sampling import SamplingLaw, pick
 from specjax.types import Params, PolicyOutput, Prompts, TextCache
@@ -37,9 +47,8 @@ class NGramDrafter(Drafter):
     def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> Text:
         return prompt_text(prompts)
 
-    def follow(self, state: Text, tokens: Array, emitted: Array) -> Text:
-        """Writes the token: what a round at draft length 0 holds of this drafter."""
-        return append(state, tokens, emitted)
+    def align(self, state: Text, visible: Array, tokens: Array, emitted: Array) -> Text:
+        return complete(state, visible, tokens, emitted)
 
     def propose(self, params: Params, state: Text, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Text]:
         found = look_up(state.cache.tokens[:, None], ending(state, self.max_n), self.min_n, gumbel.shape[1])

@@ -218,7 +218,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
         prompts = Prompts(jnp.asarray(tokens[:, :longest], jnp.int32), lengths, lengths)
         state = resize(drafter.start(params, prompts, jnp.asarray(features[:, :longest]), K + 1), budget)
         state = observed(state, np.full(rows, longest - 1), 1, np.ones(rows, np.int32))
-        state = drafter.align(state, jnp.asarray(visible, jnp.int32))
+        state = drafter.align(state, jnp.asarray(visible, jnp.int32), jnp.asarray(tokens, jnp.int32), lengths)
         blind, state = drafter.propose(params, state, gumbel, LAW)
         state = observed(state, visible, K + 1, counts.astype(np.int32))
         return blind, drafter.propose(params, state, gumbel, LAW)[0]

@@ -257,8 +257,8 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
 
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
-def test_a_row_at_draft_length_0_keeps_its_text_and_nothing_else(name: str):
-    """Beside a lookup that writes each token, a trained draft stays as blank as it was."""
+def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(name: str):
+    """With all of what they emitted, behind prompts of any length; a trained draft stays blank all along."""
     options = ChosenConfig(**vars(replace(TINY, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     drafter, params = WORLD.drafters[name], WORLD.params("random")
     decoding = Decoding(WORLD.policy, drafter, params, options)
@@ -267,20 +267,21 @@ def test_a_row_at_draft_length_0_keeps_its_text_and_nothing_else(name: str):
         return (jnp.max(state.emitted) > 5) | state.done.all()
 
     @jax.jit
-    def decode(prompts: Prompts) -> tuple[RoundState, RoundState]:
-        state = begin(decoding, prompts, RUN, 12).state
-        return state, rounds(decoding, state, 0, six)[0]
+    def decode(prompts: Prompts) -> tuple[RoundState, RoundState, PyTree]:
+        first = begin(decoding, prompts, RUN, 12).state
+        state = rounds(decoding, first, 0, six)[0]
+        return first, state, drafter.align(state.draft, state.visible, state.tokens, state.emitted)
 
-    first, state = decode(WORLD.batch)
-    texts, expected = text_of(state.draft), words(WORLD.batch.tokens, WORLD.batch.lengths)
-    assert (state.emitted > 5).any()
+    first, state, aligned = decode(WORLD.batch)
+    for then, now in zip(jax.tree.leaves(first.draft), jax.tree.leaves(state.draft), strict=True):
+        np.testing.assert_array_equal(now, then)
+    texts, expected = text_of(aligned), words(WORLD.batch.tokens, WORLD.batch.lengths)
+    assert (state.emitted > 5).any() and len({len(prompt) for prompt in expected}) > 1
     for i, (row, length) in enumerate(zip(texts.cache.tokens.tolist(), texts.length.tolist(), strict=True)):
         said = expected[i // 2] + state.tokens[i, : state.emitted[i]].tolist()
         assert row == [token + 1 for token in said] + [0] * (len(row) - len(said)) and length == len(said)
     if name == "either":
-        for then, now in zip(jax.tree.leaves(first.draft[1]), jax.tree.leaves(state.draft[1]), strict=True):
-            np.testing.assert_array_equal(now, then)
-        assert not any(layer.k.any() for layer in state.draft[1].cache)
+        assert not any(layer.k.any() for layer in aligned[1].cache)
 
 
 def text_of(state: PyTree) -> Text:
