@@ -118,6 +118,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "25m": Preset(
         decoder=_qwen3(8, 512, 1408, 8, 4, 64, vocab_size=4096, tie_embeddings=True),
+        draft_vocab=1024,
         batches=(1, 4, 16, 64),
         contexts=(256, 1024),
         batch=4,
