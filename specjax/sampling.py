@@ -79,7 +79,8 @@ def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], le
     """The highest of the logits from which on there is enough: `enough` [.., 1] of a threshold [.., 1].
 
     It must hold of `least`, and of whatever is below a threshold of which it holds. Bisection over all numbers of this
-    precision in their order: a pass over the logits for each bit, which is a tenth of what a sort takes, and no copy.
+    precision in their order: a pass over the logits for each bit, and no copy. A sort takes several times as long on
+    CPUs (benchmarks.cut_laws).
     """
     integer = jnp.dtype(f"int{8 * logits.dtype.itemsize}")
 
