@@ -97,7 +97,8 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
 
     draft = state.draft
     if config.draft_length:
-        draft = decoding.drafter.align(draft, jnp.where(fresh, 0, rows.start), state.tokens, state.emitted)
+        visible, emitted = (jnp.where(fresh, 0, x) for x in (rows.start, state.emitted))
+        draft = decoding.drafter.align(draft, visible, state.tokens, emitted)
     state = replace(
         state,
         sequence=sequence,

@@ -46,7 +46,8 @@ def main() -> None:
         plain = partial(jax.jit(lambda x: process_logits(x, SamplingLaw())), logits)
         for law in LAWS:
             bisected, ordered = (partial(jax.jit(partial(f, law=law)), logits) for f in (process_logits, by_sorting))
-            assert jnp.array_equal(bisected() > -jnp.inf, ordered() > -jnp.inf)
+            # A token on the border of a nucleus may be one by one sum and none by another.
+            assert jnp.sum((bisected() > -jnp.inf) != (ordered() > -jnp.inf)) <= rows
             plain()
             runs = {"plain": plain, "bisection": bisected, "sorting": ordered}
             times = in_turns({name: partial(seconds, run) for name, run in runs.items()}, options.repeats)

@@ -26,8 +26,9 @@ PRIOR, PRIOR_TRIPS, DECAY, FADE = 32.0, 8.0, 0.8, 0.9
 # tried, and tried again once what it came to has faded.
 HOPE = 0.5
 
-# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Before a length has run, promises
-# are too high by what a batch waits for the row that is accepted least; costs have an error of some percent.
+# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Before any length has run,
+# promises are too high by what a batch waits for the row that is accepted least; costs have an error of some percent,
+# so that a shorter length that does well is kept where a longer one would do little better.
 MARGIN = 1.1
 
 
@@ -195,7 +196,8 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
     found, reached, onwards = [], jnp.float32(1), acceptance.predicted
     for drafted, accepted in zip(acceptance.drafted, acceptance.accepted, strict=True):
         rate = (accepted + PRIOR * reached * onwards) / (drafted + PRIOR)
-        onwards, reached = rate / jnp.maximum(reached, 1e-6), rate
+        # Drafts of a lookup are ragged: the few that reach a position may be accepted there more often than all before.
+        onwards, reached = jnp.minimum(rate / jnp.maximum(reached, 1e-6), 1.0), rate
         found.append(rate)
     return jnp.stack(found) if found else jnp.zeros(0, jnp.float32)
 

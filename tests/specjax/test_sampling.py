@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from specjax.sampling import SamplingLaw, _highest, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
+from tests.specjax.training import mesh_of
 
 LAWS = [
     SamplingLaw(),
@@ -75,6 +78,15 @@ def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
         logits = np.random.default_rng(seed).normal(size=(24, 1, 23)).astype(np.float32) * 3
         log_p = np.asarray(compiled(logits), np.float64)
         np.testing.assert_allclose(np.exp(log_p).sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9)], ids=str)
+def test_a_vocabulary_spread_over_devices_is_cut_alike(law: SamplingLaw):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32) * 3)
+    spread = jax.device_put(logits, NamedSharding(mesh_of(1, 1, 8), P(None, "tensor")))
+    whole, parts = (np.asarray(jax.jit(process_logits, static_argnums=1)(x, law)) for x in (logits, spread))
+    np.testing.assert_array_equal(parts > -np.inf, whole > -np.inf)
+    np.testing.assert_allclose(np.exp(parts), np.exp(whole), atol=1e-6)
 
 
 def test_truncation_cuts_what_it_says():
