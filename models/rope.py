@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -87,9 +89,12 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
     raise ValueError(f"rope_scaling: no kind of scaling has the fields {', '.join(sorted(found))}")
 
 
-def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[Array, "h"]:
-    """By how many radians each of the `half` pairs of dimensions turns from one position to the next, float32."""
-    plain = 1.0 / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
+def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:
+    """By how many radians each of the `half` pairs of dimensions turns from one position to the next, float32.
+
+    Constants, so that XLA sees that all layers turn alike.
+    """
+    plain = 1.0 / theta ** (np.arange(half, dtype=np.float32) / half)
     match scaling:
         case None:
             return plain
@@ -107,21 +112,25 @@ def rope(
     """Rotary embedding in the half-split layout, angles in float32."""
     frequency = frequencies(x.shape[-1] // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    # XLA's CPU backend would compute them anew for each head: a product with the identity is an array of its own.
+    cos, sin = (
+        jax.lax.platform_dependent(x, cpu=lambda x: x @ jnp.eye(x.shape[-1]), default=lambda x: x)
+        for x in (jnp.cos(angle), jnp.sin(angle))
+    )
     if isinstance(scaling, YarnScaling):
         cos, sin = scaling.magnitude * cos, scaling.magnitude * sin
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def _llama3(frequency: Float[Array, "h"], s: Llama3Scaling) -> Float[Array, "h"]:
+def _llama3(frequency: Float[np.ndarray, "h"], s: Llama3Scaling) -> Float[np.ndarray, "h"]:
     """Long wavelengths divided by `factor`, short ones kept, a linear blend in frequency between (Llama 3.1)."""
     turns = s.original_max_position_embeddings * frequency / (2 * math.pi)
-    blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
+    blend = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
     return (1 - blend) * frequency / s.factor + blend * frequency
 
 
-def _yarn(frequency: Float[Array, "h"], theta: float, s: YarnScaling) -> Float[Array, "h"]:
+def _yarn(frequency: Float[np.ndarray, "h"], theta: float, s: YarnScaling) -> Float[np.ndarray, "h"]:
     """The blend of section 3.2, linear in the dimension as the published code has it, and not in the turns."""
     half = len(frequency)
 
@@ -133,7 +142,7 @@ def _yarn(frequency: Float[Array, "h"], theta: float, s: YarnScaling) -> Float[A
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
     width = high - low or 1e-3  # no singularity
-    stretched = jnp.clip((jnp.arange(half, dtype=jnp.float32) - low) / width, 0.0, 1.0)
+    stretched = np.clip((np.arange(half, dtype=np.float32) - low) / width, 0.0, 1.0)
     return frequency / s.factor * stretched + frequency * (1 - stretched)
 
 

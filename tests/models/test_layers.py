@@ -1,12 +1,17 @@
-"""What decoders and draft heads share: a dense layer, whose products with two rows a CPU takes one by one."""
+"""What decoders and draft heads share: dense layers, whose products with two rows a CPU takes one by one, and angles."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import unbox
 
 from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
 from models.layers import projection
+from tests.specjax.hlo import Program
 
 CONFIG = DecoderConfig(
     vocab_size=8, hidden_size=6, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
@@ -40,3 +45,13 @@ def test_a_cpu_multiplies_two_rows_one_by_one(platform, batch, products) -> None
     text = jax.jit(layer.apply).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
     shapes = [line.split("-> tensor<")[1].split("x") for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert [int(np.prod([int(size) for size in shape[:-2]])) for shape in shapes] == products
+
+
+def test_all_layers_turn_by_the_same_angles() -> None:
+    config = replace(CONFIG, num_layers=3, feature_layers=())
+    policy = make_policy(config)
+    params = unbox(init_decoder(config, jax.random.key(0)))
+    start, cache = jnp.array([2, 3], jnp.int32), policy.init_cache(2, 8)
+    text = jax.jit(policy.apply).lower(params, jnp.zeros((2, 2), jnp.int32), start, cache).compile().as_text()
+    lines = [line for computation in Program(text).computations.values() for line in computation]
+    assert sum(line.opcode == "cosine" for line in lines) == 1

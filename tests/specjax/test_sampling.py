@@ -7,8 +7,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.keys import Purpose, gumbels
 from specjax.sampling import SamplingLaw, _highest, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
+from tests.specjax.hlo import Program
 from tests.specjax.training import mesh_of
 
 LAWS = [
@@ -140,6 +142,23 @@ def test_sample_adds_noise_and_never_leaves_the_support():
     np.testing.assert_array_equal(tokens, [1, 0])
     assert tokens.dtype == jnp.int32
     np.testing.assert_array_equal(pick(log_p, tokens), [log_p[0, 1], log_p[1, 0]])
+
+
+def test_of_equals_the_first_is_drawn():
+    even, noise = jnp.zeros((3, 4)), jnp.array([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
+    np.testing.assert_array_equal(jax.jit(sample)(even, noise), [1, 0, 3])
+
+
+def test_a_cpu_draws_noise_before_it_looks_for_the_highest():
+    def draw(log_p: jax.Array, keys: jax.Array, positions: jax.Array) -> jax.Array:
+        return sample(log_p, gumbels(keys, positions, Purpose.RESIDUAL, 4096))
+
+    shapes = [jax.ShapeDtypeStruct(*x) for x in (((2, 4096), "float32"), ((2, 2), "uint32"), ((2,), "int32"))]
+    program = Program(jax.jit(draw).lower(*shapes).compile().as_text())
+    lines = [line for computation in program.computations.values() for line in computation]
+    noisy = {line.computation for line in lines if line.opcode == "log-plus-one"}
+    searching = {line.computation for line in lines if line.opcode == "reduce" and len(line.arrays) > 1}
+    assert noisy and searching and not noisy & searching
 
 
 @pytest.mark.parametrize(
