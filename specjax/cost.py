@@ -26,10 +26,10 @@ PRIOR, PRIOR_TRIPS, DECAY, FADE = 32.0, 8.0, 0.8, 0.9
 # tried, and tried again once what it came to has faded.
 HOPE = 0.5
 
-# What a longer draft must promise over a shorter one, as a ratio of tokens a second. Before any length has run,
-# promises are too high by what a batch waits for the row that is accepted least; costs have an error of some percent,
-# so that a shorter length that does well is kept where a longer one would do little better.
-MARGIN = 1.1
+# What a draft must promise over a shorter one, as a ratio of tokens a second, before it has run and once it has: promises
+# are too high at first by what a batch waits for the row that is accepted least, and costs have an error of some
+# percent.
+MARGIN, SURE = 1.1, 1.03
 
 
 class Cell(NamedTuple):
@@ -229,11 +229,12 @@ def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "
     return speed / speed[:, :1]
 
 
-def choose(drafting: Drafting, draft_lengths: Sequence[int], margin: float = MARGIN) -> Int[Array, "phases"]:
-    """For each phase the index of the shortest draft length whose promise no other outdoes by more than the margin.
+def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
+    """For each phase the index of the shortest draft length whose promise no other outdoes by more than its margin.
 
-    Draft lengths ascend.
+    The margin of a length shrinks as it runs. Draft lengths ascend.
     """
-    speed = promised(drafting, draft_lengths)
-    near = margin * speed >= jnp.max(speed, axis=1, keepdims=True)
+    speed, trips = promised(drafting, draft_lengths), drafting.progress.trips
+    margin = SURE + (MARGIN - SURE) * PRIOR_TRIPS / (trips + PRIOR_TRIPS)
+    near = speed >= jnp.max(speed / margin, axis=1, keepdims=True)
     return jnp.argmax(near, axis=1).astype(jnp.int32)
