@@ -26,9 +26,9 @@ PRIOR, PRIOR_TRIPS, DECAY, FADE = 32.0, 8.0, 0.8, 0.9
 # tried, and tried again once what it came to has faded.
 HOPE = 0.5
 
-# What a draft must promise over a shorter one, as a ratio of tokens a second, before it has run and once it has: promises
-# are too high at first by what a batch waits for the row that is accepted least, and costs have an error of some
-# percent.
+# What a draft must promise over a shorter one, as a ratio of tokens a second, before it has run and once it has:
+# promises are too high at first by what a batch waits for the row that is accepted least, and costs have an error of
+# some percent.
 MARGIN, SURE = 1.1, 1.03
 
 

@@ -1,4 +1,4 @@
-"""What decoders and draft heads share: dense layers, whose products with two rows a CPU takes one by one, and angles."""
+"""What decoders and draft heads share: dense layers, of which a CPU takes two rows one by one, and angles."""
 
 from dataclasses import replace
 
