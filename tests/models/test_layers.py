@@ -11,7 +11,7 @@ from flax.linen import unbox
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.layers import projection
-from tests.specjax.hlo import Program
+from specjax.testing.hlo import Program
 
 CONFIG = DecoderConfig(
     vocab_size=8, hidden_size=6, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4

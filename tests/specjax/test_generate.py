@@ -19,9 +19,9 @@ from specjax.plan import RolloutConfig
 from specjax.probe import StagedStep
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.testing.hlo import Program
 from specjax.train_step import init_train_state
 from specjax.types import Params, Rollout
-from tests.specjax.hlo import Program
 from tests.specjax.training import (
     AS_SHIPPED,
     BUDGET,

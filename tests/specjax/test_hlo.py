@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax import cache as kv
+from specjax.testing.hlo import Program, collectives, groups, within_tensor
 from specjax.types import LayerCache
-from tests.specjax.hlo import Program, collectives, groups, within_tensor
 from tests.specjax.training import mesh_of
 
 ROWS, LENGTH, HEADS, DIM, WIDTH = 16, 37, 2, 8, 3

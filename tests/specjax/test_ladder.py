@@ -18,9 +18,9 @@ from specjax.mesh import BATCH_AXES, batch_shards
 from specjax.rollout import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.stages import TrainConfig
+from specjax.testing.hlo import Program, collectives
 from specjax.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
-from tests.specjax.hlo import Program, collectives
 from tests.specjax.training import (
     BUDGET,
     CONFIG,

@@ -20,8 +20,8 @@ from specjax.log_probs import by_position, teacher_forced
 from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
 from specjax.stages import TrainConfig
+from specjax.testing.hlo import Program
 from specjax.types import Params, PyTree
-from tests.specjax.hlo import Program
 from tests.specjax.training import DECODER, HEAD, mesh_of, relative_gap
 
 # No other dimension is VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.

@@ -18,9 +18,9 @@ from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn, host_reward
 from specjax.rollout import speculative_rollout
 from specjax.stages import TrainConfig
+from specjax.testing.hlo import Program, collectives, within_tensor
 from specjax.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState
-from tests.specjax.hlo import Program, collectives, within_tensor
 from tests.specjax.training import (
     BUDGET,
     CONFIG,

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from specjax.keys import Purpose, gumbels
 from specjax.sampling import SamplingLaw, _highest, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
-from tests.specjax.hlo import Program
+from specjax.testing.hlo import Program
 from tests.specjax.training import mesh_of
 
 LAWS = [
