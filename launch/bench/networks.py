@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
 from launch.bench.presets import Preset
 from models.config import DecoderConfig
@@ -18,7 +19,7 @@ from models.params import init_params
 from specjax.drafters import Drafter
 from specjax.generate import prepare
 from specjax.mesh import MeshConfig, decoding_options, make_mesh
-from specjax.types import Params, Policy, Prompts
+from specjax.types import Params, Policy, Prompts, PyTree
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,17 @@ class Networks:
     params: Params
 
 
-def random_networks(preset: Preset) -> Networks:
-    """Fresh weights: what a round costs does not hang on them, and acceptance is forced."""
+class Functions(NamedTuple):
+    """A policy and its drafter without weights, and what makes those of each from a key."""
+
+    policy: Policy
+    drafter: Drafter
+    init_policy: Callable[[Key[Array, ""]], PyTree]
+    init_draft: Callable[[Key[Array, ""]], PyTree]
+
+
+def functions(preset: Preset) -> Functions:
+    """The networks of a preset: a decoder, and an EAGLE-3 head of its widths."""
     decoder = preset.decoder
     head = Eagle3Config(
         hidden_size=decoder.hidden_size,
@@ -47,14 +57,19 @@ def random_networks(preset: Preset) -> Networks:
         vocab_size=decoder.vocab_size,
         draft_vocab_size=preset.draft_vocab or decoder.vocab_size,
     )
-    policy, mesh = make_policy(decoder), make_mesh(MeshConfig())
+    policy = make_policy(decoder)
     ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
-    drafter, keys = make_eagle3(head, policy, ids), jax.random.split(jax.random.key(0))
+    drafter = make_eagle3(head, policy, ids)
+    return Functions(policy, drafter, partial(init_decoder, decoder), partial(init_eagle3, head))
+
+
+def random_networks(preset: Preset) -> Networks:
+    """Fresh weights: what a round costs does not hang on them, and acceptance is forced."""
+    made, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
     params = Params(
-        policy=init_params(partial(init_decoder, decoder), keys[0], mesh),
-        draft=init_params(partial(init_eagle3, head), keys[1], mesh),
+        policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
     )
-    return Networks(decoder, policy, drafter, prepare(params, policy, drafter))
+    return Networks(preset.decoder, made.policy, made.drafter, prepare(params, made.policy, made.drafter))
 
 
 def as_trained(networks: Networks) -> Params:

@@ -18,18 +18,31 @@ from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
 from specjax.queue import blank, prefill, seat
 from specjax.rounds import Decoding, RoundState, rounds
-from specjax.types import Params
+from specjax.types import Params, Prompts
 
 STARTS = 5
+
+
+def seated(decoding: Decoding, prompts: Prompts, length: int) -> RoundState:
+    """Rows at their first token, their caches of `length` positions blank: what a round costs does not hang on them."""
+    kept = replace(blank(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
+    row = jnp.arange(len(prompts.lengths), dtype=jnp.int32)
+    return seat(decoding, kept, row, row, seed_step(0, 0), length)
+
+
+def some_rounds(decoding: Decoding, k: int, state: RoundState, count: Int[Array, ""]) -> RoundState:
+    """`count` rounds at draft length k, from the first token of each row on."""
+    one = jnp.ones_like(state.emitted)
+    state = replace(state, emitted=one, done=one == 0)
+    return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
 
 
 class Rounds:
     """Rounds of `rows` rows that see `context` positions each, at any of the `lengths` of drafts: compiled when made.
 
-    The caches are blank: what a round costs does not hang on what is in them. Every measurement starts at the same
-    context, and the state, with room for `count` rounds at the longest draft, is donated from one to the next, so that
-    the caches exist once. What it takes to start a program, the least of some calls that run no round, is left out: of
-    short rounds it is a good part.
+    Every measurement starts at the same context, and the state, with room for `count` rounds at the longest draft, is
+    donated from one to the next, so that the caches exist once. What it takes to start a program, the least of some
+    calls that run no round, is left out: of short rounds it is a good part.
 
     options: XLA's, for these programs.
     """
@@ -50,15 +63,10 @@ class Rounds:
 
         def first(params: Params) -> RoundState:
             decoding = Decoding(networks.policy, drafter, params, config)
-            kept = replace(blank(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
-            row, length = jnp.arange(rows, dtype=jnp.int32), context + budget + config.slack
-            return seat(decoding, kept, row, row, seed_step(0, 0), length)
+            return seated(decoding, prompts, context + budget + config.slack)
 
         def some(k: int, params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
-            decoding = Decoding(networks.policy, drafter, params, config)
-            one = jnp.ones(rows, jnp.int32)
-            state = replace(state, emitted=one, done=one == 0)
-            return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
+            return some_rounds(Decoding(networks.policy, drafter, params, config), k, state, count)
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
         self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)

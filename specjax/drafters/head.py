@@ -129,17 +129,19 @@ class HeadDrafter(Drafter):
         last = jnp.maximum(state.waiting - 1, 0)
         read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
-        tokens, log_q = [], []
+        ids = self.target_ids
+        noise, tokens, log_q = gumbel if ids is None else gumbel[..., ids], [], []
         for i in range(gumbel.shape[1]):
             if i:
                 view = decode_view(length + i - 1, 1, room, state.first, self.head.window)
                 read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             logits = self.head.unembed(params, read)
-            log_q.append(self._to_policy_vocab(process_logits(logits[:, 0], law)))
-            tokens.append(sample(log_q[-1], gumbel[:, i]))
+            log_q.append(process_logits(logits[:, 0], law))
+            drawn = sample(log_q[-1], noise[:, i])
+            tokens.append(drawn if ids is None else jnp.asarray(ids)[drawn])
         # A row that has just started anew knows no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
-        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted)
+        proposal = Proposal(jnp.stack(tokens, 1), self._to_policy_vocab(jnp.stack(log_q, 1)), drafted)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
     def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
@@ -184,10 +186,13 @@ class HeadDrafter(Drafter):
                 overlap = accepted * kept
         return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
 
-    def _to_policy_vocab(self, log_q: Float[Array, "B Vd"]) -> Float[Array, "B V"]:
+    def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
+        """A gather, which fuses with what reads it: of all this a round needs a few numbers and one row."""
         if self.target_ids is None:
             return log_q
-        return jnp.full((len(log_q), self.vocab_size), -jnp.inf, log_q.dtype).at[:, self.target_ids].set(log_q)
+        known, place = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, np.int32)
+        known[self.target_ids], place[self.target_ids] = True, np.arange(len(self.target_ids))
+        return jnp.where(known[None, None], log_q.at[..., place].get(mode="promise_in_bounds"), -jnp.inf)
 
 
 def _shift(x: Array, first: int, count: int, length: int) -> list[Array]:

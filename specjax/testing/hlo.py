@@ -22,6 +22,9 @@ FREE = (
     "fusion",
 )
 
+# What a device does nothing for.
+NOTHING = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant")
+
 Groups = list[tuple[int, ...]]
 
 
@@ -44,6 +47,17 @@ class Instruction:
     def arrays(self) -> list[tuple[int, ...]]:
         """The dimensions of each array of the result."""
         return [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\w+\[([\d,]*)\]", self.shape)]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """XLA's name for the type of each array of the result."""
+        return re.findall(r"(\w+)\[[\d,]*\]", self.shape)
+
+    @property
+    def scope(self) -> str:
+        """What it was traced from, as jax names it; empty where XLA does not say."""
+        found = re.search(r'op_name="([^"]*)"', self.line)
+        return found[1] if found else ""
 
     @property
     def elements(self) -> int:
@@ -74,6 +88,13 @@ class Program:
         """Everything run by each such loop, but for those that hold another of them."""
         every = [x for lines in self.computations.values() for x in lines if _carries(x, carries, times)]
         return [run for run in map(self._run_by, every) if not any(_carries(x, carries, times) for x in run)]
+
+    def launched(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
+        """What the body of that one loop runs itself, without what its fusions and calls hold."""
+        every = [x for lines in self.computations.values() for x in lines if _carries(x, carries, times)]
+        bodies = {found[1] for x in every if (found := re.search(r"body=%?([\w.\-]+)", x.line))}
+        assert len(bodies) == 1, f"{len(bodies)} loops carry {times} arrays of {carries}"
+        return [line for line in self.computations[bodies.pop()] if line.opcode not in NOTHING]
 
     def switch(self, loops: int, carries: tuple[int, ...], times: int) -> list[Instruction]:
         """Everything run by the one conditional that has so many such loops in its branches."""

@@ -112,6 +112,17 @@ def another_layout(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax
     return cache, start + (jnp.einsum("sbkh,bh->s", moved, moved[0, :, 0])[0] < 0).astype(jnp.int32)
 
 
+def test_a_loop_launches_what_its_body_names_but_not_what_its_fusions_hold() -> None:
+    program, loop, _ = compiled_loop((8, 1, 1), clean, EVERY)
+    launched = program.launched((ROWS // 8, HEADS, LENGTH, DIM), 2)
+    assert {line.computation for line in launched} < {line.computation for line in loop}
+    assert len({line.computation for line in launched}) == 1
+    written = [line for line in launched if (ROWS // 8, HEADS, LENGTH, DIM) in line.arrays]
+    assert len(written) == 2 and all("scatter" in line.line for line in written)
+    assert all(line.dtypes == ["f32"] and "while/body" in line.scope for line in written)
+    assert not any(line.opcode in ("parameter", "tuple", "get-tuple-element") for line in launched)
+
+
 @pytest.mark.parametrize("body", [keep_finished_rows, choose_a_cache, swap_keys_and_values, another_layout])
 def test_a_copy_of_the_cache_is_seen(body) -> None:
     program, loop, keys = compiled_loop((8, 1, 1), body, EVERY)
