@@ -9,10 +9,8 @@ leave behind, may come out otherwise. Nothing is run, and no time is known.
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +18,10 @@ from flax.linen import unbox
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
-from launch.bench.networks import functions
-from launch.bench.presets import PRESETS
+from launch.bench.networks import Functions, functions
+from launch.bench.presets import PRESETS, Preset
 from launch.bench.rounds import seated, some_rounds
 from launch.measure import provenance
 from models.config import eagle3_feature_layers
@@ -66,68 +65,68 @@ def written(line: Instruction) -> int:
     return sum(BYTES[dtype] * prod(dims) for dtype, dims in zip(line.dtypes, line.arrays, strict=True))
 
 
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f}"
+def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
+    """Shapes in the place of arrays, on that device."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
 
 
-def compiled(function: Callable[..., Any], device: NamedSharding, donate: int, *args: PyTree) -> Any:
-    """The program on that device, for arguments of these shapes."""
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), args)
-    return jax.jit(function, donate_argnums=donate).lower(*placed).compile()
+def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding) -> None:
+    """Compile rounds at draft length k, and print what they hold."""
+    decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
+    config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
+    length = context + BUDGET + config.slack
+
+    def first(params: Params, prompts: Prompts) -> RoundState:
+        return seated(Decoding(made.policy, made.drafter, params, config), prompts, length)
+
+    def some(params: Params, state: RoundState, count: Array) -> RoundState:
+        return some_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
+
+    state, began = jax.eval_shape(first, *shapes), time.perf_counter()
+    args = abstract(device, (shapes[0], state, jnp.int32(0)))
+    compiled = jax.jit(some, donate_argnums=1).lower(*args).compile()
+    seconds, program = time.perf_counter() - began, Program(str(compiled.as_text()))
+    cache = rows, decoder.num_kv_heads, length, decoder.head_dim
+    lines = program.launched(cache, 2 * decoder.num_layers)
+    caches = [line for line in lines if line.elements >= prod(cache)]
+    copies = [line for line in caches if "scatter" not in line.line and "dynamic-update-slice" not in line.line]
+    memory, kept = compiled.memory_analysis(), sum(map(written, lines)) - sum(map(written, caches))
+    assert memory is not None
+    print(
+        f"\nk = {k}: {len(lines)} kernels a round, {memory.temp_size_in_bytes / 1e6:.0f} MB beside weights and caches, "
+        f"{kept / 1e6:.0f} MB written but for keys and values, {len(copies)} copies of a cache; "
+        f"compiled in {seconds:.0f} s"
+    )
+    for line in lines:
+        if any(decoder.vocab_size in dims for dims in line.arrays):
+            print(f"  of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="of launch.bench")
-    parser.add_argument("--layers", type=int, help="of the policy; by default the preset's")
+    parser.add_argument("--layers", type=int, help="of the policy, at least 7; by default the preset's")
     parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
     parser.add_argument("--context", type=int, default=1024, help="positions that each of them can see")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7])
     options = parser.parse_args()
-    # The plugin compiles without its libraries and driver, but does not start without them.
+    # The plugin compiles without CUDA's libraries and a driver, but does not start without them.
     jax.config.update("jax_platforms", "cpu")
-    preset, rows = PRESETS[options.preset], options.batch
+    preset, shape = PRESETS[options.preset], (options.batch, options.context)
     if layers := options.layers:
-        features = eagle3_feature_layers(layers) if layers >= 7 else tuple(range(layers))
-        preset = replace(preset, decoder=replace(preset.decoder, num_layers=layers, feature_layers=features))
-    layers, decoder = preset.decoder.num_layers, preset.decoder
-    policy, drafter, *inits = functions(preset)
-    params = Params(*(jax.eval_shape(lambda key, init=init: unbox(init(key)), jax.random.key(0)) for init in inits))
-    number = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    prompts = Prompts(jax.ShapeDtypeStruct((rows, options.context), jnp.int32), number, number)
+        fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
+        preset = replace(preset, decoder=fewer)
+    made, key = functions(preset), jax.random.key(0)
+    params = Params(*(jax.eval_shape(lambda init=init: unbox(init(key))) for init in made[2:]))
+    prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), *[jnp.zeros(shape[0], jnp.int32)] * 2))
     target = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
     device = NamedSharding(topologies.make_mesh(target, (1,), ("device",)), P())
-    print(f"{provenance('benchmarks.gpu_program')}\nfor       {device.mesh.devices.item().device_kind}, which is not there")
-    print(f"preset    {options.preset}, {layers} layers, {rows} rows that see {options.context} positions each")
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
-    print(f"weights   {megabytes(weights)} MB, the draft's among them")
+    print(f"{provenance('benchmarks.gpu_program')}\ntarget    {target.devices[0].device_kind}, which is not there")
+    print(f"preset    {options.preset}, {preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB with the draft's")
+    print(f"rows      {options.batch} that see {options.context} positions each")
     for k in options.draft_lengths:
-        config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
-        length = options.context + BUDGET + config.slack
-
-        def some(params: Params, state: RoundState, count: jax.Array, config=config, k=k) -> RoundState:
-            return some_rounds(Decoding(policy, drafter, params, config), k, state, count)
-
-        def first(params: Params, prompts: Prompts, config=config, length=length) -> RoundState:
-            return seated(Decoding(policy, drafter, params, config), prompts, length)
-
-        state = jax.eval_shape(first, params, prompts)
-        began = time.perf_counter()
-        done = compiled(some, device, 1, params, state, jax.ShapeDtypeStruct((), jnp.int32))
-        seconds, program = time.perf_counter() - began, Program(done.as_text())
-        cache = rows, decoder.num_kv_heads, length, decoder.head_dim
-        lines = program.launched(cache, 2 * layers)
-        caches = [line for line in lines if line.elements >= prod(cache)]
-        moved = [line for line in caches if "scatter" not in line.line and "dynamic-update-slice" not in line.line]
-        rest = [line for line in lines if line not in caches]
-        print(
-            f"\nk = {k}: {len(lines)} kernels a round; {megabytes(done.memory_analysis().temp_size_in_bytes)} MB beside "
-            f"weights and caches; {megabytes(sum(map(written, rest)))} MB written a round but for keys and values; "
-            f"{len(moved)} copies of a cache; compiled in {seconds:.0f} s"
-        )
-        wide = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
-        for line in wide:
-            print(f"  of the vocabulary's size: {line.shape.split('{')[0]} {line.opcode} {line.scope}")
+        report(preset, made, (params, prompts), k, device)
 
 
 if __name__ == "__main__":

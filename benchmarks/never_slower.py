@@ -34,7 +34,7 @@ from specjax import (
     make_mesh,
     seed_step,
 )
-from specjax.cost import HOPE, choose, nothing_known, remember, round_seconds
+from specjax.cost import choose, nothing_known, remember, round_seconds
 from specjax.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
@@ -111,9 +111,7 @@ class Cell:
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
     """On the prompts and the noise of each step, `repeats` pairs with plain decoding, a quarter as many with others."""
     lengths, chosen, alpha = job.draft_lengths, [], []
-    # As training does: what a lookup comes to is not foretold, but hoped for.
-    foretold = bool(jax.tree.leaves(params.draft))
-    drafting = nothing_known(lengths, job.seconds, 0.0 if foretold else HOPE)
+    drafting = nothing_known(lengths, job.seconds)
     over: dict[int, list[float]] = {k: [] for k in lengths}
     for step in range(steps):
         prompts, noise = job.prompts(step), seed_step(0, step)
@@ -130,7 +128,8 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         assert rollout.rounds is not None
         chosen.append(k)
         alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
-        expected = job.predicted(params, prompts, rollout) if foretold else None
+        # As training does: of a lookup hindsight tells, which comes with the rollout.
+        expected = job.predicted(params, prompts, rollout) if jax.tree.leaves(params.draft) else None
         drafting = remember(drafting, rollout, expected, lengths)
     return Cell(over, chosen, alpha)
 

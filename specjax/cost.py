@@ -18,13 +18,8 @@ from specjax.plan import Phase
 from specjax.types import Rollout, pytree
 
 # How many drafted tokens the prediction of acceptance weighs as much as, how many rounds of a batch that of its
-# progress, and what a step leaves of the counts before it. Of a draft that training foretells nothing of, counts that
-# nothing is added to fade slowly: to try it in vain once more costs a step what it cost before.
-PRIOR, PRIOR_TRIPS, DECAY, FADE = 32.0, 8.0, 0.8, 0.9
-
-# Acceptance at position 1 to expect of a draft without a loss, such as a lookup, which promises nothing: enough to be
-# tried, and tried again once what it came to has faded.
-HOPE = 0.5
+# progress, and what a step leaves of the counts before it.
+PRIOR, PRIOR_TRIPS, DECAY = 32.0, 8.0, 0.8
 
 # What a draft must promise over a shorter one, as a ratio of tokens a second, before it has run and once it has:
 # promises are too high at first by what a batch waits for the row that is accepted least, and costs have an error of
@@ -111,7 +106,8 @@ class Acceptance:
     """Running counts of what was drafted and accepted, older steps weighing less.
 
     drafted:   float32 [K], rounds that drafted position i. accepted: float32 [K], those that emitted it.
-    predicted: float32 scalar, acceptance at position 1 that the draft's loss predicts; 0 before there was one.
+    predicted: float32 scalar, acceptance at position 1 that the draft's loss predicts, or for want of one hindsight
+               (specjax.hindsight); 0 before there was any.
     """
 
     drafted: Float[Array, "K"]
@@ -140,10 +136,8 @@ class Drafting:
     seconds: Float[Array, "phases lengths"]
 
 
-def nothing_known(
-    draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"], predicted: float = 0.0
-) -> Drafting:
-    """Nothing drafted yet, and `predicted` to be accepted at position 1."""
+def nothing_known(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
+    """Nothing drafted yet, and nothing to be accepted."""
 
     # Arrays of their own: a state is donated, and no buffer can be given away twice.
     def none(*shape: int) -> Array:
@@ -151,9 +145,8 @@ def nothing_known(
 
     longest = max(draft_lengths)
     progress = Progress(none(*seconds.shape), none(*seconds.shape))
-    return Drafting(
-        Acceptance(none(longest), none(longest), none() + predicted), progress, jnp.asarray(seconds, jnp.float32)
-    )
+    acceptance = Acceptance(none(longest), none(longest), none())
+    return Drafting(acceptance, progress, jnp.asarray(seconds, jnp.float32))
 
 
 def remember(
@@ -161,18 +154,20 @@ def remember(
 ) -> Drafting:
     """With the counts of one more rollout, as far as it has them.
 
-    predicted: acceptance at position 1, of the training step behind it; None keeps the last.
+    predicted: acceptance at position 1, of the training step behind it; None takes the rollout's hindsight, where it
+               has any, and keeps the last elsewhere.
     """
     acceptance, progress = before.acceptance, before.progress
 
-    def add(old: Array, new: Array, ran: Array) -> Array:
-        left = jnp.where(jnp.any(ran, axis=0), DECAY, FADE) if predicted is None else DECAY
-        return left * old + jnp.sum(new, axis=0, dtype=jnp.float32)
+    def add(old: Array, new: Array) -> Array:
+        return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
     if rollout.drafted is not None and rollout.accepted is not None:
-        tried = rollout.drafted > 0
-        drafted = add(acceptance.drafted, rollout.drafted, tried)
-        acceptance = replace(acceptance, drafted=drafted, accepted=add(acceptance.accepted, rollout.accepted, tried))
+        drafted, accepted = add(acceptance.drafted, rollout.drafted), add(acceptance.accepted, rollout.accepted)
+        acceptance = replace(acceptance, drafted=drafted, accepted=accepted)
+    if predicted is None and rollout.hindsight is not None:
+        hits, places = jnp.sum(rollout.hindsight, axis=0).astype(jnp.float32)
+        acceptance = replace(acceptance, predicted=hits / jnp.maximum(places, 1))
     if predicted is not None:
         # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
@@ -183,7 +178,7 @@ def remember(
             )
         ran = (rollout.k[..., None] == jnp.array(draft_lengths)[None, None]) & (rollout.gained[..., None] > 0)
         gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.gained, rollout.trips))
-        progress = Progress(add(progress.gained, gained, ran), add(progress.trips, trips, ran))
+        progress = Progress(add(progress.gained, gained), add(progress.trips, trips))
     return replace(before, acceptance=acceptance, progress=progress)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax import cache as kv
 from specjax.drafters import Drafter
+from specjax.hindsight import in_hindsight
 from specjax.keys import SeedStep
 from specjax.plan import ChosenConfig, Phase, RolloutConfig, admission, lay_out
 from specjax.queue import Queue, blank, compact, empty_record, let_in, prefill, seat, share, write_back
@@ -54,7 +55,10 @@ def speculative_rollout(
         gained.append(_gained(before, carry, count))
     k = [_draft_length(config, number) for number in range(len(phases))]
     trips, k, gained = (jnp.stack(by_phase)[None] for by_phase in (trips, k, gained))
-    return replace(write_back(carry.record, carry.state, decoding), trips=trips, k=k, gained=gained)
+    record = write_back(carry.record, carry.state, decoding)
+    if len(config.lengths) > 1 and not jax.tree.leaves(params.draft):
+        record = replace(record, hindsight=in_hindsight(decoding, carry.state)[None])
+    return replace(record, trips=trips, k=k, gained=gained)
 
 
 def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int, *, leaving: bool = False) -> Carry:

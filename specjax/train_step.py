@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
 from specjax.adaptation import nothing_seen
-from specjax.cost import HOPE, choose, nothing_known, remember
+from specjax.cost import choose, nothing_known, remember
 from specjax.drafters import Drafter
 from specjax.generate import Choice, RolloutFn, place
 from specjax.mesh import BATCH_AXES, decoding_options, finished
@@ -133,8 +133,7 @@ def init_train_state(
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
     drafting = None
     if seconds is not None:
-        expected = 0.0 if jax.tree.leaves(params.draft) else HOPE
-        drafting = jax.device_put(nothing_known(lengths, seconds, expected), NamedSharding(mesh, P()))
+        drafting = jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P()))
     optimizers = optimizers_of(config)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),

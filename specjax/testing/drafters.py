@@ -70,6 +70,9 @@ class TableDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
 
+    def align(self, state: Array, visible: Array, tokens: Array, emitted: Array) -> Array:
+        return jnp.take_along_axis(tokens, emitted[:, None] - 1, axis=1)[:, 0]
+
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         tokens = [jnp.array(self.table)[state]]
         while len(tokens) < gumbel.shape[1]:

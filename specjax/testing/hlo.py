@@ -70,6 +70,7 @@ class Program:
     def __init__(self, text: str) -> None:
         self.computations: dict[str, list[Instruction]] = {}
         lines: list[Instruction] = []
+        name = ""
         for line in text.splitlines():
             if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
                 lines = self.computations[header[1]] = []

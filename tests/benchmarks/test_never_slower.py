@@ -33,13 +33,3 @@ def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
     job = Job(random, slots=2, budget=4, draft_lengths=(0,))
     cell = measure(job, random.params, steps=1, repeats=2)
     assert cell.over == {0: [pytest.approx(1.0)]}
-
-
-def test_a_lookup_is_tried_as_a_run_tries_it(monkeypatch: pytest.MonkeyPatch):
-    """It starts with hope where its rounds cost little, and a head that has learnt nothing does not."""
-    monkeypatch.setattr(Job, "seconds", np.array([[1.0, 1.2]], np.float32))
-    random = small(1, MESH)
-    lookup = Networks(random.decoder, random.policy, NGramDrafter(VOCAB, 1, 1), Params(random.params.policy, {}))
-    for networks, first in ((lookup, 1), (random, 0)):
-        job = Job(networks, slots=2, budget=4, draft_lengths=(0, 1))
-        assert measure(job, networks.params, steps=1, repeats=1).chosen == [first]

@@ -118,8 +118,8 @@ def test_a_loop_launches_what_its_body_names_but_not_what_its_fusions_hold() -> 
     assert {line.computation for line in launched} < {line.computation for line in loop}
     assert len({line.computation for line in launched}) == 1
     written = [line for line in launched if (ROWS // 8, HEADS, LENGTH, DIM) in line.arrays]
-    assert len(written) == 2 and all("scatter" in line.line for line in written)
-    assert all(line.dtypes == ["f32"] and "while/body" in line.scope for line in written)
+    assert len(written) == 2 and all("f32" in line.dtypes and "scatter" in line.line for line in written)
+    assert any("while/body" in line.scope for line in launched)
     assert not any(line.opcode in ("parameter", "tuple", "get-tuple-element") for line in launched)
 
 

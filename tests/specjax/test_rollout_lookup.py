@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from specjax.cost import choose, nothing_known, remember
 from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
+from specjax.hindsight import PLACES
 from specjax.keys import seed_step
 from specjax.plan import ChosenConfig, RolloutConfig
 from specjax.queue import compact, share, write_back
@@ -254,6 +256,30 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
     np.testing.assert_array_equal(rollout.drafted, [drafted for drafted, _ in expected])
     np.testing.assert_array_equal(rollout.accepted, [accepted for _, accepted in expected])
     assert np.sum(rollout.accepted) > 2 * SEQUENCES
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+@pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
+def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
+    """At places all along the completions, whether they were drafted or not; and what then pays is taken up."""
+    memory = () if drafter is NGRAM else remembered(plain)
+    options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([chosen]))
+    rollout = run(drafter, options, memory)
+    hits = places = 0
+    for i, completion in enumerate(words(plain.tokens, plain.lengths)):
+        prompt, group = words(PROMPTS.tokens, PROMPTS.lengths)[i // GROUP], i // GROUP * GROUP
+        earlier = [prompt + words(plain.tokens, plain.lengths)[group + j] for j in range(2)]
+        for number in range(PLACES):
+            known = 1 + number * (len(completion) - 1) // PLACES
+            if known < len(completion):
+                text = prompt + completion[:known]
+                texts = [text] if drafter is NGRAM else [text, *earlier]
+                hits += searched(texts, text, 1, 3, 1)[1] == [completion[known]]
+                places += 1
+    assert rollout.hindsight is not None
+    np.testing.assert_array_equal(rollout.hindsight, [[hits, places]])
+    known = remember(nothing_known((0, 2), np.array([[1.0, 1.3]], np.float32)), rollout, None, (0, 2))
+    assert choose(known, (0, 2)).tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
