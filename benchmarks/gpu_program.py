@@ -57,7 +57,7 @@ gpu_device_info {
 }
 """
 BUDGET = 64
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 
 
 def written(line: Instruction) -> int:
@@ -88,8 +88,9 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
     seconds, program = time.perf_counter() - began, Program(str(compiled.as_text()))
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines = program.launched(cache, 2 * decoder.num_layers)
-    caches = [line for line in lines if line.elements >= prod(cache)]
-    copies = [line for line in caches if "scatter" not in line.line and "dynamic-update-slice" not in line.line]
+    caches = [line for line in lines if _is_cache(line, cache)]
+    everything = program.loop(cache, 2 * decoder.num_layers)
+    copies = [line for line in program.copies(everything, prod(cache)) if _is_cache(line, cache)]
     memory, kept = compiled.memory_analysis(), sum(map(written, lines)) - sum(map(written, caches))
     assert memory is not None
     print(
@@ -100,6 +101,14 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
     for line in lines:
         if any(decoder.vocab_size in dims for dims in line.arrays):
             print(f"  of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}")
+
+
+def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
+    """Whether it makes keys or values of one layer, their axes in any order; those of the draft have more room."""
+    rows, heads, length, size = cache
+    return any(
+        len(dims) == 4 and max(dims) >= length and prod(dims) % (rows * heads * size) == 0 for dims in line.arrays
+    )
 
 
 def main() -> None:
@@ -117,8 +126,10 @@ def main() -> None:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
         preset = replace(preset, decoder=fewer)
     made, key = functions(preset), jax.random.key(0)
-    params = Params(*(jax.eval_shape(lambda init=init: unbox(init(key))) for init in made[2:]))
-    prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), *[jnp.zeros(shape[0], jnp.int32)] * 2))
+    # As they are trained: this host would lay a tied head out for a CPU.
+    params = jax.eval_shape(lambda: Params(unbox(made.init_policy(key)), unbox(made.init_draft(key))))
+    number = jnp.zeros(options.batch, jnp.int32)
+    prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), lengths=number, id=number))
     target = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
     device = NamedSharding(topologies.make_mesh(target, (1,), ("device",)), P())
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))

@@ -3,8 +3,8 @@
 Run from the repository's root: python -m benchmarks.never_slower
 
 Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
-those that try a draft in vain too; each as the geometric mean of pairs, a fixed length and the automatic choice timed
-one after the other: where other jobs disturb the machine, the least of as many timings spreads farther.
+each as the geometric mean of pairs, a fixed length and the automatic choice timed one after the other: where other jobs
+disturb the machine, the least of as many timings spreads farther.
 """
 
 import argparse

@@ -112,15 +112,18 @@ def rope(
     """Rotary embedding in the half-split layout, angles in float32."""
     frequency = frequencies(x.shape[-1] // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
-    # XLA's CPU backend would compute them anew for each head: a product with the identity is an array of its own.
-    cos, sin = (
-        jax.lax.platform_dependent(x, cpu=lambda x: x @ jnp.eye(x.shape[-1]), default=lambda x: x)
-        for x in (jnp.cos(angle), jnp.sin(angle))
-    )
+    cos, sin = _once(jnp.cos(angle)), _once(jnp.sin(angle))
     if isinstance(scaling, YarnScaling):
         cos, sin = scaling.magnitude * cos, scaling.magnitude * sin
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _once(x: Float[Array, "B T 1 h"]) -> Float[Array, "B T 1 h"]:
+    """The same numbers, to the bit. XLA's CPU backend would compute them anew for each head that turns by them; their
+    product with the identity is an array of its own.
+    """
+    return jax.lax.platform_dependent(x, cpu=lambda x: x @ jnp.eye(x.shape[-1], dtype=x.dtype), default=lambda x: x)
 
 
 def _llama3(frequency: Float[np.ndarray, "h"], s: Llama3Scaling) -> Float[np.ndarray, "h"]:

@@ -106,8 +106,7 @@ class Acceptance:
     """Running counts of what was drafted and accepted, older steps weighing less.
 
     drafted:   float32 [K], rounds that drafted position i. accepted: float32 [K], those that emitted it.
-    predicted: float32 scalar, acceptance at position 1 that the draft's loss predicts, or for want of one hindsight
-               (specjax.hindsight); 0 before there was any.
+    predicted: float32 scalar, acceptance at position 1 that the draft's loss predicts; 0 before there was one.
     """
 
     drafted: Float[Array, "K"]
@@ -154,20 +153,23 @@ def remember(
 ) -> Drafting:
     """With the counts of one more rollout, as far as it has them.
 
-    predicted: acceptance at position 1, of the training step behind it; None takes the rollout's hindsight, where it
-               has any, and keeps the last elsewhere.
+    What it came to in hindsight counts before what it drafted: of a lookup that is but the rounds in which it found
+    something, where hindsight has all.
+
+    predicted: acceptance at position 1, of the training step behind it; None keeps the last.
     """
     acceptance, progress = before.acceptance, before.progress
 
     def add(old: Array, new: Array) -> Array:
         return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
-    if rollout.drafted is not None and rollout.accepted is not None:
-        drafted, accepted = add(acceptance.drafted, rollout.drafted), add(acceptance.accepted, rollout.accepted)
-        acceptance = replace(acceptance, drafted=drafted, accepted=accepted)
-    if predicted is None and rollout.hindsight is not None:
-        hits, places = jnp.sum(rollout.hindsight, axis=0).astype(jnp.float32)
-        acceptance = replace(acceptance, predicted=hits / jnp.maximum(places, 1))
+    drafted, accepted = rollout.drafted, rollout.accepted
+    if rollout.hindsight is not None:
+        drafted, accepted = rollout.hindsight[:, 0], rollout.hindsight[:, 1]
+    if drafted is not None and accepted is not None:
+        acceptance = replace(
+            acceptance, drafted=add(acceptance.drafted, drafted), accepted=add(acceptance.accepted, accepted)
+        )
     if predicted is not None:
         # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
@@ -227,9 +229,9 @@ def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "
 def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
     """For each phase the index of the shortest draft length whose promise no other outdoes by more than its margin.
 
-    The margin of a length shrinks as it runs. Draft lengths ascend.
+    A promise counts for less until its length has run, at 0 alone from the start. Draft lengths ascend.
     """
-    speed, trips = promised(drafting, draft_lengths), drafting.progress.trips
-    margin = SURE + (MARGIN - SURE) * PRIOR_TRIPS / (trips + PRIOR_TRIPS)
-    near = speed >= jnp.max(speed / margin, axis=1, keepdims=True)
+    untried = jnp.where(jnp.array(draft_lengths)[None] > 0, PRIOR_TRIPS / (drafting.progress.trips + PRIOR_TRIPS), 0.0)
+    speed = promised(drafting, draft_lengths) / (MARGIN / SURE) ** untried
+    near = SURE * speed >= jnp.max(speed, axis=1, keepdims=True)
     return jnp.argmax(near, axis=1).astype(jnp.int32)

@@ -11,24 +11,30 @@ from jaxtyping import Array, Int
 
 from specjax.rounds import Decoding, RoundState
 
-PLACES = 16
+# Looked at in each completion; and of how many tokens at most side by side.
+PLACES, TOGETHER = 16, 2**18
 
 
-def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2"]:
-    """At how many places of the rows' completions the next token would have been proposed, and of how many places.
+def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
+    """As `drafted` and `accepted` of a `Rollout` count: how often position i of a draft would have been asked for, and
+    how often it and those before it would have been what came.
 
-    The places, up to 16 a row, lie evenly between its first token and its last.
+    At up to 16 places of each row's completion, evenly between its first token and its last. A round that would have
+    found nothing to propose counts.
     """
-    drafter, config = decoding.drafter, decoding.config
-    none = jnp.zeros((len(state.done), 1, decoding.policy.vocab_size), jnp.float32)
+    drafter, config, longest = decoding.drafter, decoding.config, max(decoding.config.lengths)
+    none = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)
 
     def at(number: Array) -> Array:
-        known = 1 + number * (state.emitted - 1) // PLACES
-        counts = known < state.emitted
+        known = 1 + number * jnp.maximum(state.emitted - 1, PLACES) // PLACES
         draft = drafter.align(state.draft, state.prompt + known - 1, state.tokens, known)
         proposal, _ = drafter.propose(decoding.params, draft, none, config.law)
-        came = jnp.take_along_axis(state.tokens, known[:, None], axis=1)
-        hit = counts & (proposal.length > 0) & (proposal.tokens == came)[:, 0]
-        return jnp.stack([jnp.sum(hit, dtype=jnp.int32), jnp.sum(counts, dtype=jnp.int32)])
+        position = jnp.arange(longest)[None]
+        asked = known[:, None] + position < state.emitted[:, None]
+        came = jnp.take_along_axis(state.tokens, known[:, None] + position, axis=1, mode="clip")
+        right = (position < proposal.length[:, None]) & (proposal.tokens == came)
+        kept = asked & (jnp.cumprod(right, axis=1) > 0)
+        return jnp.stack([jnp.sum(x, axis=0, dtype=jnp.int32) for x in (asked, kept)])
 
-    return jnp.sum(jax.lax.map(at, jnp.arange(PLACES, dtype=jnp.int32)), axis=0)
+    together = min(max(TOGETHER // state.tokens.size, 1), PLACES)
+    return jnp.sum(jax.lax.map(at, jnp.arange(PLACES, dtype=jnp.int32), batch_size=together), axis=0)

@@ -191,11 +191,12 @@ def compact(state: RoundState, slots: int) -> RoundState:
 
 
 def share(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
-    """The rows' drafts told of what has ended of their groups."""
+    """The rows' drafts told of what has ended of their groups but for themselves."""
     if max(decoding.config.lengths) == 0:
         return state
     group = state.sequence // decoding.config.group_size
     real = jnp.arange(record.tokens.shape[1])[None] < record.lengths[:, None]
     texts = written(record.tokens, real).reshape(len(prompts.lengths), -1, record.tokens.shape[1])
     own = jax.tree.map(lambda x: x[group], prompts)
-    return replace(state, draft=decoding.drafter.share(state.draft, own, texts[group]))
+    others = texts[group].at[jnp.arange(len(group)), state.sequence % decoding.config.group_size].set(0)
+    return replace(state, draft=decoding.drafter.share(state.draft, own, others))

@@ -109,13 +109,16 @@ def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], le
 def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:
     """The Gumbel-max draw: argmax of log-probs plus noise, int32. Tokens at minus infinity are never drawn."""
 
-    def where_highest(x: Array) -> Array:
-        return jnp.argmax(x == jnp.max(x, axis=-1, keepdims=True), axis=-1)
-
-    # XLA's CPU backend would draw the noise within an argmax, one number at a time; a maximum it takes of an array.
     noisy = log_p + gumbel
-    drawn = jax.lax.platform_dependent(noisy, cpu=where_highest, default=partial(jnp.argmax, axis=-1))
-    return drawn.astype(jnp.int32)
+
+    def capped(x: Array) -> Array:
+        """The same numbers. XLA's CPU backend would draw noise within an argmax, one number at a time; a maximum it
+        takes of an array, which the argmax then reads too.
+        """
+        return jnp.minimum(x, jnp.max(x, axis=-1, keepdims=True))
+
+    noisy = jax.lax.platform_dependent(noisy, cpu=capped, default=lambda x: x)
+    return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
 
 def pick(log_p: Float[Array, "... V"], tokens: Int[Array, "..."]) -> Float[Array, "..."]:

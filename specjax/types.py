@@ -188,8 +188,9 @@ class Rollout:
     trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
     gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where sequences
               wait, for what the mean row gained.
-    hindsight: int32 [shards, 2], at how many places a drafter without parameters would have proposed the token that
-              came, and of how many places; where draft lengths are chosen.
+    hindsight: int32 [shards, 2, K], `drafted` and `accepted` as they would have been at places of the completions that
+              are at work to the end, of a drafter without parameters (specjax.hindsight); where draft lengths are
+              chosen.
     first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
               where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
@@ -211,7 +212,7 @@ class Rollout:
     trips: Int[Array, "shards phases"] | None = None
     k: Int[Array, "shards phases"] | None = None
     gained: Int[Array, "shards phases"] | None = None
-    hindsight: Int[Array, "shards 2"] | None = None
+    hindsight: Int[Array, "shards 2 K"] | None = None
     first: Int[Array, "R C"] | None = None
     wrote: Int[Array, "R C"] | None = None
     reward: Reward | None = None

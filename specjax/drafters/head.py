@@ -130,7 +130,9 @@ class HeadDrafter(Drafter):
         read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
         ids = self.target_ids
-        noise, tokens, log_q = gumbel if ids is None else gumbel[..., ids], [], []
+        noise, tokens, log_q = gumbel, [], []
+        if ids is not None:
+            noise = gumbel.at[..., ids].get(mode="promise_in_bounds")
         for i in range(gumbel.shape[1]):
             if i:
                 view = decode_view(length + i - 1, 1, room, state.first, self.head.window)

@@ -231,10 +231,28 @@ def test_the_margin_is_what_waiting_for_the_slowest_row_takes():
 
 
 def test_where_no_loss_foretells_anything_hindsight_does():
+    """Of two shards; what was drafted in the rounds that found something does not count beside it."""
     known = nothing_known((0, 2), np.ones((1, 2)))
-    seen = rollout(hindsight=jnp.array([[30, 100], [12, 40]]))
+    hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
+    seen = rollout(hindsight=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
     known = remember(known, seen, None, (0, 2))
-    np.testing.assert_allclose(known.acceptance.predicted, 42 / 140)
-    assert remember(known, rollout(), None, (0, 2)).acceptance.predicted == known.acceptance.predicted
-    assert remember(known, rollout(hindsight=jnp.zeros((1, 2), jnp.int32)), None, (0, 2)).acceptance.predicted == 0
-    assert remember(known, seen, jnp.float32(0.5), (0, 2)).acceptance.predicted == 0.5
+    np.testing.assert_allclose(known.acceptance.drafted, [160, 140])
+    np.testing.assert_allclose(known.acceptance.accepted, [40, 14])
+    many = jax.tree.map(lambda x: 1000 * x, known.acceptance)
+    np.testing.assert_allclose(expected_rates(many), [0.25, 0.1], rtol=1e-2)
+
+
+@pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
+def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
+    """Of 10 tokens; a batch comes as far as its rows."""
+    lengths, chosen = (0, 1), []
+    state, counts = nothing_known(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
+    for _ in range(30):
+        index = int(choose(state, lengths)[0])
+        chosen.append(index)
+        trips = jnp.full((1, 1), 50)
+        gained = trips * (10 + right * index) // 10
+        state = remember(
+            state, rollout(hindsight=counts, trips=trips, k=0 * trips + index, gained=gained), None, lengths
+        )
+    assert chosen == expected

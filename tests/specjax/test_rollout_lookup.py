@@ -259,27 +259,46 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-@pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
+@pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0, offset=9)], ids=["ngram", "history"])
 def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
     """At places all along the completions, whether they were drafted or not; and what then pays is taken up."""
     memory = () if drafter is NGRAM else remembered(plain)
     options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([chosen]))
     rollout = run(drafter, options, memory)
-    hits = places = 0
-    for i, completion in enumerate(words(plain.tokens, plain.lengths)):
-        prompt, group = words(PROMPTS.tokens, PROMPTS.lengths)[i // GROUP], i // GROUP * GROUP
-        earlier = [prompt + words(plain.tokens, plain.lengths)[group + j] for j in range(2)]
-        for number in range(PLACES):
-            known = 1 + number * (len(completion) - 1) // PLACES
-            if known < len(completion):
-                text = prompt + completion[:known]
-                texts = [text] if drafter is NGRAM else [text, *earlier]
-                hits += searched(texts, text, 1, 3, 1)[1] == [completion[known]]
-                places += 1
-    assert rollout.hindsight is not None
-    np.testing.assert_array_equal(rollout.hindsight, [[hits, places]])
+    asked, kept = [0, 0], [0, 0]
+    prompts, completions = words(PROMPTS.tokens, PROMPTS.lengths), words(plain.tokens, plain.lengths)
+    for i, completion in enumerate(completions):
+        prompt, group = prompts[i // GROUP], i // GROUP * GROUP
+        earlier = () if drafter is NGRAM else (prompt + completions[group + j] for j in range(2))
+        others = list(earlier)
+        places = {1 + number * (len(completion) - 1) // PLACES for number in range(PLACES)}
+        for known in range(1, len(completion)) if len(completion) <= PLACES else sorted(places):
+            text, came = prompt + completion[:known], completion[known : known + 2]
+            proposal = searched([text, *others], text, 1, 3, 2)[1]
+            for j in range(len(came)):
+                asked[j] += 1
+                kept[j] += proposal[: j + 1] == came[: j + 1]
+    np.testing.assert_array_equal(rollout.hindsight, [[asked, kept]])
+    assert 0.3 < kept[0] / asked[0] < 0.9
     known = remember(nothing_known((0, 2), np.array([[1.0, 1.3]], np.float32)), rollout, None, (0, 2))
     assert choose(known, (0, 2)).tolist() == [1]
+
+
+def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
+    """Hindsight would find it there, word for word."""
+    options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([0]))
+    decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}), options)
+
+    @jax.jit
+    def told(record: Rollout) -> HistoryState:
+        return share(decoding, begin(decoding, PROMPTS, RUN, SEQUENCES).state, record, PROMPTS).draft
+
+    state, completions = told(plain), words(plain.tokens, plain.lengths)
+    for row, texts in enumerate(np.asarray(state.finished).tolist()):
+        prompt, first = words(PROMPTS.tokens, PROMPTS.lengths)[row // GROUP], row // GROUP * GROUP
+        known = [text for text in texts if text[len(prompt)]]
+        others = [prompt + completions[i] for i in range(first, first + GROUP) if i != row]
+        assert known == [[token + 1 for token in text] + [0] * (len(texts[0]) - len(text)) for text in others]
 
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
