@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache
+from models.projection import Projection, turned
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
@@ -71,7 +72,7 @@ class Decoder(nn.Module):
         )
         self.layer = [Block(c) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c)
-        self.head = self.embed.attend if c.tie_embeddings else projection(c, c.vocab_size, ("embed", "vocab"))
+        self.head = self.embed.attend if c.tie_embeddings else Projection(c, c.vocab_size, ("embed", "vocab"))
 
     def __call__(
         self,
@@ -129,9 +130,9 @@ def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
 
     def for_decoding(params: PyTree) -> PyTree:
         """On CPUs a tied head becomes a matrix [in, out]: Eigen is far slower with the table, its transpose."""
-        if not config.tie_embeddings or jax.default_backend() != "cpu":
-            return params
-        return params | {"head": {"kernel": constrain(params["embed"]["embedding"].T, None, "vocab")}}
+        if config.tie_embeddings and jax.default_backend() == "cpu":
+            params = params | {"head": {"kernel": constrain(params["embed"]["embedding"].T, None, "vocab")}}
+        return turned(params)
 
     return Policy(
         apply=lambda params, *args, **options: cast(

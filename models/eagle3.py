@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, projection
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache
+from models.projection import Projection, turned
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.mesh import constrain
@@ -88,7 +89,7 @@ class Eagle3(nn.Module):
     def setup(self) -> None:
         c = self.config
         if c.use_aux_hidden_state:
-            self.fc = projection(c, c.hidden_size, ("mlp", "embed"))
+            self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
         if c.norm_before_fc:
             self.features_norm = RMSNorm(c)
         if c.fc_norm:
@@ -100,7 +101,7 @@ class Eagle3(nn.Module):
         self.mlp = SwiGLU(c)
         self.layer = [Block(c) for _ in range(c.num_layers - 1)]
         self.norm = RMSNorm(c)
-        self.head = projection(c, c.draft_vocab_size, ("embed", "vocab"))
+        self.head = Projection(c, c.draft_vocab_size, ("embed", "vocab"))
 
     def fuse(self, features: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
         """The feature layers, low to high, projected to the head's width."""
@@ -169,6 +170,7 @@ def make_eagle3(
         fuse=fuse,
         step=step_of(module, policy),
         unembed=unembed,
+        for_decoding=turned,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )

@@ -1,65 +1,20 @@
-"""The parts that decoders and draft heads share: projections, rotary attention, SwiGLU."""
+"""The parts that decoders and draft heads share: norms, rotary attention, SwiGLU."""
 
-import math
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.lax import DotDimensionNumbers
 from jaxtyping import Array, Float, Int
 
 from models.config import LayerConfig
+from models.projection import Projection
 from models.rope import rope
 from specjax import cache as kv
 from specjax.cache import View
 from specjax.mesh import constrain
 from specjax.types import LayerCache
 from specjax.unrolled import attend_unrolled
-
-
-def projection(
-    config: LayerConfig,
-    features: int | tuple[int, ...],
-    axes: tuple[str | None, ...],
-    *,
-    contract: int | tuple[int, ...] = -1,
-    bias: bool = False,
-    name: str | None = None,
-) -> nn.DenseGeneral:
-    """A dense layer over the `contract` axes of its input, whose kernel carries logical axis names."""
-    init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=0, out_axis=-1)
-    return nn.DenseGeneral(
-        features,
-        axis=contract,
-        use_bias=bias,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        kernel_init=nn.with_logical_partitioning(init, axes),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[1:]),
-        dot_general=_dot_general,
-        name=name,
-    )
-
-
-def _dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers, **options: Any) -> Array:
-    """`jax.lax.dot_general` of a dense layer; on a CPU two rows one by one.
-
-    XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer for two rows than twice for one: by a tenth where
-    the weights come from memory, twice as long where they are in its cache.
-    """
-    whole = partial(jax.lax.dot_general, dimension_numbers=dimensions, **options)
-    (contract, _), _ = dimensions
-    batch = x.shape[: x.ndim - len(contract)]
-    if math.prod(batch) != 2:
-        return whole(x, kernel)
-
-    def apart(x: Array, kernel: Array) -> Array:
-        axis = batch.index(2)
-        return jnp.concatenate([whole(row, kernel) for row in jnp.split(x, 2, axis)], axis)
-
-    return jax.lax.platform_dependent(x, kernel, cpu=apart, default=whole)
 
 
 class RMSNorm(nn.Module):
@@ -97,9 +52,9 @@ class Attention(nn.Module):
         c = self.config
         asking, seen = (x, view) if only is None else (kv.token_at(x, only), view.at(only))
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
-        q = projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
-        k = projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
-        v = projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
+        q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
+        k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
+        v = Projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
         q = rope(q, seen.positions, c.rope_theta, c.rope_scaling)
@@ -112,7 +67,7 @@ class Attention(nn.Module):
             with jax.numpy_dtype_promotion("standard"):
                 window = None if view.window is None else (view.window - 1, 0)
                 y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
-        out = projection(c, c.hidden_size, ("heads", None, "embed"), contract=(-2, -1), name="o")
+        out = Projection(c, c.hidden_size, ("heads", None, "embed"), contract=2, name="o")
         return constrain(out(y), "batch", None, None), cache
 
 
@@ -124,9 +79,9 @@ class SwiGLU(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         c = self.config
-        gate = projection(c, c.intermediate_size, ("embed", "mlp"), name="gate")(x)
-        up = projection(c, c.intermediate_size, ("embed", "mlp"), name="up")(x)
-        down = projection(c, c.hidden_size, ("mlp", "embed"), name="down")
+        gate = Projection(c, c.intermediate_size, ("embed", "mlp"), name="gate")(x)
+        up = Projection(c, c.intermediate_size, ("embed", "mlp"), name="up")(x)
+        down = Projection(c, c.hidden_size, ("mlp", "embed"), name="down")
         return constrain(down(nn.silu(gate) * up), "batch", None, None)
 
 

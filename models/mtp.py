@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
 from models.eagle3 import step_of
-from models.layers import RMSNorm, init_cache, projection
+from models.layers import RMSNorm, init_cache
+from models.projection import Projection, turned
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.mesh import constrain
@@ -77,11 +78,11 @@ class MTP(nn.Module):
         c = self.config
         self.embedding_norm = RMSNorm(c)
         self.hidden_norm = RMSNorm(c)
-        self.fc = projection(c, c.hidden_size, ("mlp", "embed"))
+        self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
         self.block = Block(c)
         self.norm = RMSNorm(c)
         if c.convention.own_head:
-            self.head = projection(c, c.vocab_size, ("embed", "vocab"))
+            self.head = Projection(c, c.vocab_size, ("embed", "vocab"))
 
     def __call__(
         self,
@@ -129,6 +130,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         fuse=lambda params, features: features,
         step=step_of(module, policy),
         unembed=unembed,
+        for_decoding=turned,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

@@ -17,7 +17,7 @@ from launch.measure import in_turns, seconds
 from models.config import DecoderConfig
 from specjax.cost import Cell, fit
 from specjax.drafters import NoDrafter
-from specjax.types import PyTree
+from specjax.types import Policy, PyTree
 
 COPIES = 8
 NO_ROOM = "-: the device has too little memory for it"
@@ -25,7 +25,7 @@ NO_ROOM = "-: the device has too little memory for it"
 
 def floor(networks: Networks, preset: Preset) -> Section:
     """Autoregressive decoding: tokens/s, and the share of them that the memory's bandwidth would allow."""
-    copy, weights = CopyBandwidth(), read_bytes(networks.params.policy)
+    copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
     def measure(context: int, batch: int) -> list[Row]:
         rounds = Rounds(networks, NoDrafter(), batch, context, (0,), preset.rounds)
@@ -147,10 +147,10 @@ class CopyBandwidth:
         return self._array
 
 
-def read_bytes(params: PyTree) -> int:
-    """The policy's parameters that a round reads: of an embedding that is no output layer, only a few rows."""
-    total = sum(x.nbytes for x in jax.tree.leaves(params))
-    return total - params["embed"]["embedding"].nbytes if "head" in params else total
+def read_bytes(policy: Policy, params: PyTree) -> int:
+    """The policy's parameters, as trained, that a round reads: of an embedding that is no output layer, a few rows."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
 
 
 def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:

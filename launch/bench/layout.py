@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.bench.generation import Generation
-from launch.bench.networks import Networks, as_trained, compiled, random_prompts
+from launch.bench.networks import Networks, compiled, random_prompts
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
 from launch.measure import in_turns, seconds
@@ -88,7 +88,7 @@ def _ladder(networks: Networks, preset: Preset) -> Runs:
     # The token that ends a forced completion is none of the policy's.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
     ones = jnp.ones(len(rollout.lengths))
-    batch, params = replace(make_batch(prompts, rollout, ones), advantage=ones), as_trained(networks)
+    batch, params = replace(make_batch(prompts, rollout, ones), advantage=ones), networks.trained
 
     def run(ladder: tuple[int, ...]) -> Callable[[], object]:
         def gradients(params: Params, batch: Batch) -> Params:

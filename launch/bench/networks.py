@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +24,17 @@ from specjax.types import Params, Policy, Prompts, PyTree
 
 @dataclass(frozen=True)
 class Networks:
-    """A policy and its drafter on one device, `params` in the compute dtype."""
+    """A policy and its drafter on one device, their parameters as they are trained and saved."""
 
     decoder: DecoderConfig
     policy: Policy
     drafter: Drafter
-    params: Params
+    trained: Params
+
+    @cached_property
+    def params(self) -> Params:
+        """In the compute dtype, laid out for decoding."""
+        return prepare(self.trained, self.policy, self.drafter)
 
 
 class Functions(NamedTuple):
@@ -69,13 +74,7 @@ def random_networks(preset: Preset) -> Networks:
     params = Params(
         policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
     )
-    return Networks(preset.decoder, made.policy, made.drafter, prepare(params, made.policy, made.drafter))
-
-
-def as_trained(networks: Networks) -> Params:
-    """The parameters as they are trained and saved: without what decoding lays out anew."""
-    params, tied = networks.params, networks.decoder.tie_embeddings
-    return replace(params, policy={name: x for name, x in params.policy.items() if not (tied and name == "head")})
+    return Networks(preset.decoder, made.policy, made.drafter, params)
 
 
 def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:

@@ -18,7 +18,6 @@ from launch.run_directory import restore_params
 from launch.setup import set_up
 from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter
-from specjax.generate import prepare
 from specjax.mesh import MeshConfig
 
 
@@ -28,8 +27,7 @@ def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[
     own = setup.networks
     if isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft to measure")
-    params = prepare(restore_params(directory, setup, which), own.policy, own.drafter)
-    networks = Networks(own.decoder, own.policy, own.drafter, params)
+    networks = Networks(own.decoder, own.policy, own.drafter, restore_params(directory, setup, which))
     rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
 
     if (found := len(setup.held_out_prompts.rows)) < batch:

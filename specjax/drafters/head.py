@@ -18,7 +18,7 @@ from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
 from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
-from specjax.types import Cache, Params, PolicyOutput, Prompts
+from specjax.types import Cache, Params, PolicyOutput, Prompts, PyTree
 from specjax.unrolled import unrolled_view
 
 
@@ -36,6 +36,7 @@ class DraftHead:
     unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
     init_cache: (rows, length) -> Cache.
     window:     how many of the last positions its attention sees; None for all.
+    for_decoding: the head's parameters -> those that a rollout takes, the same functions (specjax.types.Policy).
     """
 
     reads: Callable[[PolicyOutput], Array]
@@ -44,6 +45,7 @@ class DraftHead:
     unembed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], Cache]
     window: int | None = None
+    for_decoding: Callable[[PyTree], PyTree] = lambda draft: draft
 
 
 class HeadState(NamedTuple):
@@ -88,6 +90,9 @@ class HeadDrafter(Drafter):
 
     def reads(self, output: PolicyOutput) -> Array:
         return self.head.reads(output)
+
+    def for_decoding(self, draft: PyTree) -> PyTree:
+        return self.head.for_decoding(draft)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""

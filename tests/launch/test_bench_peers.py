@@ -51,7 +51,7 @@ def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, 
 def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
     """Greedily, every sampler of the peer gives our tokens, which they could not with other weights."""
     prompts = random_prompts(networks, 1, 5)
-    save_policy(directory, networks.params.policy, networks.decoder)
+    save_policy(directory, networks.trained.policy, networks.decoder)
     config = RolloutConfig(group_size=1, max_new_tokens=12, draft_length=0, law=SamplingLaw(temperature=0.0))
     expected = np.asarray(Generation(networks, prompts, config, forced=False).generate().tokens)
     assert len(set(expected[0])) > 3

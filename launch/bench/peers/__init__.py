@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from launch.bench.generation import Generation
-from launch.bench.networks import Networks, as_trained, random_prompts
+from launch.bench.networks import Networks, random_prompts
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
@@ -49,7 +49,7 @@ def load_peers(networks: Networks, directory: Path) -> dict[str, Present | Absen
     """Every sampler by name, the policy's weights written to `directory` for them."""
     found: dict[str, Present | Absent] = {}
     try:
-        save_policy(directory, as_trained(networks).policy, networks.decoder)
+        save_policy(directory, networks.trained.policy, networks.decoder)
     except ImportError as error:
         return {name: Absent(str(error)) for peer in PEERS for name in _peer(peer).NAMES}
     for peer in map(_peer, PEERS):

@@ -1,0 +1,63 @@
+"""What kernels laid out twice (`models.projection.turned`) do to a round: seconds without them over with them, paired.
+
+Run from the repository's root, on a CPU: python -m benchmarks.turned [--batch 1 4 16]
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from launch.bench.networks import Networks, random_networks
+from launch.bench.presets import PRESETS
+from launch.bench.rounds import Rounds
+from launch.measure import in_turns, provenance, written
+from specjax.drafters.head import HeadDrafter
+from specjax.types import PyTree
+
+
+def once(params: PyTree) -> PyTree:
+    """The parameters with each kernel laid out once."""
+    if not isinstance(params, Mapping):
+        return params
+    return {name: once(part) for name, part in params.items() if name != "turned"}
+
+
+def without(networks: Networks) -> Networks:
+    """The networks as they were if nothing were turned."""
+    policy, drafter = networks.policy, cast(HeadDrafter, networks.drafter)
+    return replace(
+        networks,
+        policy=replace(policy, for_decoding=lambda params: once(policy.for_decoding(params))),
+        drafter=replace(drafter, head=replace(drafter.head, for_decoding=lambda draft: draft)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="25m", help="of launch.bench")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="rows decoded together")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--repeats", type=int, default=15, help="measurements of each, in turns")
+    options = parser.parse_args()
+    preset = PRESETS[options.preset]
+    print(f"{provenance('benchmarks.turned')}\npreset    {options.preset}, context {preset.contexts[0]}")
+    print("batch k  tokens  ms a round: once     twice  once / twice")
+    networks = random_networks(preset)
+    for batch in options.batch:
+        cells = {
+            name: Rounds(own, own.drafter, batch, preset.contexts[0], options.draft_lengths, preset.rounds)
+            for name, own in (("once", without(networks)), ("twice", networks))
+        }
+        for k in options.draft_lengths:
+            runs = {name: partial(rounds.measure, k) for name, rounds in cells.items()}
+            measured = in_turns(runs, options.repeats)
+            once_ms, twice_ms = (1e3 * sorted(times)[len(times) // 2] for times in measured.values())
+            ratios = [a / b for a, b in zip(measured["once"], measured["twice"], strict=True)]
+            row = f"{batch:5} {k}  {batch * (k + 1):6}  {once_ms:16.3f} {twice_ms:9.3f}  {written(ratios)}"
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
