@@ -25,7 +25,7 @@ PACKAGES = {"tunix": "tunix", "huggingface": "torch", "vllm": "vllm"}
 def networks() -> Networks:
     """With an output layer of its own and enlarged weights: else the likeliest token repeats the one before it."""
     own = random_networks(replace(SMALL, decoder=replace(SMALL.decoder, tie_embeddings=False)))
-    return replace(own, params=replace(own.params, policy=jax.tree.map(lambda x: 2 * x, own.params.policy)))
+    return replace(own, trained=replace(own.trained, policy=jax.tree.map(lambda x: 2 * x, own.trained.policy)))
 
 
 @pytest.mark.slow

@@ -1,0 +1,131 @@
+"""Dense layers: of two rows a CPU takes one by one, and 8 to 48 it multiplies by a turned kernel while it decodes."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import projection
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.mtp import init_mtp, make_mtp, mtp_config
+from models.params import abstract_params
+from models.projection import TURNED_ROWS, TURNED_SIZE, Projection, turned
+from specjax.generate import prepare
+from specjax.mesh import decoding_options
+from specjax.testing.hlo import Program
+from specjax.types import Params
+from tests.specjax.training import AS_SHIPPED
+
+CONFIG = DecoderConfig(
+    vocab_size=8, hidden_size=6, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
+)
+
+
+@pytest.mark.parametrize("batch", [(1, 2), (2, 1), (1, 3), (2, 2), (2,)])
+@pytest.mark.parametrize(("inner", "contract", "features"), [((6,), 1, (2, 4)), ((2, 4), 2, 6)])
+def test_a_projection_is_a_matmul_over_the_axes_it_contracts(batch, inner, contract, features) -> None:
+    layer = Projection(CONFIG, features, ("embed", "heads", "head"), contract=contract)
+    x = np.random.default_rng(0).normal(size=(*batch, *inner)).astype(np.float32)
+    kernel = np.random.default_rng(1).normal(size=(*inner, *np.atleast_1d(features))).astype(np.float32)
+    params = {"params": {"kernel": jnp.asarray(kernel)}}
+    got = jax.jit(layer.apply)(params, x)
+    np.testing.assert_allclose(got, np.tensordot(x, kernel, axes=len(inner)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "batch", "products"),
+    [
+        ("cpu", (1, 1), [1]),
+        ("cpu", (1, 2), [1, 1]),
+        ("cpu", (2, 1), [1, 1]),
+        ("cpu", (1, 3), [3]),
+        ("cuda", (2, 1), [2]),
+    ],
+)
+def test_a_cpu_multiplies_two_rows_one_by_one(platform, batch, products) -> None:
+    layer, x = Projection(CONFIG, 5, ("embed", "mlp")), jnp.ones((*batch, 6))
+    params = {"params": {"kernel": jnp.ones((6, 5))}}
+    text = jax.jit(layer.apply).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
+    shapes = [line.split("-> tensor<")[1].split("x") for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert [int(np.prod([int(size) for size in shape[:-2]])) for shape in shapes] == products
+
+
+@pytest.mark.parametrize("batch", [(7,), (8,), (3, 4), (48,), (7, 7)])
+@pytest.mark.parametrize(("inner", "contract", "features"), [((6,), 1, (2, 4)), ((2, 4), 2, 6)])
+def test_between_8_and_48_rows_are_multiplied_by_the_turned_kernel(
+    batch, inner, contract, features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is doubled here, by which one sees that it is the one that was read."""
+    monkeypatch.setattr(projection, "TURNED_SIZE", 1)
+    layer = Projection(CONFIG, features, ("embed", "heads", "head"), contract, bias=True)
+    x = jax.random.normal(jax.random.key(1), (*batch, *inner))
+    params = layer.init(jax.random.key(0), x)["params"]
+    params = {name: jnp.asarray(box.value) for name, box in params.items()} | {"bias": jnp.ones(features)}
+    laid_out = turned(params)
+    np.testing.assert_array_equal(laid_out["turned"], np.transpose(params["kernel"]))
+    got = jax.jit(layer.apply)({"params": laid_out | {"turned": 2 * laid_out["turned"]}}, x)
+    times = 2 if np.prod(batch) in TURNED_ROWS else 1
+    np.testing.assert_allclose(got, times * np.tensordot(x, params["kernel"], axes=len(inner)) + 1, atol=1e-5)
+
+
+def test_only_large_kernels_in_float32_are_turned_and_all_else_stays() -> None:
+    large = jnp.ones((TURNED_SIZE // 512, 512))
+    params = {
+        "layer": {"gate": {"kernel": large, "bias": jnp.ones(512)}, "small": {"kernel": large[1:]}},
+        "half": {"kernel": large.astype("bfloat16")},
+        "embed": {"embedding": large},
+    }
+    laid_out = turned(params)
+    added = laid_out["layer"]["gate"].pop("turned")
+    assert added.shape == (512, TURNED_SIZE // 512)
+    assert jax.tree.all(jax.tree.map(lambda x, y: x is y, laid_out, params))
+
+
+def test_nothing_is_turned_but_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {"gate": {"kernel": jnp.ones((512, 512))}}
+    assert "turned" in turned(params)["gate"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert turned(params) is params
+
+
+@pytest.mark.parametrize("rows", [7, 16])
+def test_no_kernel_is_transposed_in_a_product(rows) -> None:
+    """Which XLA would do for each product anew; of 7 rows it reads the one kernel, of 16 the other, and copies none."""
+    layer = Projection(CONFIG, 512, ("embed", "mlp"))
+    params = {"params": turned({"kernel": jnp.ones((1024, 512))})}
+    run = jax.jit(layer.apply, compiler_options=AS_SHIPPED | decoding_options())
+    program = Program(run.lower(params, jnp.ones((rows, 1024))).compile().as_text())
+    lines = [line for computation in program.computations.values() for line in computation]
+    (product,) = (line for line in lines if line.opcode == "dot")
+    assert product.arrays == [(rows, 512) if rows == 7 else (512, rows)]
+    whole = [line for line in lines if {(1024, 512), (512, 1024)} & {*line.arrays}]
+    assert {line.opcode for line in whole} == {"parameter"}
+
+
+def test_whatever_a_rollout_takes_of_a_policy_and_of_the_heads_on_it_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "TURNED_SIZE", 1)
+    config = replace(CONFIG, feature_layers=(0,))
+    policy, shape = (
+        make_policy(config),
+        dict(hidden_size=6, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=4),
+    )
+    eagle3 = Eagle3Config(feature_size=6, vocab_size=8, draft_vocab_size=8, **shape)
+    mtp = mtp_config(config, "mimo")
+    inits: dict[Any, Any] = {
+        make_eagle3(eagle3, policy): partial(init_eagle3, eagle3),
+        make_mtp(mtp, policy): partial(init_mtp, mtp),
+    }
+    for drafter, init in inits.items():
+        abstract = Params(abstract_params(partial(init_decoder, config)), abstract_params(init))
+        laid_out = jax.eval_shape(partial(prepare, policy=policy, drafter=drafter), abstract)
+        for before, after in ((abstract.policy, laid_out.policy), (abstract.draft, laid_out.draft)):
+            names = [[part.key for part in path] for path, _ in jax.tree.leaves_with_path(after)]
+            kernels = sum(name[-1] == "kernel" for name in names)
+            assert sum(name[-1] == "turned" for name in names) == kernels > 5
+            assert len(names) == kernels + len(jax.tree.leaves(before))
