@@ -19,6 +19,7 @@ from launch.setup import Setup
 from launch.speedup import Measurement, Program
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.adaptation import DraftTrainingConfig
+from specjax.generate import make_prepare
 
 # How drafts go on learning in RL: when and on what, and at which share of the recipe's learning rate.
 MODES = {
@@ -112,7 +113,9 @@ def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequenc
 
         return measure
 
-    cells = {(name, k): cell(params, k) for name, params in drafts.items() for k in lengths}
+    with jax.set_mesh(setup.mesh):
+        ready = {name: make_prepare(*networks, params)(params) for name, params in drafts.items()}
+    cells = {(name, k): cell(params, k) for name, params in ready.items() for k in lengths}
     in_turns(cells, 1)
     found = []
     for (name, k), pairs in in_turns(cells, repeats).items():

@@ -22,7 +22,7 @@ from launch.setup import Setup
 from models.files import write_atomically
 from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit, round_seconds
-from specjax.generate import place, prepare
+from specjax.generate import make_prepare, place
 from specjax.keys import seed_step
 from specjax.mesh import BATCH_AXES, batch_shards, decoding_options
 from specjax.plan import Phase, RolloutConfig
@@ -101,7 +101,7 @@ class RoundClock:
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
-        self._prepare = jax.jit(partial(prepare, policy=networks.policy, drafter=networks.drafter))
+        self._networks = networks
         self._begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
         self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k) for shape, k in sorted(wanted)}
         self._compiled: dict[tuple[Phase, int], jax.stages.Compiled] = {}
@@ -109,9 +109,10 @@ class RoundClock:
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
         with jax.set_mesh(self._mesh):
-            gathered = self._prepare(params)
             if not self._compiled:
-                self._compile(gathered)
+                self._prepare = make_prepare(self._networks.policy, self._networks.drafter, params)
+                self._compile(self._prepare(params))
+            gathered = self._prepare(params)
             runs = {
                 (cell, count): partial(self._seconds, cell, gathered, count)
                 for cell in self._rounds

@@ -30,6 +30,30 @@ def prepare(params: Params, policy: Policy, drafter: Drafter) -> Params:
     return Params(policy.for_decoding(cast(params.policy)), drafter.for_decoding(cast(params.draft)), params.memory)
 
 
+def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Params], Params]:
+    """`prepare` as a program of its own, for parameters sharded as `like` is, with their mesh set.
+
+    What it returns can be handed to many rollouts: nothing is left for them to gather.
+    """
+    layout = prepared_layout(policy, drafter, like)
+    run = partial(prepare, policy=policy, drafter=drafter)
+    return jax.jit(run, out_shardings=layout, compiler_options=decoding_options())
+
+
+def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
+    """Where `prepare` is to leave each of these parameters, which have NamedShardings: whole over data and fsdp, over
+    tensor as it was. What it lays out anew goes where the compiler puts it, which is None.
+    """
+
+    def whole(x: Array) -> NamedSharding:
+        kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
+        return NamedSharding(x.sharding.mesh, P(*kept))
+
+    at = {path: whole(x) for path, x in jax.tree_util.tree_flatten_with_path(params)[0]}
+    prepared = jax.eval_shape(partial(prepare, policy=policy, drafter=drafter), params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: at.get(path), prepared)
+
+
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
     """`rollout_fn` on each data shard: it sees that shard's prompts alone and has its own loop and trip count.
 
@@ -84,3 +108,8 @@ def place(prompts: Prompts, mesh: Mesh) -> Prompts:
     if count % shards:
         raise ValueError(f"prompts = {count}: must be a multiple of the mesh's data x fsdp = {shards}")
     return jax.device_put(prompts, NamedSharding(mesh, P(BATCH_AXES)))
+
+
+def _overlaps(axes: str | tuple[str, ...] | None) -> bool:
+    names = axes if isinstance(axes, tuple) else (axes,)
+    return bool(set(names) & set(BATCH_AXES))

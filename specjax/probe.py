@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from specjax.batch import Batch
 from specjax.drafters import Drafter
-from specjax.generate import Choice, RolloutFn, place
-from specjax.mesh import BATCH_AXES, decoding_options
+from specjax.generate import Choice, RolloutFn, place, prepared_layout
+from specjax.mesh import decoding_options
 from specjax.metrics import Metrics
 from specjax.rewards import RewardFn
 from specjax.rollout import speculative_rollout
@@ -66,7 +65,7 @@ class StagedStep:
         mesh: Mesh,
         rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
-        self._mesh, self._drafter, self._config = mesh, drafter, config
+        self._mesh, self._policy, self._drafter, self._config = mesh, policy, drafter, config
         self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
         self._timed = Clock()
         self._layout = self._gathered = None
@@ -96,11 +95,7 @@ class StagedStep:
         """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            gathered = jax.tree.map(self._without_batch_axes, self._layout.params)
-            at = dict(jax.tree_util.tree_flatten_with_path(gathered)[0])
-            prepared = jax.eval_shape(self._stages.prepare, state.params)
-            # What decoding lays out anew goes where the compiler puts it.
-            self._gathered = jax.tree_util.tree_map_with_path(lambda path, _: at.get(path), prepared)
+            self._gathered = prepared_layout(self._policy, self._drafter, state.params)
         return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
 
     def _update(
@@ -108,9 +103,6 @@ class StagedStep:
     ) -> tuple[TrainState, Metrics]:
         state, losses = self._stages.update(state, batch)
         return with_experience(state, prompts, rollout, losses, self._drafter, self._config), losses
-
-    def _without_batch_axes(self, sharding: NamedSharding) -> NamedSharding:
-        return NamedSharding(self._mesh, P(*(None if _overlaps(axes) else axes for axes in sharding.spec)))
 
 
 class ProbeStep:
@@ -151,8 +143,3 @@ class ProbeStep:
             "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
         }
         return state, rollout, metrics | times
-
-
-def _overlaps(axes: str | tuple[str, ...] | None) -> bool:
-    names = axes if isinstance(axes, tuple) else (axes,)
-    return bool(set(names) & set(BATCH_AXES))
