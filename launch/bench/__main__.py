@@ -11,7 +11,7 @@ from launch.bench.decoding import draft, floor, verify
 from launch.bench.generation import acceptance
 from launch.bench.layout import layout
 from launch.bench.networks import Networks, random_networks
-from launch.bench.peers import peers
+from launch.bench.peers.sections import peers, rollouts
 from launch.bench.plots import load_pyplot, save_plots
 from launch.bench.presets import PRESETS, Preset, find_preset
 from launch.bench.report import Section, as_json, print_section
@@ -27,6 +27,7 @@ SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "acceptance": acceptance,
     "layout": layout,
     "peers": peers,
+    "rollouts": rollouts,
 }
 # Of the widest table: what a narrower terminal wraps is still better than numbers that are cut.
 WIDTH = 150
@@ -39,7 +40,7 @@ class BenchArgs:
     Attributes:
         preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a
                          CPU and qwen3-8b elsewhere.
-        sections:        of floor, verify, draft, acceptance, layout, peers; empty for all of them.
+        sections:        of floor, verify, draft, acceptance, layout, peers, rollouts; empty for all of them.
         batches:         rows decoded together in floor, verify and draft; empty for the preset's.
         contexts:        positions that each of them can see; empty for the preset's.
         repeats:         measurements of each thing, in turns; None takes the preset's.

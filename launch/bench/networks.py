@@ -22,9 +22,9 @@ from specjax.mesh import MeshConfig, decoding_options, make_mesh
 from specjax.types import Params, Policy, Prompts, PyTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Networks:
-    """A policy and its drafter on one device, their parameters as they are trained and saved."""
+    """A policy and its drafter on one device, their parameters as they are trained and saved. Equal to itself alone."""
 
     decoder: DecoderConfig
     policy: Policy

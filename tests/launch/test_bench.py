@@ -209,7 +209,10 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     "option, message",
     [
         ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
-        ("--sections floor roof", "sections = roof: must be of floor, verify, draft, acceptance, layout, peers"),
+        (
+            "--sections floor roof",
+            "sections = roof: must be of floor, verify, draft, acceptance, layout, peers, rollouts",
+        ),
         ("--repeats 0", "repeats = 0: must be at least 1"),
         ("--contexts 1024 0", "contexts = 0: must be at least 1"),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: its directory does not exist"),

@@ -4,6 +4,8 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 
 from launch.bench.generation import Generation
 from launch.bench.networks import Networks, random_networks, random_prompts
-from launch.bench.peers import PLAIN, Absent, load_peers, peers
-from launch.bench.peers.protocol import Checkpoint, Peer, Unsupported
+from launch.bench.peers import Absent, Present, load_peers, vllm
+from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
+from launch.bench.peers.sections import PLAIN, peers, rollouts
+from launch.bench.presets import LongTail
 from models.hf_export import save_policy
 from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
@@ -48,6 +52,46 @@ def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, 
     )
 
 
+def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, list[int]]] = []
+
+    def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
+        assert not greedy and len(prompts) == len(lengths)
+        asked.append((len(prompts), lengths.tolist()))
+        return np.zeros((len(prompts), lengths.max()), np.int32)
+
+    found = {"patient": Present(Sampler(generate)), "lonely": Present(Sampler(generate, 1)), "gone": Absent("gone")}
+    monkeypatch.setattr("launch.bench.peers.sections.load_peers", lambda *_: found)
+    preset = replace(SMALL, tail=LongTail(median=4, factor=4, every=4), repeats=1)
+    section = rollouts(networks, preset)
+    rows = {str(row["sampler"]): row for row in section.rows}
+    assert list(rows)[2:] == ["patient, 16 at a time", "patient, 4 at a time", "lonely", "gone"]
+    (size, lengths), quarters = asked[0], asked[1:5]
+    assert size == 16 and max(lengths) == 16 and min(lengths) < 6 and [n for n, _ in quarters] == [4] * 4
+    assert [length for _, part in quarters for length in part] == lengths
+    assert rows["lonely"]["note"] == "takes 1 row" and rows["gone"]["note"] == "gone"
+    for name in (PLAIN, "specjax, k = 2, forced", "patient, 4 at a time"):
+        assert isinstance(rows[name]["tokens/s"], float) and not rows[name]["note"]
+    assert f"{sum(lengths)} in all" in section.notes[0]
+
+
+def test_vllm_is_told_the_length_of_each_row():
+    class Law(NamedTuple):
+        temperature: float
+        max_tokens: int
+        ignore_eos: bool
+        detokenize: bool
+
+    def generate(inputs: list[dict[str, list[int]]], laws: list[Law], use_tqdm: bool) -> list[SimpleNamespace]:
+        assert [row["prompt_token_ids"] for row in inputs] == [[7, 8], [9, 9]] and not use_tqdm
+        assert all(law.ignore_eos and law.temperature == 1.0 for law in laws)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5] * law.max_tokens)]) for law in laws]
+
+    package, engine = SimpleNamespace(SamplingParams=Law), SimpleNamespace(generate=generate)
+    tokens = vllm._generate(package, engine, np.array([[7, 8], [9, 9]]), np.array([3, 1]), False)
+    assert tokens.tolist() == [[5, 5, 5], [5, 0, 0]]
+
+
 def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
     """Greedily, every sampler of the peer gives our tokens, which they could not with other weights."""
     prompts = random_prompts(networks, 1, 5)
@@ -60,8 +104,9 @@ def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
         samplers = peer.load(Checkpoint(networks.decoder, directory))
         assert len(samplers) == len(peer.NAMES)
         for sampler in samplers:
-            np.testing.assert_array_equal(sampler.generate(np.asarray(prompts.tokens), 12, True), expected)
-            sampled = sampler.generate(np.asarray(prompts.tokens), 12, False)
+            given = np.asarray(prompts.tokens), np.array([12])
+            np.testing.assert_array_equal(sampler.generate(*given, True), expected)
+            sampled = sampler.generate(*given, False)
             assert sampled.shape == expected.shape and (sampled != expected).any()
 
 

@@ -37,8 +37,9 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
 
 
 def _generate(
-    torch: Any, model: Any, options: dict[str, Any], prompts: np.ndarray, count: int, greedy: bool
+    torch: Any, model: Any, options: dict[str, Any], prompts: np.ndarray, lengths: np.ndarray, greedy: bool
 ) -> np.ndarray:
+    count = int(lengths.max())
     tokens = torch.from_numpy(prompts.astype(np.int64)).to(model.device)
     law: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
     with torch.inference_mode():

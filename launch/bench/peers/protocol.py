@@ -19,11 +19,13 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """(prompts int32 [B, P], tokens to generate, greedy) -> int32 [B, tokens]; at temperature 1 unless greedy, and
-    with nothing that ends a completion early. `most_rows` is the largest B that it takes.
+    """(prompts int32 [B, P], lengths int32 [B], greedy) -> int32 [B, longest]; at temperature 1 unless greedy.
+
+    No token ends a completion: each has its length, and what lies beyond it does not count. Most samplers go on with
+    all rows until the longest is done, as they would with rows that have ended. `most_rows` is the largest B.
     """
 
-    generate: Callable[[np.ndarray, int, bool], np.ndarray]
+    generate: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
     most_rows: int = 2**30
 
 

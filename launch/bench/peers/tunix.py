@@ -48,8 +48,8 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     )
     samplers: dict[int, Any] = {}
 
-    def generate(prompts: np.ndarray, count: int, greedy: bool) -> np.ndarray:
-        width = prompts.shape[1]
+    def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
+        width, count = prompts.shape[1], int(lengths.max())
         if width + count not in samplers:
             cache = sampling.CacheConfig(width + count, decoder.num_layers, decoder.num_kv_heads, decoder.head_dim)
             samplers[width + count] = sampling.Sampler(model, Numbers(), cache)

@@ -18,7 +18,11 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     """Both engines over the directory, without a tokenizer."""
     vllm = importlib.import_module("vllm")
     options: dict[str, Any] = dict(
-        model=str(checkpoint.directory), skip_tokenizer_init=True, gpu_memory_utilization=MEMORY_SHARE
+        model=str(checkpoint.directory),
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=MEMORY_SHARE,
+        # The same prompts come in every turn, and their prefill counts.
+        enable_prefix_caching=False,
     )
     lookup = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 4}
     try:
@@ -28,10 +32,16 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     return tuple(Sampler(partial(_generate, vllm, engine)) for engine in engines)
 
 
-def _generate(vllm: Any, engine: Any, prompts: np.ndarray, count: int, greedy: bool) -> np.ndarray:
-    law = vllm.SamplingParams(
-        temperature=0.0 if greedy else 1.0, max_tokens=count, ignore_eos=True, detokenize=False, seed=0
-    )
+def _generate(vllm: Any, engine: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
+    """A row that is done leaves the machine to the others. (With a seed of its own each would be drawn by itself.)"""
+    temperature = 0.0 if greedy else 1.0
+    laws = [
+        vllm.SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
+        for count in lengths.tolist()
+    ]
     inputs = [{"prompt_token_ids": row} for row in prompts.tolist()]
-    outputs = engine.generate(inputs, law, use_tqdm=False)
-    return np.array([output.outputs[0].token_ids for output in outputs])
+    outputs = engine.generate(inputs, laws, use_tqdm=False)
+    tokens = np.zeros((len(prompts), lengths.max()), np.int32)
+    for row, output in zip(tokens, outputs, strict=True):
+        row[: len(output.outputs[0].token_ids)] = output.outputs[0].token_ids
+    return tokens
