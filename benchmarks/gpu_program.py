@@ -1,10 +1,11 @@
-"""What XLA makes of the rounds of a preset on a GPU, found without one: kernels, memory, and all that they write.
+"""What XLA makes of the rounds of a preset on a GPU, found without one: kernels, memory, what they write and wait for.
 
 Run from the repository's root: python -m benchmarks.gpu_program --preset qwen3-0.6b
 
 Needs jax's CUDA plugin, which the extra [cuda] installs. XLA compiles ahead of time for the GPU that TARGET describes;
 on a real one it would also try which way of multiplying is fastest, so that matmuls, and the partial sums that some
-leave behind, may come out otherwise. Nothing is run, and no time is known.
+leave behind, may come out otherwise. Nothing is run, and no time is known. A loop or condition waits for the host to
+read what it goes by: the loop of rounds once a round, and those within a round as often as they are counted here.
 """
 
 import argparse
@@ -90,12 +91,14 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
     lines = program.launched(cache, 2 * decoder.num_layers)
     caches = [line for line in lines if _is_cache(line, cache)]
     everything = program.loop(cache, 2 * decoder.num_layers)
+    waits = [line for line in everything if line.opcode in ("while", "conditional")]
     copies = [line for line in program.copies(everything, prod(cache)) if _is_cache(line, cache)]
     memory, kept = compiled.memory_analysis(), sum(map(written, lines)) - sum(map(written, caches))
     assert memory is not None
     print(
         f"\nk = {k}: {len(lines)} kernels a round, {memory.temp_size_in_bytes / 1e6:.0f} MB beside weights and caches, "
-        f"{kept / 1e6:.0f} MB written but for keys and values, {len(copies)} copies of a cache; "
+        f"{kept / 1e6:.0f} MB written but for keys and values, {len(copies)} copies of a cache, "
+        f"{len(waits)} loops or conditions within it; "
         f"compiled in {seconds:.0f} s"
     )
     for line in lines:
