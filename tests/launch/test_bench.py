@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from launch.bench import __main__ as bench
+from launch.bench import plots
 from launch.bench.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
 from launch.bench.doubles import STOP, forced_lengths
 from launch.bench.generation import Generation, acceptance
+from launch.bench.layout import layout
 from launch.bench.networks import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section
@@ -120,9 +122,10 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
 
 
 @pytest.mark.slow
-def test_rounds_are_timed_and_tabled(networks: Networks):
+def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sections: dict[str, Section] = {}
     for measure in (floor, verify, draft, acceptance):
-        section = measure(networks, SMALL)
+        section = sections[measure.__name__] = measure(networks, SMALL)
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
         assert any("cost model" in note for note in section.notes) == (measure is draft)
         for row in section.rows:
@@ -131,6 +134,29 @@ def test_rounds_are_timed_and_tabled(networks: Networks):
             assert row.keys() >= {"context", "batch"} or measure is acceptance
     (row,) = section.rows
     assert row["k"] == 2 and row["rate"] == 0.5 and isinstance(row["speed-up"], tuple)
+    drawn: dict[str, plots.Lines] = {}
+    monkeypatch.setattr(plots, "_draw", lambda path, lines, *_, **__: drawn.update({path.name: lines}))
+    plots.save_plots(tmp_path, sections)
+    assert {name: list(lines) for name, lines in drawn.items()} == {
+        "throughput.png": ["context 8"],
+        "speedup.png": ["rate 0.5"],
+    }
+
+
+@pytest.mark.slow
+def test_what_is_off_and_on_does_the_same_work(networks: Networks):
+    section = layout(networks, replace(SMALL, gradients=True, repeats=1))
+    assert [row["what"] for row in section.rows] == [
+        "phases",
+        "windows",
+        "queue",
+        "prefill shared by a group",
+        "ladder in training",
+    ]
+    for row in section.rows:
+        off, on, speedup = row["off s"], row["on s"], row["speed-up"]
+        assert isinstance(off, float) and isinstance(on, float) and isinstance(speedup, tuple)
+        assert speedup[0] == pytest.approx(off / on) and on > 0
 
 
 def test_the_cost_model_says_how_far_it_is_off():
