@@ -41,11 +41,14 @@ def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Pa
 
 
 def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
-    """Where `prepare` is to leave each of these parameters, which have NamedShardings: whole over data and fsdp, over
-    tensor as it was. What it lays out anew goes where the compiler puts it, which is None.
+    """Where `prepare` is to leave each of these parameters: whole over data and fsdp, over tensor as it was.
+
+    What it lays out anew goes where the compiler puts it, which is None. So does what lies on one device without a mesh.
     """
 
-    def whole(x: Array) -> NamedSharding:
+    def whole(x: Array) -> NamedSharding | None:
+        if not isinstance(x.sharding, NamedSharding):
+            return None
         kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
         return NamedSharding(x.sharding.mesh, P(*kept))
 
