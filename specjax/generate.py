@@ -43,7 +43,7 @@ def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Pa
 def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
     """Where `prepare` is to leave each of these parameters: whole over data and fsdp, over tensor as it was.
 
-    What it lays out anew goes where the compiler puts it, which is None. So does what lies on one device without a mesh.
+    What it lays out anew goes where the compiler puts it, which is None; so does what has no mesh.
     """
 
     def whole(x: Array) -> NamedSharding | None:
