@@ -4,8 +4,8 @@ Run from the repository's root: python -m benchmarks.gpu_program --preset qwen3-
 
 Needs jax's CUDA plugin, which the extra [cuda] installs. XLA compiles ahead of time for the GPU that TARGET describes;
 on a real one it would also try which way of multiplying is fastest, so that matmuls, and the partial sums that some
-leave behind, may come out otherwise. Nothing is run, and no time is known. A loop or condition waits for the host to
-read what it goes by: the loop of rounds once a round, and those within a round as often as they are counted here.
+leave behind, may come out otherwise. Nothing is run, and no time is known. A loop or condition may wait for the host to
+read what it goes by: the loop of rounds once a round, and those within a round at most as often as counted here.
 """
 
 import argparse

@@ -101,7 +101,7 @@ class RoundClock:
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
-        self._networks = networks
+        self._networks, self._prepare = networks, None
         self._begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
         self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k) for shape, k in sorted(wanted)}
         self._compiled: dict[tuple[Phase, int], jax.stages.Compiled] = {}
@@ -109,10 +109,11 @@ class RoundClock:
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
         with jax.set_mesh(self._mesh):
-            if not self._compiled:
+            if self._prepare is None:
                 self._prepare = make_prepare(self._networks.policy, self._networks.drafter, params)
-                self._compile(self._prepare(params))
             gathered = self._prepare(params)
+            if not self._compiled:
+                self._compile(gathered)
             runs = {
                 (cell, count): partial(self._seconds, cell, gathered, count)
                 for cell in self._rounds

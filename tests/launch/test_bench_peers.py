@@ -15,7 +15,7 @@ from launch.bench.generation import Generation
 from launch.bench.networks import Networks, random_networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers, vllm
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
-from launch.bench.peers.sections import PLAIN, peers, rollouts
+from launch.bench.peers.sections import PLAIN, _loaded, peers, rollouts
 from launch.bench.presets import LongTail
 from models.hf_export import save_policy
 from specjax.plan import RolloutConfig
@@ -30,6 +30,11 @@ def networks() -> Networks:
     """With an output layer of its own and enlarged weights: else the likeliest token repeats the one before it."""
     own = random_networks(replace(SMALL, decoder=replace(SMALL.decoder, tie_embeddings=False)))
     return replace(own, trained=replace(own.trained, policy=jax.tree.map(lambda x: 2 * x, own.trained.policy)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded():
+    _loaded.cache_clear()
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     setup = set_up(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
     policy, drafter, params = setup.networks.policy, setup.networks.drafter, setup.networks.params
     monkeypatch.setattr(launch.evaluation, "make_generate", watched)
-    monkeypatch.setattr(launch.speedup, "make_generate", watched)
+    monkeypatch.setattr(launch.speedup, "per_shard", watched)
     table, mesh = setup.held_out_prompts, setup.mesh
     evaluate = launch.evaluation.make_evaluate(
         policy, drafter, lambda *_: None, CONFIG.rollout, 1, [table.batch(np.arange(2))], 0, mesh

@@ -14,7 +14,7 @@ from models.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
 from models.projection import TURNED_SIZE
 from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
-from specjax.generate import make_generate, per_shard, place, prepare
+from specjax.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.keys import seed_step
 from specjax.mesh import decoding_options
 from specjax.plan import RolloutConfig
@@ -87,6 +87,23 @@ def test_one_and_eight_devices_sample_the_same_tokens(shape, least, expected, mo
     np.testing.assert_allclose(got.law, expected.law, atol=1e-4)
     rows = np.asarray(got.rounds).reshape(len(got.trips), -1)
     np.testing.assert_array_equal(got.trips, rows.max(axis=1, keepdims=True))
+
+
+def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_tokens(expected) -> None:
+    mesh, params = mesh_of(2, 2, 2), params_on(mesh_of(2, 2, 2))
+    generate = per_shard(speculative_rollout, POLICY, DRAFTER, COUPLED, mesh)
+    with jax.set_mesh(mesh):
+        ready = make_prepare(POLICY, DRAFTER, params)(params)
+        got = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready)]
+    assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
+
+
+def test_parameters_without_a_mesh_are_prepared_where_they_lie() -> None:
+    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
+    ready = make_prepare(POLICY, DRAFTER, params)(params)
+    jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
 
 
 def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:

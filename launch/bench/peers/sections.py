@@ -34,7 +34,7 @@ def peers(networks: Networks, preset: Preset) -> Section:
     """Tokens/s of whole completions of one length, and how many times those of each peer ours are."""
 
     def rows(found: Mapping[str, Present | Absent], batch: int) -> list[Row]:
-        prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new)
+        prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
         def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
