@@ -20,6 +20,9 @@ def test_a_line_for_every_draft_length_and_array_of_logits(
     plain, drafting = capsys.readouterr().out.split("\nk = ")[1:]
     kernels = [int(re.search(r"(\d+) kernels", text)[1]) for text in (plain, drafting)]  # pyright: ignore[reportOptionalSubscript]
     assert 30 < kernels[0] < kernels[1]
+    # A CPU's program has loops within a round, for some of its reductions.
+    waits = [int(re.search(r"(\d+) loops or conditions", text)[1]) for text in (plain, drafting)]  # pyright: ignore[reportOptionalSubscript]
+    assert 0 < waits[0] <= waits[1]
     for text, tokens in ((plain, 1), (drafting, 2)):
-        assert ", 0 copies of a cache, 0 loops or conditions within it;" in text
+        assert ", 0 copies of a cache, " in text
         assert re.search(rf"vocabulary's size: f32\[{3 * tokens},256\] .*unembed", text)
