@@ -16,7 +16,7 @@ from launch.bench.peers.protocol import Sampler
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
 from launch.measure import in_turns, seconds
-from launch.speedup import shrinking
+from launch.speedup import ANY_LENGTH
 from specjax.plan import RolloutConfig
 
 # Turns by which our best draft length is chosen, none of those that are reported.
@@ -61,7 +61,10 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
     """Tokens/s of a whole rollout with a long tail; each peer takes all sequences at once, and a quarter at a time."""
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
-    config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=shrinking(sequences))
+    # A window that most rows never outgrow, then half as many slots whenever half of the rows are done.
+    halves = tuple((sequences >> i, ANY_LENGTH) for i in range(sequences.bit_length()))
+    phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
+    config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
     own = {
         name: Generation(networks, prompts, replace(config, draft_length=k), tail=tail)
         for name, k in _own(preset).items()
@@ -79,7 +82,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
         "a sampler that goes on until its longest row is done is told how long that is; tokens beyond a row's length "
         "do not count",
         f"forced: a drafted token is kept with chance {preset.peer_rate}; ours decodes in phases of "
-        f"{', '.join(str(slots) for slots, _ in config.phases)} slots",
+        f"{', '.join(str(slots) for slots, _ in halves)} slots, the first within {phases[0][1]} positions while it can",
         *NOTES,
     ]
     return Section("a rollout with a long tail, against other samplers on the same weights", table, notes)
