@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from launch.setup import Setup
 from models.files import write_atomically
 from specjax import cache as kv
 from specjax.cost import Cell, Drafting, fit, round_seconds
-from specjax.generate import make_prepare, place
+from specjax.generate import place, prepare
 from specjax.keys import seed_step
 from specjax.mesh import BATCH_AXES, batch_shards, decoding_options
 from specjax.plan import Phase, RolloutConfig
@@ -31,7 +32,9 @@ from specjax.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
-ROUNDS, REPEATS = 16, 5
+REPEATS = 5
+# Tokens of a round, and the most rounds, that a rollout is taken to have: what it takes to begin is spread over them.
+TOKENS, MOST_ROUNDS = 2, 64
 
 
 class CostTable:
@@ -101,7 +104,7 @@ class RoundClock:
         wanted = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         leaving = last.slots < len(prompts.lengths) * rollout.group_size // batch_shards(mesh)
         self._mesh, self._prompts = mesh, place(prompts, mesh)
-        self._networks, self._prepare = networks, None
+        self._count = min(-(-rollout.max_new_tokens // TOKENS), MOST_ROUNDS)
         self._begun = {shape: _begun(networks, rollout, mesh, shape, leaving) for shape in shapes}
         self._rounds = {(shape, k): _rounds(networks, rollout, mesh, k) for shape, k in sorted(wanted)}
         self._compiled: dict[tuple[Phase, int], jax.stages.Compiled] = {}
@@ -109,22 +112,25 @@ class RoundClock:
     def measure(self, params: Params, step: int) -> list[Cell]:
         """The cells of now, `step`."""
         with jax.set_mesh(self._mesh):
-            if self._prepare is None:
-                self._prepare = make_prepare(self._networks.policy, self._networks.drafter, params)
-            gathered = self._prepare(params)
             if not self._compiled:
-                self._compile(gathered)
+                self._compile(params)
             runs = {
-                (cell, count): partial(self._seconds, cell, gathered, count)
+                (cell, count): partial(self._seconds, cell, params, count)
                 for cell in self._rounds
-                for count in (0, ROUNDS)
+                for count in (0, self._count)
             }
             for run in runs.values():
                 run()
-            # The least, since what disturbs a round only adds to it; without what it takes to start any number of them.
+            # The least, since what disturbs a round only adds to it.
             least = {name: min(values) for name, values in in_turns(runs, REPEATS).items()}
-        net = {cell: without_start(least[cell, ROUNDS], least[cell, 0]) / ROUNDS for cell in self._rounds}
-        return [Cell(*phase, k, seconds, step) for (phase, k), seconds in net.items()]
+
+        def net(phase: Phase, k: int) -> float:
+            # Without what any length takes to begin. What one takes beyond that, kernels laid out for the products of
+            # its rounds, is theirs.
+            start = min(seconds for ((other, _), count), seconds in least.items() if other == phase and not count)
+            return without_start(least[(phase, k), self._count], start) / self._count
+
+        return [Cell(*phase, k, net(phase, k), step) for phase, k in self._rounds]
 
     def _compile(self, params: Params) -> None:
         """Side by side: much of what a compiler does keeps but one core busy."""
@@ -137,7 +143,7 @@ class RoundClock:
             self._compiled = dict(zip(self._rounds, compiled, strict=True))
 
     def _seconds(self, cell: tuple[Phase, int], params: Params, count: int) -> float:
-        """Of so many rounds from where the first rows begin, run on all shards at once."""
+        """Of so many rounds from where the first rows begin, run on all shards at once, and of preparing for them."""
         state = self._begun[cell[0]](params, self._prompts)
         state, number = jax.block_until_ready((state, jnp.int32(count)))
         return seconds(partial(self._compiled[cell], params, state, number))
@@ -154,7 +160,7 @@ def _begun(
         decoding = Decoding(networks.policy, networks.drafter, params, config)
         return kv.resize(begin(decoding, prompts, noise, phase.slots, leaving=leaving).state, -by)
 
-    program = _on_each_shard(first, mesh, P(), P(BATCH_AXES))
+    program = _on_each_shard(first, networks, mesh, P(BATCH_AXES))
     return jax.jit(program, compiler_options=decoding_options())
 
 
@@ -167,13 +173,21 @@ def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> ja
         return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
 
     # Donated, as a loop's own state is: what is timed copies no cache.
-    program = _on_each_shard(some, mesh, P(), P(BATCH_AXES), P())
+    program = _on_each_shard(some, networks, mesh, P(BATCH_AXES), P())
     return jax.jit(program, donate_argnums=1, compiler_options=decoding_options())
 
 
-def _on_each_shard(run: Callable[..., RoundState], mesh: Mesh, *specs: P) -> Callable[..., RoundState]:
+def _on_each_shard(
+    run: Callable[..., RoundState], networks: Networks, mesh: Mesh, *specs: P
+) -> Callable[..., RoundState]:
+    """`run` of prepared parameters, from those that are trained, as a step's one program has it."""
     rows, axes = P(BATCH_AXES), set(BATCH_AXES)
-    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=rows, axis_names=axes, check_vma=False)
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), *specs), out_specs=rows, axis_names=axes, check_vma=False)
+
+    def program(params: Params, *args: Any) -> RoundState:
+        return sharded(prepare(params, networks.policy, networks.drafter), *args)
+
+    return program
 
 
 def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> list[Cell]:
