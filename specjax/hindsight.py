@@ -19,8 +19,9 @@ def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
     """As `drafted` and `accepted` of a `Rollout` count: how often position i of a draft would have been asked for, and
     how often it and those before it would have been what came.
 
-    At up to 16 places of each row's completion, evenly between its first token and its last. A round that would have
-    found nothing to propose counts.
+    At up to 16 places of each row's completion, evenly between its first token and its last: of the rows that are still
+    in their slots, behind a rollout whose slots shrink those of its tail. A round that would have found nothing to
+    propose counts.
     """
     drafter, config, longest = decoding.drafter, decoding.config, max(decoding.config.lengths)
     none = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)

@@ -59,7 +59,7 @@ class RolloutConfig:
         if sorted(set(self.draft_lengths)) != list(self.draft_lengths) or min(self.draft_lengths, default=0) < 0:
             raise ValueError(f"draft_lengths = {self.draft_lengths}: must be ascending, each at least 0")
         slots = [slots for slots, _ in self.phases]
-        if min((least for phase in self.phases for least in phase), default=1) < 1 or slots != sorted(slots)[::-1]:
+        if min((number for phase in self.phases for number in phase), default=1) < 1 or slots != sorted(slots)[::-1]:
             raise ValueError(f"phases = {self.phases}: must be (slots, window) of at least 1, and slots never rise")
 
     @property

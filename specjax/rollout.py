@@ -78,8 +78,10 @@ def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int,
         return Carry(state, None, record)
     some = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)
     kept = blank(lambda: prefill(decoding, some, _draft_length(config, 0) > 0))
-    at = jnp.int32(slots)
-    return Carry(state, Queue(at, at, at, kept), record)
+    # The last prompt seated is kept where samples of it wait.
+    kept = jax.tree.map(lambda zeros, made: zeros.at[0].set(made[-1]), kept, first)
+    at, until = (jnp.int32(x) for x in (slots, -(-slots // group) * group))
+    return Carry(state, Queue(at, at // group, until, kept), record)
 
 
 def _run(

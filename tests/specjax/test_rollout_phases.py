@@ -15,7 +15,7 @@ from specjax.plan import ChosenConfig, Phase, RolloutConfig, lay_out
 from specjax.rollout import begin, speculative_rollout
 from specjax.rounds import Decoding, rounds
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Params, PolicyOutput, Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
@@ -138,6 +138,23 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
         assert held.any() == whole and (drafted[~held] > 0).any() == late
         batch = make_batch(WORLD.batch, rollout, jnp.zeros(SEQUENCES))
         np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), np.where(held, accepted, 0))
+
+
+@pytest.mark.parametrize("plan", ["queue of part groups", "queue one by one"])
+def test_a_prompt_is_prefilled_once_for_all_its_samples(plan: str):
+    """Also one of which some samples are seated at once and others wait."""
+    seen: list[int] = []
+
+    def apply(params: Any, tokens: jax.Array, start: jax.Array, cache: Any = None, only: Any = None) -> PolicyOutput:
+        if only is not None:
+            jax.debug.callback(lambda: seen.append(len(tokens)))
+        return WORLD.policy.apply(params, tokens, start, cache, only)
+
+    options, policy = config(draft_length=0, **PLANS[plan]), replace(WORLD.policy, apply=apply)
+    decode = jax.jit(lambda: speculative_rollout(policy, NoDrafter(), WORLD.params("none"), WORLD.batch, RUN, options))
+    jax.block_until_ready(decode())
+    jax.effects_barrier()
+    assert len(seen) > 1 and sum(seen) == len(WORLD.prompts)
 
 
 def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
