@@ -22,9 +22,9 @@ from rich.table import Table
 from configs.schema import SpeedupConfig
 from configs.schema.networks import DraftConfig
 from launch.errors import ConfigError
-from launch.measure import in_turns
+from launch.measure import in_turns, interval
 from launch.pipeline import PromptTable
-from specjax.drafters import Drafter
+from specjax.drafters import Drafter, NoDrafter
 from specjax.generate import make_prepare, per_shard, place
 from specjax.keys import seed_step
 from specjax.mesh import batch_shards, decoding_options
@@ -109,7 +109,7 @@ class Plan:
 class Speedup:
     """The two best plans, measured in turns; a turn has the same prompts and noise for both.
 
-    speedup: median over the turns of the ratio of their tokens/s.
+    speedup: the ratio of their tokens/s, the median over the turns with its 95% interval.
     cost:    seconds of a round of the speculative plan over those of an autoregressive one with the same phases.
     lengths: int [turns, sequences], of the autoregressive completions.
     """
@@ -118,7 +118,7 @@ class Speedup:
     speculative: Plan
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
-    speedup: float
+    speedup: tuple[float, float, float]
     alpha: float
     cost: float
     lengths: np.ndarray
@@ -160,6 +160,7 @@ def compare_plans(
 
     These are the first samples of the prompts whose groups were longest, of every shard as many.
     """
+    # Draft length 0 is among them for phases before the last; plain plans hold no drafter, as a run without one.
     config = replace(config, draft_lengths=(0, *sorted(set(options.draft_lengths))))
     # What a drafter remembers it knows by the ids of other prompts.
     params = replace(params, memory=())
@@ -169,11 +170,13 @@ def compare_plans(
 
     def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]
-        groups = replace(config, group_size=samples)
-        programs = [
-            Program(policy, drafter, params, replace(groups, phases=shrinking(count)), prompts, mesh) for count in slots
-        ]
-        return _best_against_best(programs, options.repeats)
+        made: dict[str, list[Program]] = {"plain": [], "drafting": []}
+        for count in slots:
+            groups = replace(config, group_size=samples, phases=shrinking(count))
+            alone = replace(groups, draft_lengths=(0,)), prompts, mesh
+            made["plain"].append(Program(policy, NoDrafter(), replace(params, draft={}), *alone))
+            made["drafting"].append(Program(policy, drafter, params, groups, prompts, mesh))
+        return best_against_best(made["plain"], made["drafting"], options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
     everything = compare(turns, config.group_size, options.slots)
@@ -195,19 +198,24 @@ def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int
     return chosen, min(-(-sequences // count), group_size)
 
 
-def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
-    """Measure every plan a few times, then the best of each kind in turns, which cancels a drift of the machine."""
-    measured: dict[Plan, float] = {}
-    for program in programs:
+def best_against_best(plain: list[Program], drafting: list[Program], repeats: int) -> Speedup:
+    """Measure every plan a few times, then the best of each kind in turns, which cancels a drift of the machine.
+
+    Both lists have the same phases, in the same order.
+    """
+
+    def screened(plan: Plan) -> float:
+        return statistics.median(plan.measure(repeats + turn).tokens_per_s for turn in range(SCREENED))
+
+    plans = [
+        Plan(program, lengths)
+        for program in drafting
         # Drafts never grow shorter with the batch: the fewer the rows, the cheaper a longer verification.
-        for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases)):
-            plan = Plan(program, lengths)
-            seen = [plan.measure(repeats + turn).tokens_per_s for turn in range(SCREENED)]
-            measured[plan] = statistics.median(seen)
-    plain = [plan for plan in measured if not any(plan.draft_lengths)]
-    best_plain = max(plain, key=measured.__getitem__)
-    best = max((plan for plan in measured if any(plan.draft_lengths)), key=measured.__getitem__)
-    same_phases = next(plan for plan in plain if plan.program is best.program)
+        for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases))
+        if any(lengths)
+    ]
+    best, plain_plans = max(plans, key=screened), [Plan(program, (0,) * len(program.phases)) for program in plain]
+    best_plain, same_phases = max(plain_plans, key=screened), plain_plans[drafting.index(best.program)]
     names = {"plain": best_plain, "speculative": best, "same phases": same_phases}
     turns = in_turns({name: partial(_next_turn, plan, itertools.count()) for name, plan in names.items()}, repeats)
     a, b, c = turns.values()
@@ -216,7 +224,7 @@ def _best_against_best(programs: list[Program], repeats: int) -> Speedup:
         speculative=best,
         plain_tokens_per_s=statistics.median(x.tokens_per_s for x in a),
         speculative_tokens_per_s=statistics.median(x.tokens_per_s for x in b),
-        speedup=statistics.median(y.tokens_per_s / x.tokens_per_s for x, y in zip(a, b, strict=True)),
+        speedup=interval([y.tokens_per_s / x.tokens_per_s for x, y in zip(a, b, strict=True)]),
         alpha=statistics.fmean(x.alpha for x in b),
         cost=statistics.median(y.seconds_a_round / x.seconds_a_round for x, y in zip(c, b, strict=True)),
         lengths=np.stack([x.lengths for x in a]),
@@ -231,7 +239,7 @@ def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
     """Both comparisons, each with what makes the difference between its plans."""
     for title, result in (
         (f"{everything.lengths.shape[1]} sequences", everything),
-        (f"{tail.lengths.shape[1]} of the longest groups alone", tail),
+        (f"{tail.lengths.shape[1]} sequences alone, of the longest groups", tail),
     ):
         table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best settings")
         table.title_justify = "left"
@@ -243,6 +251,7 @@ def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
             table.add_row(name, slots, ", ".join(map(str, plan.draft_lengths)), f"{speed:.0f}")
         console.print(table)
         console.print(
-            f"speed-up {result.speedup:.2f}: alpha {result.alpha:.2f} tokens a round, which costs {result.cost:.2f} "
+            "speed-up {:.2f} [{:.2f}, {:.2f}]: ".format(*result.speedup)
+            + f"alpha {result.alpha:.2f} tokens a round, which costs {result.cost:.2f} "
             f"autoregressive ones with the same slots (alpha / cost {result.alpha / result.cost:.2f})"
         )

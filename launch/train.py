@@ -116,7 +116,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 compared = networks.policy, networks.drafter, state.params, setup.train.rollout, setup.held_out_prompts
                 both = compare_plans(*compared, config.speedup, setup.mesh)
                 print_speedup(*both, console)
-                diary.result(config.steps, speedup=both[0].speedup, speedup_of_the_tail=both[1].speedup)
+                diary.result(config.steps, speedup=both[0].speedup[0], speedup_of_the_tail=both[1].speedup[0])
         finally:
             _report(directory)
     return 0

@@ -1,9 +1,12 @@
 """What the closing comparison compares."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from launch.speedup import tail_of
+from launch.speedup import SCREENED, Measurement, best_against_best, tail_of
 
 
 @pytest.mark.parametrize(
@@ -21,3 +24,36 @@ def test_the_tail_is_four_sequences_of_the_longest_groups(
     lengths[..., 0] -= 1 if group_size == 1 else 30
     chosen, count = tail_of(turns, lengths.reshape(2, -1), shards, group_size)
     assert count == samples and np.sort(chosen, axis=1).tolist() == prompts
+
+
+class Fake:
+    """A program of two phases: `speeds` are tokens/s by draft lengths, a tenth higher from turn to turn."""
+
+    def __init__(self, draft_lengths: tuple[int, ...], speeds: dict[tuple[int, ...], float]) -> None:
+        self.draft_lengths, self.speeds, self.phases = draft_lengths, speeds, [SimpleNamespace(slots=4)] * 2
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+
+    def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+        self.asked.append((draft_lengths, turn))
+        drafted = max(draft_lengths) > 0
+        seconds = 60 / (self.speeds[draft_lengths] * 1.1**turn)
+        return Measurement(np.array([10, 20, 30]), 2.0 if drafted else 1.0, seconds, 15 if drafted else 30)
+
+
+def test_the_best_plan_of_each_kind_is_measured_in_turns_that_did_not_choose_it():
+    plain: Any = [Fake((0,), {(0, 0): 90.0}), Fake((0,), {(0, 0): 100.0})]
+    drafting: Any = [
+        Fake((0, 3), {(0, 3): 180.0, (3, 3): 120.0}),
+        Fake((0, 3), {(0, 3): 150.0, (3, 3): 170.0}),
+    ]
+    found = best_against_best(plain, drafting, repeats=3)
+    assert found.plain.program is plain[1] and found.speculative.program is drafting[0]
+    assert found.speculative.draft_lengths == (0, 3)
+    assert found.speedup == pytest.approx((1.8, 1.8, 1.8)) and found.alpha == 2.0
+    # A round is held against one of the same slots: 60 tokens at 180/s in 15 rounds over 60 at 90/s in 30.
+    assert found.cost == pytest.approx((60 / 180 / 15) / (60 / 90 / 30))
+    assert found.plain_tokens_per_s == pytest.approx(110) and found.lengths.tolist() == [[10, 20, 30]] * 3
+    for program in drafting:
+        screened = [turn for _, turn in program.asked[: 2 * SCREENED]]
+        assert sorted(set(screened)) == [3 + turn for turn in range(SCREENED)]
+    assert [turn for _, turn in drafting[0].asked[2 * SCREENED :]] == [0, 1, 2] and not plain[0].asked[SCREENED + 3 :]
