@@ -46,11 +46,14 @@ def main() -> None:
     print("batch k  tokens  ms a round: once     twice  once / twice")
     networks = random_networks(preset)
     for batch in options.batch:
+        lengths = options.draft_lengths
         cells = {
-            name: Rounds(own, own.drafter, batch, preset.contexts[0], options.draft_lengths, preset.rounds)
+            name: Rounds(
+                own, own.drafter, batch, preset.contexts[0], {k: (own.drafter, k) for k in lengths}, preset.rounds
+            )
             for name, own in (("once", without(networks)), ("twice", networks))
         }
-        for k in options.draft_lengths:
+        for k in lengths:
             runs = {name: partial(rounds.measure, k) for name, rounds in cells.items()}
             measured = in_turns(runs, options.repeats)
             once_ms, twice_ms = (1e3 * sorted(times)[len(times) // 2] for times in measured.values())

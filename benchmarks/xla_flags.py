@@ -53,7 +53,8 @@ def main() -> None:
     candidates = CANDIDATES.get(jax.default_backend(), {})
     for batch in options.batch or [preset.batch]:
         for k in options.draft_lengths:
-            cell = networks, networks.drafter, batch, preset.contexts[0], (k,), preset.rounds
+            way = {k: (networks.drafter, k)}
+            cell = networks, networks.drafter, batch, preset.contexts[0], way, preset.rounds
             programs, refused = {NONE: Rounds(*cell)}, {}
             for flag, value in candidates.items():
                 try:
@@ -66,7 +67,7 @@ def main() -> None:
             for flag, rounds in programs.items():
                 ratios = [a / b for a, b in zip(measured[NONE], measured[flag], strict=True)]
                 median = 1e3 * sorted(measured[flag])[len(ratios) // 2]
-                line = f"{batch:5} {k}  {flag:22} {median:11.3f}  {written(ratios):22} {rounds.compile_seconds:.1f}"
+                line = f"{batch:5} {k}  {flag:22} {median:11.3f}  {written(ratios):22} {rounds.compile_seconds[k]:.1f}"
                 print(line, flush=True)
             for flag, why in refused.items():
                 print(f"{batch:5} {k}  {flag:22} refused: {why[:70]}", flush=True)

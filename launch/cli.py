@@ -98,6 +98,18 @@ def check_writable(option: str, path: str | None) -> None:
         raise ConfigError(f"{option} = {path}: cannot be written")
 
 
+def check_directory(option: str, path: str) -> None:
+    """Make the directory, with those above it. Raises ConfigError where that fails or nothing can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} = {path}: must be a directory, or one that can be made ({error.strerror})"
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"{option} = {path}: cannot be written")
+
+
 def recipes() -> list[str]:
     """The names that CONFIG may be."""
     return sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))

@@ -19,7 +19,7 @@ from rich.console import Console
 from launch.arms import AUTOMATIC, PLAIN, Arm, make_arms
 from launch.begin import warmed_up, warmup_length
 from launch.bench.plots import load_pyplot
-from launch.cli import Numbers, check_writable, parse_run_and, run_program, use_compile_cache
+from launch.cli import Numbers, check_directory, check_writable, parse_run_and, run_program, use_compile_cache
 from launch.comparison import as_json as arms_as_json
 from launch.comparison import compare, print_comparison, print_partings
 from launch.console import reasons
@@ -89,6 +89,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if own.plots is not None:
         load_pyplot()
+        check_directory("plots", own.plots)
     lengths = tuple(sorted({0, *own.draft_lengths}))
     setup = set_up(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
     cells = None if config.cost_table is None else load_cells(Path(config.cost_table), setup.phases, lengths)

@@ -89,7 +89,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def save_plot(directory: Path, curves: Mapping[str, Curve]) -> None:
-    """curves.png: both measures, a line for each arm."""
+    """curves.png in the directory: both measures, a line for each arm."""
     plt = load_pyplot()
     figure, axes = plt.subplots(1, len(MEASURES), figsize=(10, 4), layout="constrained", squeeze=False)
     for axis, name in zip(axes[0], MEASURES, strict=True):
@@ -100,7 +100,6 @@ def save_plot(directory: Path, curves: Mapping[str, Curve]) -> None:
         axis.set_xlabel("step")
         axis.set_ylabel(name)
         axis.legend(fontsize="small")
-    directory.mkdir(parents=True, exist_ok=True)
     figure.savefig(directory / "curves.png", dpi=150)
     plt.close(figure)
 

@@ -16,7 +16,7 @@ from launch.bench.plots import load_pyplot, save_plots
 from launch.bench.presets import PRESETS, Preset, find_preset
 from launch.bench.report import Section, as_json, print_section
 from launch.bench.trained import trained
-from launch.cli import check_writable, parse, run_program
+from launch.cli import check_directory, check_writable, parse, run_program
 from launch.measure import provenance
 from specjax.checkpoint import Which
 
@@ -29,6 +29,8 @@ SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "peers": peers,
     "rollouts": rollouts,
 }
+# Beside them where a checkpoint is given.
+TRAINED = "trained"
 # Of the widest table: what a narrower terminal wraps is still better than numbers that are cut.
 WIDTH = 150
 
@@ -40,7 +42,8 @@ class BenchArgs:
     Attributes:
         preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b; None takes 25m on a
                          CPU and qwen3-8b elsewhere.
-        sections:        of floor, verify, draft, acceptance, layout, peers, rollouts; empty for all of them.
+        sections:        of floor, verify, draft, acceptance, layout, peers, rollouts; empty for all of them. With a
+                         checkpoint trained is always among them, and may be the only one.
         batches:         rows decoded together in floor, verify and draft; empty for the preset's.
         contexts:        positions that each of them can see; empty for the preset's.
         repeats:         measurements of each thing, in turns; None takes the preset's.
@@ -66,8 +69,8 @@ class BenchArgs:
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset = {self.preset}: must be one of {', '.join(PRESETS)}")
         for name in self.sections:
-            if name not in SECTIONS:
-                raise ValueError(f"sections = {name}: must be of {', '.join(SECTIONS)}")
+            if name not in (*SECTIONS, TRAINED):
+                raise ValueError(f"sections = {name}: must be of {', '.join((*SECTIONS, TRAINED))}")
         for name in ("batches", "contexts"):
             for value in getattr(self, name):
                 if value < 1:
@@ -76,6 +79,8 @@ class BenchArgs:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if (self.checkpoint is None) != (self.recipe is None):
             raise ValueError(f"checkpoint = {self.checkpoint}, recipe = {self.recipe}: must be given together")
+        if TRAINED in self.sections and self.checkpoint is None:
+            raise ValueError(f"sections = {TRAINED}: needs checkpoint and recipe")
         check_writable("json", self.json)
 
 
@@ -84,13 +89,14 @@ def main(argv: list[str]) -> int:
     options = parse(BenchArgs, argv, "python -m launch.bench", __doc__)
     if options.plots is not None:
         load_pyplot()
+        check_directory("plots", options.plots)
     name, preset = find_preset(options.preset)
     given = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
     preset = replace(preset, **{name: value for name, value in given.items() if value})
-    chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS}
+    chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
     if options.checkpoint is not None and options.recipe is not None:
         save = Path(options.checkpoint), options.checkpoint_step
-        chosen["trained"] = trained(*save, options.recipe, preset.batch)
+        chosen[TRAINED] = trained(*save, options.recipe, preset.batch)
     console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
     console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
     networks, found = random_networks(preset), {}

@@ -12,15 +12,14 @@ from launch.bench.doubles import FreeDrafter
 from launch.bench.networks import Networks
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
-from launch.bench.rounds import Rounds, where_it_fits
+from launch.bench.rounds import NO_ROOM, Rounds, where_it_fits
 from launch.measure import in_turns, seconds
 from models.config import DecoderConfig
 from specjax.cost import Cell, fit
-from specjax.drafters import NoDrafter
+from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Policy, PyTree
 
 COPIES = 8
-NO_ROOM = "-: the device has too little memory for it"
 
 
 def floor(networks: Networks, preset: Preset) -> Section:
@@ -28,9 +27,10 @@ def floor(networks: Networks, preset: Preset) -> Section:
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
     def measure(context: int, batch: int) -> list[Row]:
-        rounds = Rounds(networks, NoDrafter(), batch, context, (0,), preset.rounds)
+        none = NoDrafter()
+        rounds = Rounds(networks, none, batch, context, {"round": (none, 0)}, preset.rounds)
         # In turns, so that a machine that slows down slows down both.
-        runs = {"round": partial(rounds.measure, 0), "copy": copy.measure}
+        runs = {"round": partial(rounds.measure, "round"), "copy": copy.measure}
         measured = in_turns(runs, preset.repeats)
         cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
         least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
@@ -40,7 +40,7 @@ def floor(networks: Networks, preset: Preset) -> Section:
             "floor ms": 1e3 * float(np.median(least)),
             "share of floor": ratio(least, measured["round"]),
             "GB/s": float(np.median(measured["copy"])) / 1e9,
-            "compile s": rounds.compile_seconds,
+            "compile s": rounds.compile_seconds["round"],
         }
         return [row]
 
@@ -59,40 +59,42 @@ def verify(networks: Networks, preset: Preset) -> Section:
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
     def measure(context: int, batch: int) -> list[Row]:
-        rounds = Rounds(networks, free, batch, context, lengths, preset.rounds)
+        rounds = Rounds(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
         measured = in_turns({k: partial(rounds.measure, k) for k in lengths}, preset.repeats)
         row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
         row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
-        return [row | {"compile s": rounds.compile_seconds}]
+        return [row | {"compile s": sum(rounds.compile_seconds.values())}]
 
     return Section("verification of n tokens over one", _each_cell(preset, measure), [NO_ROOM])
 
 
 def draft(networks: Networks, preset: Preset) -> Section:
     """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
-    free, cells = FreeDrafter(networks.policy.vocab_size), list[Cell]()
+    drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
+    ways: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
+    for k in preset.draft_lengths:
+        ways |= {("verifying", k): (free, k), ("whole", k): (drafter, k)}
 
     def measure(context: int, batch: int) -> list[Row]:
-        verifying = Rounds(networks, free, batch, context, (0, *preset.draft_lengths), preset.rounds)
+        rounds = Rounds(networks, drafter, batch, context, ways, preset.rounds)
+        measured = in_turns({way: partial(rounds.measure, way) for way in ways}, preset.repeats)
+        plain = measured["plain", 0]
 
         def at(k: int) -> Row:
-            whole = Rounds(networks, networks.drafter, batch, context, (k,), preset.rounds)
-            runs = {"plain": partial(verifying.measure, 0), "verifying": partial(verifying.measure, k)}
-            measured = in_turns(runs | {"whole": partial(whole.measure, k)}, preset.repeats)
-            drafting = np.subtract(measured["whole"], measured["verifying"])
-            cost = ratio(measured["whole"], measured["plain"])
-            for length, name in ((0, "plain"), (k, "whole")):
-                cells.append(Cell(batch, context, length, float(np.median(measured[name]))))
+            whole, verifying = measured["whole", k], measured["verifying", k]
+            cost = ratio(whole, plain)
             row: dict = {
                 "k": k,
-                "plain ms": 1e3 * float(np.median(measured["plain"])),
-                "propose + observe": ratio(drafting.tolist(), measured["plain"]),
-                "verify + commit": ratio(measured["verifying"], measured["plain"]),
+                "plain ms": 1e3 * float(np.median(plain)),
+                "propose + observe": ratio(np.subtract(whole, verifying).tolist(), plain),
+                "verify + commit": ratio(verifying, plain),
                 "whole round": cost,
             }
             row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
-            return row | {"compile s": whole.compile_seconds}
+            return row | {"compile s": rounds.compile_seconds["whole", k]}
 
+        drafted = (("whole", k) for k in preset.draft_lengths)
+        cells.extend(Cell(batch, context, way[1], float(np.median(measured[way]))) for way in (("plain", 0), *drafted))
         return [at(k) for k in preset.draft_lengths]
 
     rows = _each_cell(preset, measure)

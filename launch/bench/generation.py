@@ -14,6 +14,7 @@ from launch.bench.doubles import forced_rollout
 from launch.bench.networks import Networks, compiled, random_prompts
 from launch.bench.presets import LongTail, Preset
 from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, where_it_fits
 from launch.measure import in_turns
 from launch.speedup import Measurement
 from specjax.drafters import NoDrafter
@@ -74,7 +75,8 @@ def acceptance(networks: Networks, preset: Preset) -> Section:
     title = f"speed-up at forced acceptance, batch {preset.batch}, {preset.prompt} + {preset.new} tokens"
     note = "forced: the draft head's work and the verifier's are done in full, but the law is not kept"
     config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
-    return Section(title, speedups(networks, prompts, preset, config, preset.rates), [note, *NOTES])
+    rows = where_it_fits({"k": None}, partial(speedups, networks, prompts, preset, config, preset.rates))
+    return Section(title, rows, [note, *NOTES, NO_ROOM])
 
 
 def speedups(

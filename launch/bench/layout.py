@@ -12,6 +12,7 @@ from launch.bench.generation import Generation
 from launch.bench.networks import Networks, compiled, random_prompts
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, where_it_fits
 from launch.measure import in_turns, seconds
 from launch.speedup import ANY_LENGTH, shrinking
 from specjax.batch import Batch, make_batch
@@ -21,7 +22,7 @@ from specjax.loss import LossConfig
 from specjax.mesh import MeshConfig, make_mesh
 from specjax.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
-from specjax.types import Params
+from specjax.types import Params, Rollout
 
 GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
 Runs = tuple[Callable[[], object], Callable[[], object]]
@@ -29,57 +30,81 @@ Runs = tuple[Callable[[], object], Callable[[], object]]
 
 def layout(networks: Networks, preset: Preset) -> Section:
     """Pairs that do the same work and differ in one thing, measured in turns."""
-    pairs = _rollouts(networks, preset) | {"prefill shared by a group": _shared_prefill(networks, preset)}
-    if preset.gradients:
-        pairs["ladder in training"] = _ladder(networks, preset)
-    rows: list[Row] = []
-    for name, (without, with_it) in pairs.items():
-        runs = {"off": partial(seconds, without), "on": partial(seconds, with_it)}
-        measured = in_turns(runs, preset.repeats)
-        off, on = (float(np.median(measured[which])) for which in runs)
-        rows.append({"what": name, "off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])})
+    makers: dict[str, Callable[[Networks, Preset], Runs]] = {
+        "phases": phases,
+        "windows": windows,
+        "queue": queue,
+        "prefill shared by a group": shared_prefill,
+        "ladder in training": ladder,
+    }
+    if not preset.gradients:
+        del makers["ladder in training"]
+
+    def measure(make: Callable[[Networks, Preset], Runs]) -> list[Row]:
+        without, with_it = make(networks, preset)
+        measured = in_turns({"off": partial(seconds, without), "on": partial(seconds, with_it)}, preset.repeats)
+        off, on = (float(np.median(times)) for times in measured.values())
+        return [{"off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])}]
+
+    rows = [row for name, make in makers.items() for row in where_it_fits({"what": name}, partial(measure, make))]
     tail = preset.tail
     notes = [
         f"{GROUP * preset.batch} completions, one in {tail.every} of {tail.longest} tokens, the others around "
         f"{tail.median}, at draft length {DRAFTED} and acceptance forced at {preset.peer_rate}",
         f"queue: {preset.batch} slots, each refilled as it frees up; off, {preset.batch} at a time, to their end",
         "windows: attention first reads only as much as most rows ever need; off, as much as the longest may need",
+        NO_ROOM,
     ]
+    if not preset.gradients:
+        notes.append("the ladder is left out: gradients of this preset would not fit beside its weights")
     return Section("phases, queue, shared prefill and ladder, each off and on", rows, notes)
 
 
-def _rollouts(networks: Networks, preset: Preset) -> dict[str, Runs]:
-    tail, rate, slots = preset.tail, preset.peer_rate, preset.batch
-    sequences = GROUP * slots
-    prompts = random_prompts(networks, sequences, preset.prompt)
-    config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=DRAFTED)
-    shrink, usual = shrinking(sequences), (sequences, preset.prompt + 3 * tail.median // 2)
-
-    def decode(*phases: tuple[int, int]) -> Callable[[], object]:
-        return partial(Generation(networks, prompts, replace(config, phases=phases), tail=tail).generate, rate)
-
-    parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, sequences, slots)]
-    few = Generation(networks, parts[0], config, tail=tail)
-    shrunk = decode(*shrink)
-    return {
-        "phases": (decode(), shrunk),
-        "windows": (shrunk, decode(usual, *shrink)),
-        "queue": (lambda: [few.generate(rate, part) for part in parts], decode((slots, ANY_LENGTH))),
-    }
+def _config(preset: Preset) -> RolloutConfig:
+    return RolloutConfig(group_size=1, max_new_tokens=preset.tail.longest, draft_length=DRAFTED)
 
 
-def _shared_prefill(networks: Networks, preset: Preset) -> Runs:
+def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
+    """The long-tailed rollout in the phases of a plan."""
+    config = replace(_config(preset), phases=plan)
+    prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
+    return partial(Generation(networks, prompts, config, tail=preset.tail).generate, preset.peer_rate)
+
+
+def phases(networks: Networks, preset: Preset) -> Runs:
+    """All rows to the longest one's end, or fewer slots as rows end."""
+    return _decode(networks, preset), _decode(networks, preset, *shrinking(GROUP * preset.batch))
+
+
+def windows(networks: Networks, preset: Preset) -> Runs:
+    """Attention over all positions that a row may have, or first over those that most rows ever need."""
+    sequences = GROUP * preset.batch
+    usual = sequences, preset.prompt + 3 * preset.tail.median // 2
+    shrink = shrinking(sequences)
+    return _decode(networks, preset, *shrink), _decode(networks, preset, usual, *shrink)
+
+
+def queue(networks: Networks, preset: Preset) -> Runs:
+    """A few rows at a time, each time to their end, or others let in as they end."""
+    slots, rate = preset.batch, preset.peer_rate
+    prompts = random_prompts(networks, GROUP * slots, preset.prompt)
+    parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, GROUP * slots, slots)]
+    few = Generation(networks, parts[0], _config(preset), tail=preset.tail)
+    return lambda: [few.generate(rate, part) for part in parts], _decode(networks, preset, (slots, ANY_LENGTH))
+
+
+def shared_prefill(networks: Networks, preset: Preset) -> Runs:
     """Short completions of long prompts: each of a group's prefilled by itself, or once for all of them."""
 
-    def decode(rows: int, group: int) -> Callable[[], object]:
+    def run(rows: int, group: int) -> Callable[[], Rollout]:
         config = RolloutConfig(group_size=group, max_new_tokens=preset.tail.median, draft_length=DRAFTED)
         prompts = random_prompts(networks, rows, preset.contexts[0])
         return partial(Generation(networks, prompts, config).generate, preset.peer_rate)
 
-    return decode(GROUP * preset.batch, 1), decode(preset.batch, GROUP)
+    return run(GROUP * preset.batch, 1), run(preset.batch, GROUP)
 
 
-def _ladder(networks: Networks, preset: Preset) -> Runs:
+def ladder(networks: Networks, preset: Preset) -> Runs:
     """The gradient of both losses over the completions, padded to the longest, or sorted and cut to windows."""
     tail, mesh, law, loss = preset.tail, make_mesh(MeshConfig()), SamplingLaw(), LossConfig()
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)

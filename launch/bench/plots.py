@@ -22,8 +22,7 @@ def load_pyplot() -> Any:
 
 
 def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
-    """A PNG for each section that has something to plot."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """A PNG in the directory for each section that has something to plot."""
     if (floor := sections.get("floor")) is not None:
         lines = _lines(floor, "context", "batch", "tokens/s")
         _draw(directory / "throughput.png", lines, "rows", "tokens/s, autoregressive", log=True)

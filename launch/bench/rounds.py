@@ -1,9 +1,9 @@
 """The seconds of a round: some of them, run by `specjax.rounds.rounds` in one compiled program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from specjax.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Prompts
 
 STARTS = 5
+NO_ROOM = "-: the device has too little memory for it"
+Name = TypeVar("Name", bound=Hashable)
 
 
 def seated(decoding: Decoding, prompts: Prompts, length: int) -> RoundState:
@@ -37,13 +39,15 @@ def some_rounds(decoding: Decoding, k: int, state: RoundState, count: Int[Array,
     return rounds(decoding, state, k, lambda _, trips: trips == count)[0]
 
 
-class Rounds:
-    """Rounds of `rows` rows that see `context` positions each, at any of the `lengths` of drafts: compiled when made.
+class Rounds(Generic[Name]):
+    """Rounds of `rows` rows that see `context` positions each, in each of some ways: compiled when made.
 
     Every measurement starts at the same context, and the state, with room for `count` rounds at the longest draft, is
-    donated from one to the next, so that the caches exist once. What it takes to start a program, the least of some
-    calls that run no round, is left out: of short rounds it is a good part.
+    donated from one to the next, so that the caches exist once and are as long in every way. What it takes to start a
+    program, the least of some calls that run no round, is left out: of short rounds it is a good part.
 
+    drafter: whose state it is.
+    ways:    by name, who proposes (the drafter, or one that leaves its state alone) and how many tokens.
     options: XLA's, for these programs.
     """
 
@@ -53,37 +57,38 @@ class Rounds:
         drafter: Drafter,
         rows: int,
         context: int,
-        lengths: Sequence[int],
+        ways: Mapping[Name, tuple[Drafter, int]],
         count: int,
         options: dict[str, Any] | None = None,
     ) -> None:
-        budget = count * (max(lengths) + 1) + 1
-        config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=max(lengths))
+        longest = max(k for _, k in ways.values())
+        budget = count * (longest + 1) + 1
+        config = RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=longest)
         prompts = random_prompts(networks, rows, context)
 
         def first(params: Params) -> RoundState:
             decoding = Decoding(networks.policy, drafter, params, config)
             return seated(decoding, prompts, context + budget + config.slack)
 
-        def some(k: int, params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
+        def some(drafter: Drafter, k: int, params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
             return some_rounds(Decoding(networks.policy, drafter, params, config), k, state, count)
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
         self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)
         parts = networks.params, self._state, self._none
-        made = {k: compiled(partial(some, k), *parts, donate=(1,), options=options) for k in lengths}
-        self._programs = {k: program for k, (program, _) in made.items()}
-        self.compile_seconds = sum(taken for _, taken in made.values())
-        for k in lengths:
-            jax.block_until_ready(self._run(k, self._count))
-        self._start = {k: min(seconds(partial(self._run, k, self._none)) for _ in range(STARTS)) for k in lengths}
+        made = {name: compiled(partial(some, *way), *parts, donate=(1,), options=options) for name, way in ways.items()}
+        self._programs = {name: program for name, (program, _) in made.items()}
+        self.compile_seconds = {name: taken for name, (_, taken) in made.items()}
+        for name in ways:
+            jax.block_until_ready(self._run(name, self._count))
+        self._start = {name: min(seconds(partial(self._run, name, self._none)) for _ in range(STARTS)) for name in ways}
 
-    def measure(self, k: int) -> float:
-        """The seconds of one round at draft length k."""
-        return without_start(seconds(partial(self._run, k, self._count)), self._start[k]) / int(self._count)
+    def measure(self, name: Name) -> float:
+        """The seconds of one round of that way."""
+        return without_start(seconds(partial(self._run, name, self._count)), self._start[name]) / int(self._count)
 
-    def _run(self, k: int, count: Int[Array, ""]) -> RoundState:
-        self._state = self._programs[k](self._params, self._state, count)
+    def _run(self, name: Name, count: Int[Array, ""]) -> RoundState:
+        self._state = self._programs[name](self._params, self._state, count)
         return self._state
 
 

@@ -1,8 +1,10 @@
 """launch.bench: the floor's arithmetic, what the doubles force, what is reported, and bad input."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from launch.bench import __main__ as bench
-from launch.bench import plots
+from launch.bench import layout, plots
 from launch.bench.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
-from launch.bench.doubles import STOP, forced_lengths
+from launch.bench.doubles import STOP, FreeDrafter, forced_lengths
 from launch.bench.generation import Generation, acceptance
-from launch.bench.layout import layout
+from launch.bench.layout import Runs
 from launch.bench.networks import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section
-from launch.bench.rounds import where_it_fits
+from launch.bench.rounds import Rounds, where_it_fits
 from launch.bench.trained import trained
 from launch.cli import load_recipe
 from launch.errors import ConfigError
@@ -144,19 +146,55 @@ def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_what_is_off_and_on_does_the_same_work(networks: Networks):
-    section = layout(networks, replace(SMALL, gradients=True, repeats=1))
-    assert [row["what"] for row in section.rows] == [
-        "phases",
-        "windows",
-        "queue",
-        "prefill shared by a group",
-        "ladder in training",
-    ]
+def test_a_layout_is_tabled(networks: Networks):
+    section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
+    assert [row["what"] for row in section.rows] == ["phases", "windows", "queue", "prefill shared by a group"]
+    assert section.notes[-1].startswith("the ladder is left out")
     for row in section.rows:
-        off, on, speedup = row["off s"], row["on s"], row["speed-up"]
-        assert isinstance(off, float) and isinstance(on, float) and isinstance(speedup, tuple)
-        assert speedup[0] == pytest.approx(off / on) and on > 0
+        off, on = row["off s"], row["on s"]
+        assert isinstance(off, float) and isinstance(on, float)
+        assert row["speed-up"] == pytest.approx((off / on,) * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [layout.phases, layout.windows, layout.queue, layout.shared_prefill])
+def test_rollouts_off_and_on_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
+    """Each completion as long in both, and they differ in how they come about: in rounds, slots or prompts."""
+
+    def lengths(run: Callable[[], Any]) -> np.ndarray:
+        done = run()
+        return np.concatenate([np.asarray(part.lengths) for part in (done if isinstance(done, list) else [done])])
+
+    off, on = make(networks, SMALL)
+    if make is layout.shared_prefill:
+        assert lengths(off).sum() == lengths(on).sum() == 16 * SMALL.tail.median
+    else:
+        np.testing.assert_array_equal(lengths(off), lengths(on))
+        assert lengths(on).max() == SMALL.tail.longest > 2 * np.median(lengths(on))
+
+
+@pytest.mark.slow
+def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks):
+    off, on = (jax.tree.leaves(run()) for run in layout.ladder(networks, SMALL))
+    assert max(float(jnp.abs(x).max()) for x in off) > 0
+    for padded, cut in zip(off, on, strict=True):
+        np.testing.assert_allclose(cut, padded, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_ways_of_a_round_share_one_state(networks: Networks):
+    """The head's, which a round without its work leaves alone; so all see as many positions."""
+    free = FreeDrafter(networks.policy.vocab_size)
+    ways = {"plain": (free, 0), "free": (free, 2), "whole": (networks.drafter, 2)}
+    rounds = Rounds(networks, networks.drafter, 2, 8, ways, 3)
+    shapes = jax.tree.map(jnp.shape, rounds._state)
+    for name in ways:
+        before = jax.tree.map(np.array, rounds._state.draft)
+        assert rounds.measure(name) > 0 and jax.tree.map(jnp.shape, rounds._state) == shapes
+        after = jax.tree.map(np.array, rounds._state.draft)
+        same = [bool((a == b).all()) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
+        assert all(same) == (name != "whole")
+    assert rounds.compile_seconds.keys() == ways.keys()
 
 
 def test_the_cost_model_says_how_far_it_is_off():
@@ -223,6 +261,13 @@ def test_what_was_measured_is_kept_when_a_later_section_fails(tmp_path: Path, mo
     assert json.loads(path.read_text())["sections"].keys() == {"floor"}
 
 
+def test_a_directory_for_plots_is_made_before_anything_is_measured(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="must be a directory, or one that can be made .Not a directory.$"):
+        bench.main(["--plots", str(tmp_path / "file" / "plots")])
+
+
 def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
@@ -237,8 +282,9 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
         (
             "--sections floor roof",
-            "sections = roof: must be of floor, verify, draft, acceptance, layout, peers, rollouts",
+            "sections = roof: must be of floor, verify, draft, acceptance, layout, peers, rollouts, trained",
         ),
+        ("--sections trained", "sections = trained: needs checkpoint and recipe"),
         ("--repeats 0", "repeats = 0: must be at least 1"),
         ("--contexts 1024 0", "contexts = 0: must be at least 1"),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: its directory does not exist"),

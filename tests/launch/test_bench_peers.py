@@ -80,6 +80,26 @@ def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, m
     assert f"{sum(lengths)} in all" in section.notes[0]
 
 
+def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither as it is loaded nor as it runs."""
+    pytest.importorskip("safetensors")
+
+    def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+        raise AttributeError("module has no attribute 'x'\nin another release")
+
+    monkeypatch.setattr("launch.bench.peers._peer", lambda name: SimpleNamespace(NAMES=(name,), load=load))
+    found = load_peers(networks, tmp_path / "policy")
+    assert found["tunix"] == Absent("AttributeError: module has no attribute 'x'")
+
+    def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr("launch.bench.peers.sections.load_peers", lambda *_: {"large": Present(Sampler(generate))})
+    rows = {row["sampler"]: row for row in peers(networks, replace(SMALL, repeats=1)).rows}
+    assert rows["large"]["note"] == "MemoryError: no reason given" and rows["large"]["tokens/s"] is None
+    assert isinstance(rows[PLAIN]["tokens/s"], float)
+
+
 def test_vllm_is_told_the_length_of_each_row():
     class Law(NamedTuple):
         temperature: float

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from launch.bench.networks import Networks
-from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
+from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported, failure
 from models.hf_export import save_policy
 
 PEERS = ("tunix", "huggingface", "vllm")
@@ -34,6 +34,8 @@ def load_peers(networks: Networks, directory: Path) -> dict[str, Present | Absen
             found |= dict.fromkeys(peer.NAMES, Absent(f"not installed ({error.name or error})"))
         except Unsupported as error:
             found |= dict.fromkeys(peer.NAMES, Absent(str(error)))
+        except Exception as error:
+            found |= dict.fromkeys(peer.NAMES, Absent(failure(error)))
     return found
 
 

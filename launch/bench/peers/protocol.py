@@ -44,3 +44,8 @@ class Peer(Protocol):
 
 class Unsupported(ValueError):
     """Why a peer cannot run this policy, in a few words."""
+
+
+def failure(error: Exception) -> str:
+    """What a peer's own failure comes to in a table: other people's code changes, and must not end the bench."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

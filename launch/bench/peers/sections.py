@@ -2,8 +2,10 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,17 @@ from launch.bench.generation import Generation
 from launch.bench.layout import GROUP
 from launch.bench.networks import Networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers
-from launch.bench.peers.protocol import Sampler
+from launch.bench.peers.protocol import Sampler, failure
 from launch.bench.presets import Preset
 from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, where_it_fits
 from launch.measure import in_turns, seconds
 from launch.speedup import ANY_LENGTH
 from specjax.plan import RolloutConfig
 
 # Turns by which our best draft length is chosen, none of those that are reported.
 SCREENED = 3
+PACKAGES = ("google-tunix", "torch", "transformers", "vllm")
 PLAIN, FORCED = "specjax, autoregressive", "specjax, k = {k}, forced"
 NOTES = (
     "ours / it: tokens/s of our autoregressive decoding over the sampler's; ours forced: at our best draft length",
@@ -47,12 +51,16 @@ def peers(networks: Networks, preset: Preset) -> Section:
         return _compare(lengths, own, _theirs(found, batch, run), preset)
 
     found = _loaded(networks)
-    table = [row for batch in preset.peer_batches for row in rows(found, batch)]
+    table = [
+        row for batch in preset.peer_batches for row in where_it_fits({"batch": batch}, partial(rows, found, batch))
+    ]
     notes = [
         f"prompts of {preset.prompt} tokens and {preset.new} new ones each, at temperature 1; nothing ends early, and "
         "the prefill counts",
         f"forced: a drafted token is kept with chance {preset.peer_rate}; peers that draft have that of random weights",
         *NOTES,
+        NO_ROOM,
+        _versions(),
     ]
     return Section("against other samplers on the same weights", table, notes)
 
@@ -84,6 +92,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
         f"forced: a drafted token is kept with chance {preset.peer_rate}; ours decodes in phases of "
         f"{', '.join(str(slots) for slots, _ in halves)} slots, the first within {phases[0][1]} positions while it can",
         *NOTES,
+        _versions(),
     ]
     return Section("a rollout with a long tail, against other samplers on the same weights", table, notes)
 
@@ -93,6 +102,15 @@ def _loaded(networks: Networks) -> Mapping[str, Present | Absent]:
     """Once for both sections: engines take their time, and their memory."""
     with tempfile.TemporaryDirectory() as directory:
         return load_peers(networks, Path(directory) / "policy")
+
+
+def _versions() -> str:
+    """What of the peers is installed here."""
+    found = []
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return f"versions: {', '.join(found) or 'none of ' + ', '.join(PACKAGES)}"
 
 
 def _own(preset: Preset) -> dict[str, int]:
@@ -120,17 +138,23 @@ def _compare(lengths: np.ndarray, own: Mapping[str, Generation], theirs: Theirs,
         name: partial(_handed_over, generation, preset.peer_rate) for name, generation in own.items()
     }
     start = {name: generation.compile_seconds for name, generation in own.items()}
+    reasons = {name: run for name, run in theirs.items() if isinstance(run, str)}
     for name, run in theirs.items():
         if not isinstance(run, str):
-            # With whatever the first call compiles.
-            runs[name], start[name] = run, seconds(run)
+            try:
+                # With whatever the first call compiles.
+                start[name] = seconds(run)
+            except Exception as error:
+                reasons[name] = failure(error)
+            else:
+                runs[name] = run
     timed = {name: partial(seconds, run) for name, run in runs.items()}
     screened = in_turns({name: timed[name] for name in own if name != PLAIN}, SCREENED)
     best = min(screened, key=lambda name: np.median(screened[name]))
     measured = in_turns(timed, preset.repeats)
 
     def row(name: str) -> Row:
-        values, run = measured.get(name), theirs.get(name)
+        values = measured.get(name)
         return {
             "batch": len(lengths),
             "sampler": name,
@@ -138,7 +162,7 @@ def _compare(lengths: np.ndarray, own: Mapping[str, Generation], theirs: Theirs,
             "first run s": start.get(name),
             "ours / it": None if values is None else ratio(values, measured[PLAIN]),
             "ours forced / it": None if values is None else ratio(values, measured[best]),
-            "note": run if isinstance(run, str) else "",
+            "note": reasons.get(name, ""),
         }
 
     return [row(name) for name in (*own, *theirs)]
