@@ -148,3 +148,7 @@ def test_a_recipe_names_its_verifier():
     own = Verifier(VERIFIERS["block"].noise, VERIFIERS["block"].verify)
     with pytest.raises(ValueError, match=r"^rollout\.verifier: must be one of rejection, block, coupled in a recipe"):
         RunConfig(name="mine", steps=1, rollout=RolloutConfig(verifier=own))
+
+
+def test_scratch_100m_has_as_many_parameters():
+    assert count(abstract_params(partial(init_decoder, load_recipe("scratch_100m").model.architecture))) > 100e6

@@ -114,10 +114,19 @@ def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
     return [np.asarray(x) for x in (rollout.tokens, rollout.lengths, rollout.stopped)]
 
 
-@pytest.mark.parametrize("k, shape", [(0, (8, 1, 1)), pytest.param(4, (2, 2, 2), marks=pytest.mark.slow)])
-def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, expected) -> None:
+@pytest.mark.parametrize(
+    "k, shape, phases",
+    [
+        (0, (8, 1, 1), ()),
+        pytest.param(4, (2, 2, 2), (), marks=pytest.mark.slow),
+        # Of each shard's sequences some wait, and windows grow.
+        (2, (2, 2, 2), ((3, 12), (2, 100))),
+        pytest.param(0, (1, 4, 2), ((5, 100),), marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, phases, expected) -> None:
     wanted = expected.tokens, expected.lengths, expected.stopped
-    for got, want in zip(tokens_of(k, COUPLED, *shape), wanted, strict=True):
+    for got, want in zip(tokens_of(k, replace(COUPLED, phases=phases), *shape), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
