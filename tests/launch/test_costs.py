@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.costs import CostTable, load_cells
+from launch.costs import CostTable, RoundClock, load_cells
 from launch.errors import ConfigError
 from specjax.cost import Cell
+from specjax.mesh import MeshConfig, make_mesh
 from specjax.plan import Phase, RolloutConfig
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
@@ -72,6 +73,20 @@ def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[
         load_cells(path, *HERE)
     count = sum("step" not in cell for cell in cells)
     assert str(error.value) == f"cost_table = {path}: {count} cells of step 0: must be of two different rounds at least"
+
+
+def test_what_a_length_takes_to_begin_is_spread_over_its_rounds():
+    """Beyond what they all take; of each shape by itself."""
+    large, small = Phase(8, 40), Phase(2, 40)
+    begin = {(large, 0): 1.0, (large, 3): 1.5, (small, 0): 0.75, (small, 3): 0.5}
+    clock = RoundClock.__new__(RoundClock)
+    clock._mesh, clock._count = make_mesh(MeshConfig()), 10
+    clock._rounds = clock._compiled = dict.fromkeys(begin)  # pyright: ignore[reportAttributeAccessIssue]
+    clock._seconds = lambda cell, params, count: begin[cell] + count * (0.25 if cell[1] else 0.125)
+    cells = clock.measure(None, 4)  # pyright: ignore[reportArgumentType]
+    found = {cell[:3]: cell.seconds for cell in cells}
+    assert found == pytest.approx({(8, 40, 0): 0.125, (8, 40, 3): 0.3, (2, 40, 0): 0.15, (2, 40, 3): 0.25})
+    assert {cell.step for cell in cells} == {4}
 
 
 class Clock:
