@@ -9,7 +9,8 @@ from tests.launch.programs import finish, metrics, start
 
 SMALLER = {
     **{f"--model.architecture.{name}": "32" for name in ("hidden-size", "intermediate-size")},
-    "--model.architecture.num-layers": "8",
+    "--model.architecture.num-layers": "2",
+    "--model.feature-layers": "0 1",
     "--model.architecture.num-heads": "2",
     "--model.architecture.num-kv-heads": "1",
     "--model.architecture.head-dim": "16",
@@ -20,6 +21,9 @@ SMALLER = {
     "--data.arithmetic.problems": "512",
     "--data.held-out-count": "16",
     "--rollout.group-size": "4",
+    "--rollout.max-new-tokens": "104",
+    "--rollout.draft-lengths": "0 1",
+    "--ladder": "64",
     "--warmup.steps": "3",
     "--warmup.batch-size": "8",
     "--distill.steps": "4",
@@ -28,8 +32,8 @@ SMALLER = {
     "--eval.every": "4",
     "--eval.prompts": "8",
     "--checkpoint.every": "4",
-    "--speedup.slots": "2 8",
-    "--speedup.draft-lengths": "1 3",
+    "--speedup.slots": "4",
+    "--speedup.draft-lengths": "1",
     "--speedup.prompts": "2",
     "--speedup.repeats": "2",
 }

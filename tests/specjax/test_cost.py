@@ -202,7 +202,7 @@ def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
 
 
 @pytest.mark.parametrize(
-    "gain, ran, expected", [(1.08, 0, 0), (1.12, 0, 1), (1.02, 10**6, 0), (1.05, 10**6, 1), (1.05, 1, 0), (1.08, 20, 1)]
+    "gain, ran, expected", [(1.13, 0, 0), (1.17, 0, 1), (1.06, 10**6, 0), (1.1, 10**6, 1), (1.1, 1, 0), (1.12, 20, 1)]
 )
 def test_a_longer_draft_must_promise_more_than_a_margin_that_shrinks_as_it_runs(gain: float, ran: int, expected: int):
     many, trips = counted(10**8, 10**8, predicted=1.0), jnp.array([[0.0, ran]])
@@ -212,13 +212,13 @@ def test_a_longer_draft_must_promise_more_than_a_margin_that_shrinks_as_it_runs(
 
 @pytest.mark.parametrize("ran, expected", [(0.0, 1), (1e6, 2)])
 def test_a_shorter_draft_that_does_well_is_kept_until_a_longer_one_has_done_better(ran: float, expected: int):
-    """A draft of 1 came to 1.2 times the speed of none, one of 3 promises 1.25."""
+    """A draft of 1 came to 1.2 times the speed of none, one of 3 promises 1.35."""
     trips = jnp.array([[0.0, 1e6, ran]])
     seen = Progress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
-    assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.8]])), (0, 1, 3))[0] == expected
+    assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.74]])), (0, 1, 3))[0] == expected
 
 
-def test_the_margin_is_what_waiting_for_the_slowest_row_takes():
+def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
     """32 rows of 256 tokens, each accepted at 0.75: the batch gains a tenth less than its rows do on average."""
 
     def rounds(key: jax.Array) -> jax.Array:
@@ -227,7 +227,7 @@ def test_the_margin_is_what_waiting_for_the_slowest_row_takes():
         return 1 + jnp.sum(gained < 256, axis=0)
 
     taken = np.asarray(jax.vmap(rounds)(jax.random.split(jax.random.key(0), 50)))
-    assert taken.max(axis=1).mean() / taken.mean() == pytest.approx(MARGIN, abs=0.03)
+    assert 1.07 < taken.max(axis=1).mean() / taken.mean() < MARGIN - 0.02
 
 
 def test_where_no_loss_foretells_anything_hindsight_does():
