@@ -16,8 +16,14 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.types import LayerCache, PyTree, TextCache, pytree
 
-# Measured without YNNPACK on 2 cores in jax 0.10.2: 1 to 32 rows, 1 to 8 kv heads of 16 to 128, 40 to 1024 positions.
-_MOST_QUERIES, _MOST_OF_A_LARGE_HEAD, _LARGE_HEAD = 4, 16, 2**13
+# XLA's CPU backend multiplies a head's keys with a few queries faster one query at a time, as a matrix with a vector,
+# and with more where there are many numbers in the keys; its values with two weights at most. Queries are the tokens
+# times the heads that share the keys. Measured without YNNPACK on 2 cores in jax 0.10.2: 1 to 32 rows, 1 to 8 kv heads
+# of 16 to 128, 40 to 1024 positions.
+_MOST_BY_KEYS, _MOST_BY_LARGE_KEYS, _LARGE_KEYS, _MOST_BY_VALUES = 8, 16, 2**13, 2
+
+
+Product = Callable[[str, Array, Array], Array]
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
@@ -57,19 +63,15 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
     q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
     allowed = jnp.repeat(mask, groups, axis=1)[:, None]
 
-    def weigh(product: Callable[[str, Array, Array], Array], q: Array, k: Array, v: Array, allowed: Array) -> Array:
-        scores = product("bkqh,bksh->bkqs", q, k) * size**-0.5
+    def weigh(by_keys: Product, by_values: Product, q: Array, k: Array, v: Array, allowed: Array) -> Array:
+        scores = by_keys("bkqh,bksh->bkqs", q, k) * size**-0.5
         weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
-        return product("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
+        return by_values("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
 
-    # In XLA's CPU backend the product of a head's keys with two queries costs several times that with one: few queries,
-    # which are the tokens times the heads that share the keys, are faster one by one; some more where there are many
-    # numbers in the keys.
-    limit = _MOST_OF_A_LARGE_HEAD if cache.k.shape[2] * size >= _LARGE_HEAD else _MOST_QUERIES
-    apart = 1 < q.shape[2] <= limit
-    separate = _each_query if apart else _all_queries
+    most = _MOST_BY_LARGE_KEYS if cache.k.shape[2] * size >= _LARGE_KEYS else _MOST_BY_KEYS
+    few = [_each_query if q.shape[2] <= limit else _all_queries for limit in (most, _MOST_BY_VALUES)]
     y = jax.lax.platform_dependent(
-        q, *cache, allowed, cpu=partial(weigh, separate), default=partial(weigh, _all_queries)
+        q, *cache, allowed, cpu=partial(weigh, *few), default=partial(weigh, _all_queries, _all_queries)
     )
     return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
 
