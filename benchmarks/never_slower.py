@@ -4,7 +4,9 @@ Run from the repository's root: python -m benchmarks.never_slower
 
 Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
 each as the geometric mean of pairs, a fixed length and the automatic choice timed one after the other: where other jobs
-disturb the machine, the least of as many timings spreads farther.
+disturb the machine, the least of as many timings spreads farther. The same program, compiled twice, may differ by some
+percent, by where its code and its buffers happen to lie: steps take turns at several of each, on parameters of their
+own.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from specjax.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
 CELL_BOUND, POOLED_BOUND, BEST_BOUND = 0.95, 0.98, 0.95
+INSTANCES = 3
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,17 @@ class Job:
         return RolloutConfig(group_size=1, max_new_tokens=self.budget, draft_lengths=self.draft_lengths)
 
     @cached_property
-    def generate(self) -> Callable[..., Rollout]:
-        return make_generate(self.networks.policy, self.networks.drafter, self.config, MESH)
-
-    @cached_property
-    def plain(self) -> Callable[..., Rollout]:
-        """As a run decodes that knows of no drafts."""
-        config = replace(self.config, draft_lengths=(), draft_length=0)
-        return make_generate(self.networks.policy, NoDrafter(), config, MESH)
+    def programs(self) -> list[dict[str, Callable[..., Rollout]]]:
+        """Of several instances "auto", and "plain", as a run decodes that knows of no drafts."""
+        plain = replace(self.config, draft_lengths=(), draft_length=0)
+        policy, drafter = self.networks.policy, self.networks.drafter
+        return [
+            {
+                "auto": make_generate(policy, drafter, self.config, MESH),
+                "plain": make_generate(policy, NoDrafter(), plain, MESH),
+            }
+            for _ in range(INSTANCES)
+        ]
 
     @cached_property
     def seconds(self) -> np.ndarray:
@@ -113,13 +119,17 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
     lengths, chosen, alpha = job.draft_lengths, [], []
     drafting = nothing_known(lengths, job.seconds)
     over: dict[int, list[float]] = {k: [] for k in lengths}
-    for step in range(steps):
-        prompts, noise = job.prompts(step), seed_step(0, step)
-        drafted = {k: partial(job.generate, params, prompts, noise, jnp.array([i])) for i, k in enumerate(lengths)}
-        fixed = drafted | {0: partial(job.plain, replace(params, draft={}), prompts, noise)}
+    # Held together, so that each lies elsewhere.
+    copies = jax.block_until_ready([jax.tree.map(jnp.copy, params) for _ in range(steps)])
+    for step, params in enumerate(copies):
+        prompts, noise, programs = job.prompts(step), seed_step(0, step), job.programs[step % INSTANCES]
+        drafted = {k: partial(programs["auto"], params, prompts, noise, jnp.array([i])) for i, k in enumerate(lengths)}
+        fixed = drafted | {0: partial(programs["plain"], replace(params, draft={}), prompts, noise)}
         k = lengths[int(choose(drafting, lengths)[0])]
-        if step == 0:
-            jax.block_until_ready([run() for run in (*fixed.values(), *drafted.values())])
+        if step < INSTANCES:
+            # What is compiled first changes turns.
+            runs = [*fixed.values(), *drafted.values()][:: 1 if step % 2 else -1]
+            jax.block_until_ready([run() for run in runs])
         for other, run in fixed.items():
             pair = {"fixed": partial(seconds, run), "auto": partial(seconds, drafted[k])}
             times = in_turns(pair, repeats if other == 0 else -(-repeats // 4))

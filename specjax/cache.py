@@ -17,11 +17,10 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from specjax.types import LayerCache, PyTree, TextCache, pytree
 
 # XLA's CPU backend multiplies a head's keys with a few queries faster one query at a time, as a matrix with a vector,
-# and with more where there are many numbers in the keys; its values with two weights at most. Queries are the tokens
+# and with more of them where positions times head_dim are many; its values with two at most. Queries are the tokens
 # times the heads that share the keys. Measured without YNNPACK on 2 cores in jax 0.10.2: 1 to 32 rows, 1 to 8 kv heads
 # of 16 to 128, 40 to 1024 positions.
 _MOST_BY_KEYS, _MOST_BY_LARGE_KEYS, _LARGE_KEYS, _MOST_BY_VALUES = 8, 16, 2**13, 2
-
 
 Product = Callable[[str, Array, Array], Array]
 
@@ -69,9 +68,9 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
         return by_values("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
 
     most = _MOST_BY_LARGE_KEYS if cache.k.shape[2] * size >= _LARGE_KEYS else _MOST_BY_KEYS
-    few = [_each_query if q.shape[2] <= limit else _all_queries for limit in (most, _MOST_BY_VALUES)]
+    by_keys, by_values = (_each_query if q.shape[2] <= limit else _all_queries for limit in (most, _MOST_BY_VALUES))
     y = jax.lax.platform_dependent(
-        q, *cache, allowed, cpu=partial(weigh, *few), default=partial(weigh, _all_queries, _all_queries)
+        q, *cache, allowed, cpu=partial(weigh, by_keys, by_values), default=partial(weigh, _all_queries, _all_queries)
     )
     return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
 

@@ -1,4 +1,5 @@
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_a_loop_carries_the_caches_of_a_lone_row_without_axes_of_length_1(slots,
 
 
 @pytest.mark.parametrize("length", [LENGTH, 2**13])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 5])
 def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int):
     """Against a float64 softmax, head by head, for each number of query heads that share a key; small caches, large."""
     slots, random = 4, np.random.default_rng(0)
@@ -60,6 +61,39 @@ def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int
             weights = np.where(mask[row, token], np.exp(scores), 0.0)
             expected = weights / weights.sum() @ v[row, head // shared]
             np.testing.assert_allclose(got[row, token, head], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "queries", "platform", "products"),
+    [
+        (2**11 - 1, 1, "cpu", 2),
+        (2**11 - 1, 2, "cpu", 4),
+        (2**11 - 1, 3, "cpu", 4),
+        (2**11 - 1, 8, "cpu", 9),
+        (2**11 - 1, 9, "cpu", 2),
+        (2**11, 9, "cpu", 10),
+        (2**11, 16, "cpu", 17),
+        (2**11, 17, "cpu", 2),
+        (2**11, 9, "cuda", 2),
+    ],
+)
+def test_few_queries_are_multiplied_one_by_one_on_a_cpu(positions: int, queries: int, platform: str, products: int):
+    cache = kv.empty(1, positions, 1, 4, jnp.dtype(jnp.float32))
+    q, mask = jnp.zeros((1, queries, 1, 4)), jnp.ones((1, queries, positions), bool)
+    lowered = jax.jit(kv.attend).trace(q, cache, mask).lower(lowering_platforms=(platform,))
+    assert lowered.as_text().count("stablehlo.dot_general") == products
+
+
+def test_attention_keeps_bfloat16():
+    """Scores and softmax are float32, so that what is lost is the rounding of weights and result."""
+    random = np.random.default_rng(0)
+    q = jnp.asarray(random.normal(size=(2, 3, 4, 8)), jnp.bfloat16)
+    k, v = jnp.asarray(random.normal(size=(2, 2, 2, 9, 8)), jnp.bfloat16)
+    mask = jnp.tril(jnp.ones((2, 3, 9), bool), 6)
+    got = kv.attend(q, LayerCache(k, v), mask)
+    wide = kv.attend(q.astype(jnp.float32), LayerCache(k.astype(jnp.float32), v.astype(jnp.float32)), mask)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), wide, atol=2e-2)
 
 
 def test_a_decoding_token_sees_the_positions_up_to_its_own():
