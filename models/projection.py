@@ -13,17 +13,19 @@ from jaxtyping import Array, Float
 from models.config import LayerConfig
 from specjax.types import PyTree
 
+# Rows of a vector of Eigen's (AVX-512, float32).
+VECTOR = 16
 # How many rows are multiplied faster by a turned kernel, and of how many elements on; below, turning the rows costs
 # what it saves. `python -m benchmarks.turned`, jax 0.10.2 without YNNPACK.
-TURNED_ROWS = range(8, 49)
+TURNED_ROWS = (*range(8, 17), *range(25, 33), *range(41, 49))
 TURNED_SIZE = 2**18
 
 
 class Projection(nn.Module):
     """A dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
 
-    Its kernel [*in, *features] carries logical axis names. Where its parameters hold the kernel `turned` too, 8 to 48
-    rows are multiplied by that.
+    Its kernel [*in, *features] carries logical axis names. Where its parameters hold the kernel `turned` too,
+    TURNED_ROWS rows are multiplied by that.
     """
 
     config: LayerConfig
@@ -66,7 +68,8 @@ def turned(params: PyTree) -> PyTree:
     """Parameters with `turned` [*reversed(features), *reversed(in)] beside each large kernel, on CPUs in float32.
 
     Eigen packs the left factor of what it is given as a product of columns, which is the kernel, anew for every
-    product; of a turned one it packs the rows instead, 16 to a vector. So 9 rows cost what 16 do, and it needs both.
+    product; of a turned one it packs the rows instead, a vector at a time, and one that is not full costs more than one
+    that is. So rows are filled up to whole vectors, and where that takes many the kernel as it is does better.
     """
     if not isinstance(params, Mapping) or jax.default_backend() != "cpu":
         return params
@@ -78,9 +81,14 @@ def turned(params: PyTree) -> PyTree:
 
 
 def _by_turned(x: Array, kernel: Array, contract: int) -> Array:
-    axes = range(kernel.ndim - contract, kernel.ndim), range(contract)
+    batch, inner = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
+    rows, axes = math.prod(batch), (range(kernel.ndim - contract, kernel.ndim), range(contract))
+    columns = x.reshape(rows, *inner).T
+    if rows > VECTOR // 2:
+        columns = jnp.pad(columns, (*((0, 0) for _ in inner), (0, -rows % VECTOR)))
     # XLA would undo it: the transpose of a product becomes one with the factors' transposes, the kernel's a copy.
-    return jax.lax.optimization_barrier(jax.lax.dot_general(kernel, x.T, (axes, ((), ())))).T
+    y = jax.lax.optimization_barrier(jax.lax.dot_general(kernel, columns, (axes, ((), ()))))
+    return y[..., :rows].T.reshape(*batch, *reversed(y.shape[:-1]))
 
 
 def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:

@@ -1,4 +1,4 @@
-"""Dense layers: of two rows a CPU takes one by one, and 8 to 48 it multiplies by a turned kernel while it decodes."""
+"""Dense layers: of two rows a CPU takes one by one, and whole vectors of them it multiplies by a turned kernel."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from models.decoder import init_decoder, make_policy
 from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.mtp import init_mtp, make_mtp, mtp_config
 from models.params import abstract_params
-from models.projection import TURNED_ROWS, TURNED_SIZE, Projection, turned
+from models.projection import TURNED_SIZE, Projection, turned
 from specjax.generate import prepare
 from specjax.mesh import decoding_options
 from specjax.testing.hlo import Program
@@ -56,10 +56,13 @@ def test_a_cpu_multiplies_two_rows_one_by_one(platform, batch, products) -> None
     assert [int(np.prod([int(size) for size in shape[:-2]])) for shape in shapes] == products
 
 
-@pytest.mark.parametrize("batch", [(7,), (8,), (3, 4), (48,), (7, 7)])
+@pytest.mark.parametrize(
+    ("batch", "turned_rows"),
+    [((7,), 0), ((8,), 8), ((3, 4), 16), ((16,), 16), ((5, 4), 0), ((6, 5), 32), ((48,), 48), ((7, 7), 0)],
+)
 @pytest.mark.parametrize(("inner", "contract", "features"), [((6,), 1, (2, 4)), ((2, 4), 2, 6)])
-def test_between_8_and_48_rows_are_multiplied_by_the_turned_kernel(
-    batch, inner, contract, features, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_nearly_fill_vectors_do_and_are_multiplied_by_the_turned_kernel(
+    batch, turned_rows, inner, contract, features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is doubled here, by which one sees that it is the one that was read."""
     monkeypatch.setattr(projection, "TURNED_SIZE", 1)
@@ -69,8 +72,11 @@ def test_between_8_and_48_rows_are_multiplied_by_the_turned_kernel(
     params = {name: jnp.asarray(box.value) for name, box in params.items()} | {"bias": jnp.ones(features)}
     laid_out = turned(params)
     np.testing.assert_array_equal(laid_out["turned"], np.transpose(params["kernel"]))
-    got = jax.jit(layer.apply)({"params": laid_out | {"turned": 2 * laid_out["turned"]}}, x)
-    times = 2 if np.prod(batch) in TURNED_ROWS else 1
+    traced = jax.jit(layer.apply).trace({"params": laid_out | {"turned": 2 * laid_out["turned"]}}, x)
+    (product,) = (line for line in traced.jaxpr.eqns if line.primitive.name == "dot_general")
+    assert product.outvars[0].aval.shape[-1] == (turned_rows or np.atleast_1d(features)[-1])
+    got = traced.lower().compile()({"params": laid_out | {"turned": 2 * laid_out["turned"]}}, x)
+    times = 2 if turned_rows else 1
     np.testing.assert_allclose(got, times * np.tensordot(x, params["kernel"], axes=len(inner)) + 1, atol=1e-5)
 
 
