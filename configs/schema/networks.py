@@ -130,11 +130,12 @@ class DraftConfig:
         check_passes(self.unroll, self.decay)
         if self.kind == "model" and given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with kind model")
-        # Not the widths: a recipe has one for its draft, and is to be run without a draft too.
+        # Neither widths nor passes: a recipe has them for its draft, and is to be run without a draft too.
         if self.kind == "none" and self.vocab_size is not None:
             raise ValueError(f"vocab_size = {self.vocab_size}: must be none with kind none")
         if self.kind in ("model", "none"):
             self._refuse_head(f"with kind {self.kind}, which has no head")
+        if self.kind == "model":
             for option in fields(DraftConfig):
                 value = getattr(self, option.name)
                 if option.name in ("unroll", "decay") and value != option.default:
