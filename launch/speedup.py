@@ -140,10 +140,10 @@ def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, 
 
 
 def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
-    """Phases of that many slots, a quarter, a sixteenth, .. down to four or less, of whatever length rows may have."""
+    """Phases of that many slots, half, a quarter, .. down to four or less, of whatever length rows may have."""
     ladder = [slots]
     while ladder[-1] > 4:
-        ladder.append(max(ladder[-1] // 4, 1))
+        ladder.append(ladder[-1] // 2)
     return tuple((count, ANY_LENGTH) for count in ladder)
 
 
