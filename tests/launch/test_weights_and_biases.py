@@ -25,7 +25,7 @@ def test_steps_are_logged_to_the_project(tmp_path: Path, fake: list[Any]):
         logger.log(1, {"reward/mean": 0.5, "entropy": float("nan")})
     started, logged, ended = fake
     assert (started["project"], started["name"], started["dir"]) == ("sums", tmp_path.name, str(tmp_path))
-    assert started["config"]["rollout"]["draft_length"] == 3
+    assert started["config"]["rollout"]["draft_length"] == 4
     assert (logged, ended) == ((1, {"reward/mean": 0.5}), "finish")
 
 
