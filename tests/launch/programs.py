@@ -51,6 +51,7 @@ LEAST = {
     "--rollout.group-size": "2",
     "--rollout.max-new-tokens": "16",
     "--warmup.steps": "0",
+    "--distill.steps": "0",
     "--eval.every": "0",
     "--probe-every": "0",
     "--checkpoint.best": "rollout/acceptance_length",

@@ -43,6 +43,7 @@ SMALL = {
     "--rollout.verifier": "coupled",
     "--warmup.steps": "2",
     "--warmup.batch-size": "4",
+    "--distill.steps": "0",
     "--distill.answers": "32",
     "--distill.chunks": "1",
     "--distill.batch-size": "16",

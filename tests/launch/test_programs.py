@@ -260,6 +260,7 @@ TINY = {
     "--rollout.max-new-tokens": "20",
     "--rollout.draft-length": "1",
     "--warmup.steps": "2",
+    "--distill.steps": "0",
     "--warmup.batch-size": "4",
     "--steps": "4",
     "--eval.every": "3",
