@@ -1,7 +1,7 @@
 """A whole run on two CPU cores in minutes: a policy from scratch learns sums.
 
 Wide and shallow: what a round of few sequences waits for is the policy's 42 MB of weights, more than a cache of 32 MB
-holds, as a GPU waits for its memory. With four drafted tokens each it takes about as long as two plain ones.
+holds, as a GPU waits for its memory. With four drafted tokens each it takes a little longer than two plain ones.
 """
 
 from configs.schema import (
