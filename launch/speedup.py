@@ -35,7 +35,7 @@ from specjax.types import Params, Policy, Prompts
 ANY_LENGTH = 2**30
 TAIL = 4
 # Turns by which plans are chosen, none of those that are reported.
-SCREENED = 5
+SCREENED = 8
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,15 @@ def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int
 
 
 def best_against_best(plain: list[Program], drafting: list[Program], repeats: int) -> Speedup:
-    """Measure every plan a few times, then the best of each kind in turns, which cancels a drift of the machine.
+    """Measure every plan a few times, then the best of each kind; in turns, which cancels a drift of the machine.
 
     Both lists have the same phases, in the same order.
     """
 
-    def screened(plan: Plan) -> float:
-        return statistics.median(plan.measure(repeats + turn).tokens_per_s for turn in range(SCREENED))
+    def best_of(plans: list[Plan]) -> Plan:
+        runs = {plan: partial(_next_turn, plan, itertools.count(repeats)) for plan in plans}
+        speeds = in_turns(runs, SCREENED)
+        return max(plans, key=lambda plan: statistics.median(x.tokens_per_s for x in speeds[plan]))
 
     plans = [
         Plan(program, lengths)
@@ -214,8 +216,8 @@ def best_against_best(plain: list[Program], drafting: list[Program], repeats: in
         for lengths in itertools.combinations_with_replacement(program.draft_lengths, len(program.phases))
         if any(lengths)
     ]
-    best, plain_plans = max(plans, key=screened), [Plan(program, (0,) * len(program.phases)) for program in plain]
-    best_plain, same_phases = max(plain_plans, key=screened), plain_plans[drafting.index(best.program)]
+    best, plain_plans = best_of(plans), [Plan(program, (0,) * len(program.phases)) for program in plain]
+    best_plain, same_phases = best_of(plain_plans), plain_plans[drafting.index(best.program)]
     names = {"plain": best_plain, "speculative": best, "same phases": same_phases}
     turns = in_turns({name: partial(_next_turn, plan, itertools.count()) for name, plan in names.items()}, repeats)
     a, b, c = turns.values()

@@ -1,5 +1,6 @@
 """What the closing comparison compares."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +58,15 @@ def test_the_best_plan_of_each_kind_is_measured_in_turns_that_did_not_choose_it(
         screened = [turn for _, turn in program.asked[: 2 * SCREENED]]
         assert sorted(set(screened)) == [3 + turn for turn in range(SCREENED)]
     assert [turn for _, turn in drafting[0].asked[2 * SCREENED :]] == [0, 1, 2] and not plain[0].asked[SCREENED + 3 :]
+
+
+def test_a_machine_that_slows_down_does_not_choose_the_plan():
+    class Slowing(Fake):
+        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+            measured = super().measure(draft_lengths, turn)
+            return replace(measured, seconds=measured.seconds * 1.1 ** len(self.asked))
+
+    plain: Any = [Slowing((0,), {(0, 0): 100.0})]
+    # Asked for eight times each, one after the other, the slower would seem faster by half.
+    drafting: Any = [Slowing((0, 3), {(0, 3): 150.0, (3, 3): 160.0})]
+    assert best_against_best(plain, drafting, repeats=3).speculative.draft_lengths == (3, 3)
