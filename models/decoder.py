@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache
-from models.projection import Projection, turned
+from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
@@ -132,7 +132,7 @@ def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
         """On CPUs a tied head becomes a matrix [in, out]: Eigen is far slower with the table, its transpose."""
         if config.tie_embeddings and jax.default_backend() == "cpu":
             params = params | {"head": {"kernel": constrain(params["embed"]["embedding"].T, None, "vocab")}}
-        return turned(params)
+        return laid_out(params)
 
     return Policy(
         apply=lambda params, *args, **options: cast(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache
-from models.projection import Projection, turned
+from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.mesh import constrain
@@ -170,7 +170,7 @@ def make_eagle3(
         fuse=fuse,
         step=step_of(module, policy),
         unembed=unembed,
-        for_decoding=turned,
+        for_decoding=laid_out,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )

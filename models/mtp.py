@@ -17,7 +17,7 @@ from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
 from models.eagle3 import step_of
 from models.layers import RMSNorm, init_cache
-from models.projection import Projection, turned
+from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.mesh import constrain
@@ -130,7 +130,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         fuse=lambda params, features: features,
         step=step_of(module, policy),
         unembed=unembed,
-        for_decoding=turned,
+        for_decoding=laid_out,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

@@ -15,17 +15,18 @@ from specjax.types import PyTree
 
 # Rows of a vector of Eigen's (AVX-512, float32).
 VECTOR = 16
-# How many rows are multiplied faster by a turned kernel, and of how many elements on; below, turning the rows costs
-# what it saves. `python -m benchmarks.turned`, jax 0.10.2 without YNNPACK.
-TURNED_ROWS = (*range(8, 17), *range(25, 33), *range(41, 49))
-TURNED_SIZE = 2**18
+# How many rows are multiplied faster by a turned kernel, how many by one in halves, and of how many elements on; below,
+# either costs what it saves. `python -m benchmarks.layouts`, jax 0.10.2 without YNNPACK.
+TURNED_ROWS = (*range(13, 17), *range(25, 33), *range(41, 49))
+HALVED_ROWS = range(5, 25)
+LAID_OUT_SIZE = 2**18
 
 
 class Projection(nn.Module):
     """A dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
 
-    Its kernel [*in, *features] carries logical axis names. Where its parameters hold the kernel `turned` too,
-    TURNED_ROWS rows are multiplied by that.
+    Its kernel [*in, *features] carries logical axis names. Where its parameters hold it in `halves` or `turned` too
+    (`laid_out`), HALVED_ROWS and TURNED_ROWS rows are multiplied by these.
     """
 
     config: LayerConfig
@@ -47,8 +48,10 @@ class Projection(nn.Module):
             out_axis=tuple(range(contract, contract + len(features))),
         )
         kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
-        x = x.astype(c.dtype)
-        if self.has_variable("params", "turned") and math.prod(batch) in TURNED_ROWS:
+        x, rows = x.astype(c.dtype), math.prod(batch)
+        if self.has_variable("params", "halves") and rows in HALVED_ROWS:
+            y = jnp.concatenate([_by_kernel(x, half, contract) for half in self.get_variable("params", "halves")], -1)
+        elif self.has_variable("params", "turned") and rows in TURNED_ROWS:
             y = _by_turned(x, self.get_variable("params", "turned"), contract)
         else:
             y = _by_kernel(x, kernel, contract)
@@ -64,28 +67,31 @@ class Projection(nn.Module):
         return cast(Array, self.param(name, boxed, shape, jnp.dtype(self.config.param_dtype))).astype(self.config.dtype)
 
 
-def turned(params: PyTree) -> PyTree:
-    """Parameters with `turned` [*reversed(features), *reversed(in)] beside each large kernel, on CPUs in float32.
+def laid_out(params: PyTree) -> PyTree:
+    """Parameters with large kernels in other layouts beside their own, on CPUs in float32.
 
-    Eigen packs the left factor of what it is given as a product of columns, which is the kernel, anew for every
-    product; of a turned one it packs the rows instead, a vector at a time, and one that is not full costs more than one
-    that is. So rows are filled up to whole vectors, and where that takes many the kernel as it is does better.
+    turned: [*reversed(features), *reversed(in)], of each. Eigen packs the left factor of what it is given as a product
+            of columns, which is the kernel, anew for every product; of a turned one it packs the rows instead, a vector
+            at a time, and one that is not full costs more than one that is. So rows are filled up to whole vectors, and
+            where that takes many the kernel as it is does better.
+    halves: two of [*in, features / 2], of matrices with twice as many elements in as out at least. Of a product with so
+            few columns Eigen leaves all to one core, of two it gives each its own.
     """
     if not isinstance(params, Mapping) or jax.default_backend() != "cpu":
         return params
-    laid_out = {name: turned(part) for name, part in params.items()}
+    made = {name: laid_out(part) for name, part in params.items()}
     kernel = params.get("kernel")
-    if isinstance(kernel, jax.Array) and kernel.size >= TURNED_SIZE and kernel.dtype == jnp.float32:
-        laid_out["turned"] = kernel.T
-    return laid_out
+    if isinstance(kernel, jax.Array) and kernel.size >= LAID_OUT_SIZE and kernel.dtype == jnp.float32:
+        made["turned"] = kernel.T
+        if kernel.ndim == 2 and kernel.shape[0] >= 2 * kernel.shape[1] and kernel.shape[1] % 2 == 0:
+            made["halves"] = tuple(jnp.split(kernel, 2, axis=-1))
+    return made
 
 
 def _by_turned(x: Array, kernel: Array, contract: int) -> Array:
     batch, inner = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
     rows, axes = math.prod(batch), (range(kernel.ndim - contract, kernel.ndim), range(contract))
-    columns = x.reshape(rows, *inner).T
-    if rows > VECTOR // 2:
-        columns = jnp.pad(columns, (*((0, 0) for _ in inner), (0, -rows % VECTOR)))
+    columns = jnp.pad(x.reshape(rows, *inner).T, (*((0, 0) for _ in inner), (0, -rows % VECTOR)))
     # XLA would undo it: the transpose of a product becomes one with the factors' transposes, the kernel's a copy.
     y = jax.lax.optimization_barrier(jax.lax.dot_general(kernel, columns, (axes, ((), ()))))
     return y[..., :rows].T.reshape(*batch, *reversed(y.shape[:-1]))

@@ -12,7 +12,7 @@ from models import projection
 from models.decoder import init_decoder, make_policy
 from models.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
-from models.projection import TURNED_SIZE
+from models.projection import LAID_OUT_SIZE
 from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
 from specjax.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.keys import seed_step
@@ -71,15 +71,15 @@ def test_the_completions_are_well_formed(expected) -> None:
 @pytest.mark.parametrize(
     ("shape", "least"),
     [
-        pytest.param((8, 1, 1), TURNED_SIZE, marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), LAID_OUT_SIZE, marks=pytest.mark.slow),
         ((2, 2, 2), 1),
-        pytest.param((1, 4, 2), TURNED_SIZE, marks=pytest.mark.slow),
+        pytest.param((1, 4, 2), LAID_OUT_SIZE, marks=pytest.mark.slow),
     ],
 )
 def test_one_and_eight_devices_sample_the_same_tokens(shape, least, expected, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where eight, and they alone, multiply by kernels that are turned (models.projection), however small."""
     mesh = mesh_of(*shape)
-    monkeypatch.setattr(projection, "TURNED_SIZE", least)
+    monkeypatch.setattr(projection, "LAID_OUT_SIZE", least)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
     for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "rounds"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)

@@ -1,6 +1,6 @@
-"""What kernels laid out twice (`models.projection.turned`) do to a round: seconds without them over with them, paired.
+"""What other layouts of kernels (`models.projection.laid_out`) do to a round: seconds without over with them, paired.
 
-Run from the repository's root, on a CPU: python -m benchmarks.turned [--batch 1 4 16]
+Run from the repository's root, on a CPU: python -m benchmarks.layouts [--batch 1 4 16]
 """
 
 import argparse
@@ -17,19 +17,19 @@ from specjax.drafters.head import HeadDrafter
 from specjax.types import PyTree
 
 
-def once(params: PyTree) -> PyTree:
+def as_they_are(params: PyTree) -> PyTree:
     """The parameters with each kernel laid out once."""
     if not isinstance(params, Mapping):
         return params
-    return {name: once(part) for name, part in params.items() if name != "turned"}
+    return {name: as_they_are(part) for name, part in params.items() if name not in ("turned", "halves")}
 
 
 def without(networks: Networks) -> Networks:
-    """The networks as they were if nothing were turned."""
+    """The networks with kernels in their own layouts alone."""
     policy, drafter = networks.policy, cast(HeadDrafter, networks.drafter)
     return replace(
         networks,
-        policy=replace(policy, for_decoding=lambda params: once(policy.for_decoding(params))),
+        policy=replace(policy, for_decoding=lambda params: as_they_are(policy.for_decoding(params))),
         drafter=replace(drafter, head=replace(drafter.head, for_decoding=lambda draft: draft)),
     )
 
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="measurements of each, in turns")
     options = parser.parse_args()
     preset = PRESETS[options.preset]
-    print(f"{provenance('benchmarks.turned')}\npreset    {options.preset}, context {preset.contexts[0]}")
-    print("batch k  tokens  ms a round: once     twice  once / twice")
+    print(f"{provenance('benchmarks.layouts')}\npreset    {options.preset}, context {preset.contexts[0]}")
+    print("batch k  tokens  ms a round: without   with  without / with")
     networks = random_networks(preset)
     for batch in options.batch:
         lengths = options.draft_lengths
@@ -51,14 +51,14 @@ def main() -> None:
             name: Rounds(
                 own, own.drafter, batch, preset.contexts[0], {k: (own.drafter, k) for k in lengths}, preset.rounds
             )
-            for name, own in (("once", without(networks)), ("twice", networks))
+            for name, own in (("without", without(networks)), ("with", networks))
         }
         for k in lengths:
             runs = {name: partial(rounds.measure, k) for name, rounds in cells.items()}
             measured = in_turns(runs, options.repeats)
-            once_ms, twice_ms = (1e3 * sorted(times)[len(times) // 2] for times in measured.values())
-            ratios = [a / b for a, b in zip(measured["once"], measured["twice"], strict=True)]
-            row = f"{batch:5} {k}  {batch * (k + 1):6}  {once_ms:16.3f} {twice_ms:9.3f}  {written(ratios)}"
+            without_ms, with_ms = (1e3 * sorted(times)[len(times) // 2] for times in measured.values())
+            ratios = [a / b for a, b in zip(measured["without"], measured["with"], strict=True)]
+            row = f"{batch:5} {k}  {batch * (k + 1):6}  {without_ms:19.3f} {with_ms:6.3f}  {written(ratios)}"
             print(row, flush=True)
 
 
