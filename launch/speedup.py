@@ -206,8 +206,9 @@ def best_against_best(plain: list[Program], drafting: list[Program], repeats: in
 
     def best_of(plans: list[Plan]) -> Plan:
         runs = {plan: partial(_next_turn, plan, itertools.count(repeats)) for plan in plans}
-        speeds = in_turns(runs, SCREENED)
-        return max(plans, key=lambda plan: statistics.median(x.tokens_per_s for x in speeds[plan]))
+        passes = in_turns(runs, SCREENED)
+        # Of all its turns: which of a few is in the middle says more of their prompts than of the plan.
+        return max(plans, key=lambda p: sum(x.lengths.sum() for x in passes[p]) / sum(x.seconds for x in passes[p]))
 
     plans = [
         Plan(program, lengths)
