@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import jax
@@ -102,10 +103,10 @@ def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequenc
     prompts = setup.held_out_prompts.batch(rows % len(setup.held_out_prompts.rows))
     networks, turns = (setup.networks.policy, setup.networks.drafter), count()
 
-    def cell(params: Params, length: int) -> Callable[[], tuple[Measurement, Measurement]]:
+    def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[Measurement, Measurement]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
         config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, length))
-        program = Program(*networks, params, config, [prompts], setup.mesh)
+        program = Program(*networks, prepared, config, [prompts], setup.mesh)
 
         def measure() -> tuple[Measurement, Measurement]:
             turn = next(turns)
@@ -113,9 +114,8 @@ def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequenc
 
         return measure
 
-    with jax.set_mesh(setup.mesh):
-        ready = {name: make_prepare(*networks, params)(params) for name, params in drafts.items()}
-    cells = {(name, k): cell(params, k) for name, params in ready.items() for k in lengths}
+    ready = {name: partial(make_prepare(*networks, params), params) for name, params in drafts.items()}
+    cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
     in_turns(cells, 1)
     found = []
     for (name, k), pairs in in_turns(cells, repeats).items():

@@ -16,7 +16,7 @@ from specjax.types import PyTree
 # Rows of a vector of Eigen's (AVX-512, float32).
 VECTOR = 16
 # How many rows are multiplied faster by a turned kernel, how many by one in halves, and of how many elements on; below,
-# either costs what it saves. `python -m benchmarks.layouts`, jax 0.10.2 without YNNPACK.
+# either costs what it saves. `python -m benchmarks.layouts`, 2 cores, jax 0.10.2 without YNNPACK.
 TURNED_ROWS = (*range(13, 17), *range(25, 33), *range(41, 49))
 HALVED_ROWS = range(5, 25)
 LAID_OUT_SIZE = 2**18
@@ -25,8 +25,8 @@ LAID_OUT_SIZE = 2**18
 class Projection(nn.Module):
     """A dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
 
-    Its kernel [*in, *features] carries logical axis names. Where its parameters hold it in `halves` or `turned` too
-    (`laid_out`), HALVED_ROWS and TURNED_ROWS rows are multiplied by these.
+    Its kernel [*in, *features] carries logical axis names. Where its parameters hold it in `halves` too (`laid_out`),
+    HALVED_ROWS rows are multiplied by these; else where they hold it `turned`, TURNED_ROWS rows by that.
     """
 
     config: LayerConfig
@@ -74,8 +74,8 @@ def laid_out(params: PyTree) -> PyTree:
             of columns, which is the kernel, anew for every product; of a turned one it packs the rows instead, a vector
             at a time, and one that is not full costs more than one that is. So rows are filled up to whole vectors, and
             where that takes many the kernel as it is does better.
-    halves: two of [*in, features / 2], of matrices with twice as many elements in as out at least. Of a product with so
-            few columns Eigen leaves all to one core, of two it gives each its own.
+    halves: two of [in, features / 2], of matrices that narrow to half or less. A product with so few columns Eigen
+            leaves to one core; two that do not wait for each other run beside each other.
     """
     if not isinstance(params, Mapping) or jax.default_backend() != "cpu":
         return params

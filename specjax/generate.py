@@ -31,9 +31,9 @@ def prepare(params: Params, policy: Policy, drafter: Drafter) -> Params:
 
 
 def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Params], Params]:
-    """`prepare` as a program of its own, for parameters sharded as `like` is, with their mesh set.
+    """`prepare` as a program of its own, for parameters sharded as `like` is: call it with their mesh set.
 
-    What it returns can be handed to many rollouts: nothing is left for them to gather.
+    What it returns can be handed to rollouts: nothing is left for them to gather.
     """
     layout = prepared_layout(policy, drafter, like)
     run = partial(prepare, policy=policy, drafter=drafter)

@@ -4,10 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.speedup import SCREENED, Measurement, best_against_best, tail_of
+from launch.speedup import SCREENED, Measurement, Program, best_against_best, tail_of
+from specjax import MeshConfig, NoDrafter, Params, Prompts, RolloutConfig, make_mesh
+from specjax.testing import tiny_policy
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,36 @@ def test_a_machine_that_slows_down_does_not_choose_the_plan():
             return replace(measured, seconds=measured.seconds * 1.1 ** len(self.asked))
 
     plain: Any = [Slowing((0,), {(0, 0): 100.0})]
-    # Asked for eight times each, one after the other, the slower would seem faster by half.
+    # If it were asked for each of its plans on end, the slower would seem faster by far.
     drafting: Any = [Slowing((0, 3), {(0, 3): 150.0, (3, 3): 160.0})]
     assert best_against_best(plain, drafting, repeats=3).speculative.draft_lengths == (3, 3)
+
+
+def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
+    class Bimodal(Fake):
+        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+            measured = super().measure(draft_lengths, turn)
+            return replace(measured, seconds=60 / (150 if draft_lengths == (3, 3) else 120 if turn % 8 < 5 else 400))
+
+    plain: Any = [Fake((0,), {(0, 0): 100.0})]
+    # In most turns the other is faster.
+    drafting: Any = [Bimodal((0, 3), {(0, 3): 1.0, (3, 3): 1.0})]
+    assert best_against_best(plain, drafting, repeats=3).speculative.draft_lengths == (0, 3)
+
+
+def test_parameters_are_prepared_anew_before_every_pass_of_one_program():
+    policy, weights = tiny_policy(vocab_size=4)
+    calls = 0
+
+    def prepared() -> Params:
+        nonlocal calls
+        calls += 1
+        return Params(policy=weights, draft={})
+
+    prompts = Prompts(jnp.ones((2, 3), jnp.int32), jnp.full(2, 3, jnp.int32), jnp.arange(2, dtype=jnp.int32))
+    config = RolloutConfig(group_size=2, max_new_tokens=4, draft_lengths=(0,))
+    program = Program(policy, NoDrafter(), prepared, config, [prompts], make_mesh(MeshConfig(1, 1, 1)))
+    assert calls == 1
+    first, again = program.measure((0,), 0), program.measure((0,), 0)
+    assert calls == 3 and first.lengths.shape == (4,) and first.trips == 3
+    np.testing.assert_array_equal(first.lengths, again.lengths)

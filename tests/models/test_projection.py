@@ -126,19 +126,26 @@ def test_nothing_is_laid_out_anew_but_on_a_cpu(monkeypatch: pytest.MonkeyPatch) 
     assert laid_out(params) is params
 
 
-@pytest.mark.parametrize("rows", [7, 16])
-def test_no_kernel_is_transposed_in_a_product(rows) -> None:
-    """Which XLA would do for each product anew; of 7 rows it reads the one kernel, of 16 the other, and copies none."""
-    layer = Projection(CONFIG, 512, ("embed", "mlp"))
-    params = {"params": laid_out({"kernel": jnp.ones((1024, 512))})}
-    del params["params"]["halves"]
+@pytest.mark.parametrize(
+    ("rows", "shape", "products"),
+    [
+        (7, (512, 1024), [(7, 1024)]),
+        (16, (512, 1024), [(1024, 16)]),
+        (7, (1024, 512), [(7, 256)] * 2),
+        (16, (1024, 512), [(16, 256)] * 2),
+        (32, (1024, 512), [(512, 32)]),
+    ],
+)
+def test_a_product_copies_no_kernel(rows, shape, products) -> None:
+    """A turned one XLA would transpose for each product anew; halves it could put together again."""
+    layer = Projection(CONFIG, shape[1], ("mlp", "embed"))
+    params = {"params": laid_out({"kernel": jnp.ones(shape)})}
     run = jax.jit(layer.apply, compiler_options=AS_SHIPPED | decoding_options())
-    program = Program(run.lower(params, jnp.ones((rows, 1024))).compile().as_text())
+    program = Program(run.lower(params, jnp.ones((rows, shape[0]))).compile().as_text())
     lines = [line for computation in program.computations.values() for line in computation]
-    (product,) = (line for line in lines if line.opcode == "dot")
-    assert product.arrays == [(rows, 512) if rows == 7 else (512, rows)]
-    whole = [line for line in lines if {(1024, 512), (512, 1024)} & {*line.arrays}]
-    assert {line.opcode for line in whole} == {"parameter"}
+    assert [line.arrays for line in lines if line.opcode == "dot"] == [[product] for product in products]
+    kernels = {shape, shape[::-1], (shape[0], shape[1] // 2)}
+    assert {line.opcode for line in lines if kernels & {*line.arrays}} == {"parameter"}
 
 
 def test_whatever_a_rollout_takes_of_a_policy_and_of_the_heads_on_it_is_laid_out_anew(

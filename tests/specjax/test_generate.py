@@ -77,7 +77,7 @@ def test_the_completions_are_well_formed(expected) -> None:
     ],
 )
 def test_one_and_eight_devices_sample_the_same_tokens(shape, least, expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where eight, and they alone, multiply by kernels that are turned (models.projection), however small."""
+    """Also where eight, and they alone, multiply by kernels laid out anew (models.projection), however small."""
     mesh = mesh_of(*shape)
     monkeypatch.setattr(projection, "LAID_OUT_SIZE", least)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
