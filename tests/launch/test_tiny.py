@@ -18,7 +18,7 @@ def test_tiny_learns_and_speculation_pays(tmp_path: Path):
     before, after = map(float, re.search(r"accuracy: (\S+)% before RL, (\S+)% after", result.stdout).groups())  # pyright: ignore[reportOptionalMemberAccess]
     assert after - before >= 15
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 2.6
+    assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 3.5
     over_all, tail = map(float, re.findall(r"speed-up (\S+) \[", result.stdout))
-    # Promised are 1.2 and 1.5; comparisons of one checkpoint differ by a tenth.
-    assert over_all >= 1.1 and tail >= 1.35
+    # By how much depends on the machine, foremost on its caches (benchmarks/results/tiny_cpu.txt).
+    assert over_all > 1 and tail > 1.1
