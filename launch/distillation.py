@@ -64,7 +64,7 @@ def check_distillation(setup: Setup, given: Answers | None = None) -> None:
     """Raise ConfigError where this run cannot distil a draft, before anything has been done."""
     config, options = setup.config, setup.config.distill
     if not jax.tree.leaves(setup.networks.params.draft):
-        raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil")
+        raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
     PromptPipeline(setup.train_prompts, config.data.prompts, config.seed)
     parts = batch_shards(setup.mesh) * options.microbatches
     if options.batch_size % parts:

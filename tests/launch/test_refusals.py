@@ -94,7 +94,7 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         (
             {"--distill.steps": "1", "--draft.kind": "none", "--rollout.draft-length": "0"},
-            "draft.kind = none: has no parameters to distil",
+            "draft.kind = none: has no parameters to distil, so distill.steps must be 0",
         ),
         ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "must be at most 1024, the answers of the first"),
         ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
