@@ -56,7 +56,7 @@ def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[
         return accumulate(policy, drafter, params, batch, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
     with jax.set_mesh(MESH):
-        program = jax.jit(gradients, compiler_options=decoding_options()).lower(params, batch).compile()
+        program = jax.jit(gradients, compiler_options=decoding_options(policy.dtype)).lower(params, batch).compile()
 
     measure = partial(seconds, partial(program, params, batch))
     measure()

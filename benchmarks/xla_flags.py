@@ -1,14 +1,15 @@
 """What XLA's flags do to a round, autoregressive and drafting: seconds without a flag over seconds with it, paired.
 
-Run from the repository's root: python -m benchmarks.xla_flags [--preset qwen3-0.6b]
+Run from the repository's root: python -m benchmarks.xla_flags [--preset qwen3-0.6b] [--dtype bfloat16]
 
 Flags are set for one program alone, as XLA_FLAGS=--NAME=VALUE does for all. What this version of XLA does not know, or
 does not take for a single program, is named and left out. Without a flag means with specjax.mesh.decoding_options.
 """
 
 import argparse
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -16,6 +17,7 @@ from launch.bench.networks import random_networks
 from launch.bench.presets import PRESETS, find_preset
 from launch.bench.rounds import Rounds
 from launch.measure import in_turns, provenance, written
+from models.config import Dtype
 
 NONE = "none"
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
@@ -24,6 +26,7 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
         "oneDNN": {"xla_cpu_use_onednn": True},
         "YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
+        "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
         "matmuls on all cores": {"xla_cpu_multi_thread_eigen": True},
         "LLVM at level 1": {"xla_backend_optimization_level": 1},
     },
@@ -42,12 +45,16 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PRESETS), help="of launch.bench; by default the one for this device")
+    parser.add_argument("--dtype", choices=get_args(Dtype), help="of the computation; by default the preset's")
     parser.add_argument("--batch", type=int, nargs="+", help="rows decoded together; by default the preset's one")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3])
     parser.add_argument("--repeats", type=int, default=15, help="measurements of each, in turns")
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
-    print(f"{provenance('benchmarks.xla_flags')}\npreset    {name}, context {preset.contexts[0]}")
+    preset = replace(preset, decoder=replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype))
+    print(
+        f"{provenance('benchmarks.xla_flags')}\npreset    {name}, {preset.decoder.dtype}, context {preset.contexts[0]}"
+    )
     print("batch k  flag                    ms a round  without / with         compile s")
     networks = random_networks(preset)
     candidates = CANDIDATES.get(jax.default_backend(), {})

@@ -161,7 +161,7 @@ def _begun(
         return kv.resize(begin(decoding, prompts, noise, phase.slots, leaving=leaving).state, -by)
 
     program = _on_each_shard(first, networks, mesh, P(BATCH_AXES))
-    return jax.jit(program, compiler_options=decoding_options())
+    return jax.jit(program, compiler_options=decoding_options(networks.policy.dtype))
 
 
 def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> jax.stages.Wrapped:
@@ -174,7 +174,7 @@ def _rounds(networks: Networks, config: RolloutConfig, mesh: Mesh, k: int) -> ja
 
     # Donated, as a loop's own state is: what is timed copies no cache.
     program = _on_each_shard(some, networks, mesh, P(BATCH_AXES), P())
-    return jax.jit(program, donate_argnums=1, compiler_options=decoding_options())
+    return jax.jit(program, donate_argnums=1, compiler_options=decoding_options(networks.policy.dtype))
 
 
 def _on_each_shard(

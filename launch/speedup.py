@@ -81,7 +81,7 @@ class Program:
         self.phases = lay_out(config, count * config.group_size // batch_shards(mesh), width)
         self.draft_lengths = config.draft_lengths
         generate = per_shard(speculative_rollout, policy, drafter, config, mesh)
-        self._generate = jax.jit(generate, compiler_options=decoding_options())
+        self._generate = jax.jit(generate, compiler_options=decoding_options(policy.dtype))
         self._prepared, self._turns, self._mesh = prepared, turns, mesh
         self.measure((0,) * len(self.phases), 0)
 

@@ -98,12 +98,14 @@ def _by_turned(x: Array, kernel: Array, contract: int) -> Array:
 
 
 def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
-    """On a CPU two rows one by one.
+    """On a CPU two rows of float32 one by one, and any of bfloat16 with a result that is rounded but once.
 
     XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer for two rows than twice for one: by a tenth where
     the weights come from memory, twice as long where they are in its cache.
     """
     batch = x.shape[: x.ndim - contract]
+    if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        return _rounded_once(x, kernel, contract)
     axes = range(len(batch), x.ndim), range(contract)
     whole = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
     if math.prod(batch) != 2:
@@ -114,3 +116,15 @@ def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
         return jnp.concatenate([whole(row, kernel) for row in jnp.split(x, 2, axis)], axis)
 
     return jax.lax.platform_dependent(x, kernel, cpu=apart, default=whole)
+
+
+def _rounded_once(x: Array, kernel: Array, contract: int) -> Array:
+    """A product of two matrices in float32: so YNNPACK takes factors of bfloat16 as they are.
+
+    For a result in bfloat16 XLA (of jax 0.10.2, no longer of 0.12) makes float32 of both first, the kernel included,
+    and several axes of rows it has multiplied as a batch of products.
+    """
+    batch, inner = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
+    rows = x.reshape(math.prod(batch), math.prod(inner))
+    y = jax.lax.dot(rows, kernel.reshape(rows.shape[1], -1), preferred_element_type=jnp.float32)
+    return y.astype(x.dtype).reshape(*batch, *kernel.shape[contract:])

@@ -37,7 +37,7 @@ def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Pa
     """
     layout = prepared_layout(policy, drafter, like)
     run = partial(prepare, policy=policy, drafter=drafter)
-    return jax.jit(run, out_shardings=layout, compiler_options=decoding_options())
+    return jax.jit(run, out_shardings=layout, compiler_options=decoding_options(policy.dtype))
 
 
 def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
@@ -93,7 +93,7 @@ def make_generate(
     """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    @partial(jax.jit, compiler_options=decoding_options())
+    @partial(jax.jit, compiler_options=decoding_options(policy.dtype))
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return generate(prepare(params, policy, drafter), prompts, seed_step, chosen)
 

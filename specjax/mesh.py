@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -73,14 +74,16 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
     return jax.block_until_ready(result) if several else result
 
 
-def decoding_options() -> dict[str, Any]:
+def decoding_options(dtype: jnp.dtype) -> dict[str, Any]:
     """The options with which XLA compiles a program that decodes, a whole step included; jax takes none within a trace.
 
-    On CPUs: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify; and no second core
-    for a matmul where a device has at most two to itself: handing it the half of a small one costs what it saves
-    (`benchmarks.xla_flags`).
+    dtype: of the computation, as `Policy.dtype`.
+
+    On CPUs in float32: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify; and no
+    second core for a matmul where a device has at most two to itself: handing it the half of a small one costs what it
+    saves (`benchmarks.xla_flags`). In bfloat16 it is YNNPACK that multiplies, on some CPUs whole tiles at once.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or dtype == jnp.bfloat16:
         return {}
     threads = (os.cpu_count() or 1) / jax.local_device_count()
     return {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_multi_thread_eigen": threads > 2}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.batch import Batch
@@ -25,7 +26,8 @@ Seconds = dict[str, float]
 class Clock:
     """Functions compiled on first use, as the fused program is, and run to their end, one behind the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: jnp.dtype) -> None:
+        self._dtype = dtype
         self._compiled: dict[str, jax.stages.Compiled] = {}
         self._last = 0.0
 
@@ -39,7 +41,7 @@ class Clock:
         Compiling, the first time that a name comes, is not in them.
         """
         if name not in self._compiled:
-            program = jax.jit(run, compiler_options=decoding_options(), **jit_options)
+            program = jax.jit(run, compiler_options=decoding_options(self._dtype), **jit_options)
             self._compiled[name] = program.lower(*args).compile()
             self.start()
         result = jax.block_until_ready(self._compiled[name](*args))
@@ -67,7 +69,7 @@ class StagedStep:
     ) -> None:
         self._mesh, self._policy, self._drafter, self._config = mesh, policy, drafter, config
         self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
-        self._timed = Clock()
+        self._timed = Clock(policy.dtype)
         self._layout = self._gathered = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
@@ -123,7 +125,7 @@ class ProbeStep:
         rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
         plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
-        self._mesh, self._timed = mesh, Clock()
+        self._mesh, self._timed = mesh, Clock(policy.dtype)
         self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn)
         self._generate_plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
 

@@ -48,8 +48,8 @@ def with_experience(
 class TrainStep:
     """A step compiled for its mesh, with the layout of the first state it is given, in and out."""
 
-    def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh) -> None:
-        self._step, self._mesh, self._jitted = step, mesh, None
+    def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh, dtype: jnp.dtype) -> None:
+        self._step, self._mesh, self._dtype, self._jitted = step, mesh, dtype, None
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):
@@ -70,7 +70,7 @@ class TrainStep:
                 in_shardings=(layout, rows),
                 out_shardings=(layout, rows, None),
                 donate_argnums=0,
-                compiler_options=decoding_options(),
+                compiler_options=decoding_options(self._dtype),
             )
         return self._jitted
 
@@ -105,7 +105,7 @@ def make_train_step(
         state = with_experience(state, prompts, rollout, losses, drafter, config)
         return state, replace(rollout, reward=scores, batch=batch), metrics | losses
 
-    return TrainStep(step, mesh)
+    return TrainStep(step, mesh, policy.dtype)
 
 
 def init_train_state(

@@ -51,7 +51,7 @@ class Generation:
             return rollout(networks.policy, drafter, params, prompts, seed_step(0, 0), config)
 
         self._params, self._prompts = networks.params, prompts
-        self._program, self.compile_seconds = compiled(generate, networks.params, prompts, jnp.float32(0))
+        self._program, self.compile_seconds = compiled(networks, generate, networks.params, prompts, jnp.float32(0))
         self.generate()
 
     def generate(self, rate: float = 0.0, prompts: Prompts | None = None) -> Rollout:

@@ -122,7 +122,7 @@ def ladder(networks: Networks, preset: Preset) -> Runs:
             return accumulate(*parts, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
 
         with jax.set_mesh(mesh):
-            program, _ = compiled(gradients, params, batch)
+            program, _ = compiled(networks, gradients, params, batch)
         jax.block_until_ready(program(params, batch))
         return partial(program, params, batch)
 

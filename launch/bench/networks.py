@@ -84,13 +84,17 @@ def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
 
 
 def compiled(
+    networks: Networks,
     function: Callable[..., Any],
     *args: Any,
     donate: tuple[int, ...] = (),
     options: dict[str, Any] | None = None,
 ) -> tuple[Callable[..., Any], float]:
-    """The program for arguments like these, with `options` over those of decoding, and the seconds of making it."""
+    """The program for arguments like these, with `options` over those that decoding with these networks has.
+
+    Returns it with the seconds of making it.
+    """
     start = time.perf_counter()
-    chosen = decoding_options() | (options or {})
+    chosen = decoding_options(networks.policy.dtype) | (options or {})
     program = jax.jit(function, donate_argnums=donate, compiler_options=chosen).lower(*args).compile()
     return program, time.perf_counter() - start

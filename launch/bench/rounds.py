@@ -74,9 +74,10 @@ class Rounds(Generic[Name]):
             return some_rounds(Decoding(networks.policy, drafter, params, config), k, state, count)
 
         self._params, self._count, self._none = networks.params, jnp.int32(count), jnp.int32(0)
-        self._state = jax.jit(first, compiler_options=decoding_options())(networks.params)
+        self._state = jax.jit(first, compiler_options=decoding_options(networks.policy.dtype))(networks.params)
+        make = partial(compiled, networks, donate=(1,), options=options)
         parts = networks.params, self._state, self._none
-        made = {name: compiled(partial(some, *way), *parts, donate=(1,), options=options) for name, way in ways.items()}
+        made = {name: make(partial(some, *way), *parts) for name, way in ways.items()}
         self._programs = {name: program for name, (program, _) in made.items()}
         self.compile_seconds = {name: taken for name, (_, taken) in made.items()}
         for name in ways:

@@ -140,7 +140,7 @@ def test_a_product_copies_no_kernel(rows, shape, products) -> None:
     """A turned one XLA would transpose for each product anew; halves it could put together again."""
     layer = Projection(CONFIG, shape[1], ("mlp", "embed"))
     params = {"params": laid_out({"kernel": jnp.ones(shape)})}
-    run = jax.jit(layer.apply, compiler_options=AS_SHIPPED | decoding_options())
+    run = jax.jit(layer.apply, compiler_options=AS_SHIPPED | decoding_options(jnp.dtype("float32")))
     program = Program(run.lower(params, jnp.ones((rows, shape[0]))).compile().as_text())
     lines = [line for computation in program.computations.values() for line in computation]
     assert [line.arrays for line in lines if line.opcode == "dot"] == [[product] for product in products]
@@ -171,3 +171,22 @@ def test_whatever_a_rollout_takes_of_a_policy_and_of_the_heads_on_it_is_laid_out
             assert keys.count("turned") == keys.count("kernel") > 5
             added = keys.count("turned") + keys.count("halves")
             assert len(jax.tree.leaves(after)) == len(jax.tree.leaves(before)) + added
+
+
+@pytest.mark.parametrize(("batch", "contract", "features"), [((2, 3), 1, (4, 16)), ((1, 2), 1, 64), ((2, 2), 2, 64)])
+def test_a_cpu_rounds_a_product_of_bfloat16_once_and_makes_no_float32_of_the_kernel(batch, contract, features) -> None:
+    config = replace(CONFIG, dtype="bfloat16")
+    layer, inner = Projection(config, features, ("embed", "heads", "head"), contract), (64, 32)[:contract]
+    x = jax.random.normal(jax.random.key(1), (*batch, *inner), "bfloat16")
+    kernel = jax.random.normal(jax.random.key(0), (*inner, *np.atleast_1d(features)), "bfloat16")
+    params = {"params": {"kernel": kernel}}
+    run = jax.jit(layer.apply, compiler_options=AS_SHIPPED | decoding_options(x.dtype)).lower(params, x).compile()
+    wide = np.tensordot(np.float64(x), np.float64(kernel), axes=contract)
+    y = run(params, x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float64(y), wide, rtol=2**-8, atol=1e-4)
+    program = Program(run.as_text())
+    lines = [line for computation in program.computations.values() for line in computation]
+    (product,) = (line for line in lines if line.opcode == "dot")
+    assert product.line.split(" = ")[1].startswith("f32")
+    assert "convert" not in {line.opcode for line in lines if kernel.shape in line.arrays}

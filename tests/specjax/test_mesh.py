@@ -93,6 +93,6 @@ def test_a_matmul_that_decodes_is_spread_where_each_of_eight_devices_has_cores_t
     monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    options = decoding_options()
+    options = decoding_options(jnp.dtype("float32"))
     assert options["xla_cpu_multi_thread_eigen"] is spread
     assert jax.jit(jnp.square, compiler_options=options)(jnp.float32(3)) == 9
