@@ -20,5 +20,5 @@ def test_tiny_learns_and_speculation_pays(tmp_path: Path):
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 3.5
     over_all, tail = map(float, re.findall(r"speed-up (\S+) \[", result.stdout))
-    # By how much depends on the machine, foremost on its caches (benchmarks/results/tiny_cpu.txt).
-    assert over_all > 1 and tail > 1.1
+    # By how much depends on the machine: on its caches, and on how it multiplies (benchmarks/results/tiny_cpu.txt).
+    assert over_all > 1.1 and tail > 1.35
