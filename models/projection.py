@@ -105,7 +105,9 @@ def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
     """
     batch = x.shape[: x.ndim - contract]
     if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
-        return _rounded_once(x, kernel, contract)
+        inner = math.prod(x.shape[len(batch) :])
+        y = _rounded_once(x.reshape(math.prod(batch), inner), kernel.reshape(inner, -1))
+        return y.reshape(*batch, *kernel.shape[contract:])
     axes = range(len(batch), x.ndim), range(contract)
     whole = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
     if math.prod(batch) != 2:
@@ -118,13 +120,22 @@ def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
     return jax.lax.platform_dependent(x, kernel, cpu=apart, default=whole)
 
 
-def _rounded_once(x: Array, kernel: Array, contract: int) -> Array:
+@jax.custom_vjp
+def _rounded_once(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
     """A product of two matrices in float32: so YNNPACK takes factors of bfloat16 as they are.
 
     For a result in bfloat16 XLA (of jax 0.10.2, no longer of 0.12) makes float32 of both first, the kernel included,
-    and several axes of rows it has multiplied as a batch of products.
+    and several axes of rows it has multiplied as a batch of products. The gradient stays that of a product in bfloat16.
     """
-    batch, inner = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
-    rows = x.reshape(math.prod(batch), math.prod(inner))
-    y = jax.lax.dot(rows, kernel.reshape(rows.shape[1], -1), preferred_element_type=jnp.float32)
-    return y.astype(x.dtype).reshape(*batch, *kernel.shape[contract:])
+    return jax.lax.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _rounded_once(x, kernel), (x, kernel)
+
+
+def _backward(factors: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    return jax.vjp(jax.lax.dot, *factors)[1](cotangent)
+
+
+_rounded_once.defvjp(_forward, _backward)
