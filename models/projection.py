@@ -98,15 +98,15 @@ def _by_turned(x: Array, kernel: Array, contract: int) -> Array:
 
 
 def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
-    """On a CPU two rows of float32 one by one, and any of bfloat16 with a result that is rounded but once.
+    """On a CPU bfloat16 with a result in float32, which is rounded, and two rows of float32 one by one.
 
-    XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer for two rows than twice for one: by a tenth where
-    the weights come from memory, twice as long where they are in its cache.
+    For these XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer than twice for one: by a tenth
+    where the weights come from memory, twice as long where they are in its cache.
     """
     batch = x.shape[: x.ndim - contract]
     if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
         inner = math.prod(x.shape[len(batch) :])
-        y = _rounded_once(x.reshape(math.prod(batch), inner), kernel.reshape(inner, -1))
+        y = _rounded(x.reshape(math.prod(batch), inner), kernel.reshape(inner, -1))
         return y.reshape(*batch, *kernel.shape[contract:])
     axes = range(len(batch), x.ndim), range(contract)
     whole = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
@@ -120,22 +120,20 @@ def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
     return jax.lax.platform_dependent(x, kernel, cpu=apart, default=whole)
 
 
-@jax.custom_vjp
-def _rounded_once(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
-    """A product of two matrices in float32: so YNNPACK takes factors of bfloat16 as they are.
+def _wide(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
+    """A product of two matrices in float32, rounded: so YNNPACK takes factors of bfloat16 as they are.
 
     For a result in bfloat16 XLA (of jax 0.10.2, no longer of 0.12) makes float32 of both first, the kernel included,
-    and several axes of rows it has multiplied as a batch of products. The gradient stays that of a product in bfloat16.
+    and several axes of rows it has multiplied as a batch of products.
     """
     return jax.lax.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
-def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _rounded_once(x, kernel), (x, kernel)
+def _wide_gradient(factors: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    """Of products of bfloat16 again, where jax would multiply a cotangent in float32."""
+    x, kernel = factors
+    return _wide(cotangent, kernel.T), _wide(x.T, cotangent)
 
 
-def _backward(factors: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    return jax.vjp(jax.lax.dot, *factors)[1](cotangent)
-
-
-_rounded_once.defvjp(_forward, _backward)
+_rounded = jax.custom_vjp(_wide)
+_rounded.defvjp(lambda x, kernel: (_wide(x, kernel), (x, kernel)), _wide_gradient)

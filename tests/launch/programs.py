@@ -38,6 +38,7 @@ SHRUNK = {
 
 # What makes the recipe `tiny` as small as it can be, for runs of many steps.
 LEAST = {
+    "--model.dtype": "float32",
     **{f"--model.architecture.{name}": "8" for name in ("hidden-size", "intermediate-size", "head-dim")},
     **{f"--model.architecture.{name}": "1" for name in ("num-layers", "num-heads", "num-kv-heads")},
     "--mesh.data": "1",

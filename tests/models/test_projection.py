@@ -174,7 +174,9 @@ def test_whatever_a_rollout_takes_of_a_policy_and_of_the_heads_on_it_is_laid_out
 
 
 @pytest.mark.parametrize(("batch", "contract", "features"), [((2, 3), 1, (4, 16)), ((1, 2), 1, 64), ((2, 2), 2, 64)])
-def test_a_cpu_rounds_a_product_of_bfloat16_once_and_makes_no_float32_of_the_kernel(batch, contract, features) -> None:
+def test_a_cpu_multiplies_bfloat16_and_its_gradients_in_bfloat16_and_makes_no_float32_of_the_kernel(
+    batch, contract, features
+) -> None:
     config = replace(CONFIG, dtype="bfloat16")
     layer, inner = Projection(config, features, ("embed", "heads", "head"), contract), (64, 32)[:contract]
     x = jax.random.normal(jax.random.key(1), (*batch, *inner), "bfloat16")
@@ -189,4 +191,11 @@ def test_a_cpu_rounds_a_product_of_bfloat16_once_and_makes_no_float32_of_the_ker
     lines = [line for computation in program.computations.values() for line in computation]
     (product,) = (line for line in lines if line.opcode == "dot")
     assert product.line.split(" = ")[1].startswith("f32")
-    assert "convert" not in {line.opcode for line in lines if kernel.shape in line.arrays}
+    assert "convert" not in {line.opcode for line in lines if line.elements == kernel.size}
+    cotangent = jax.random.normal(jax.random.key(2), y.shape, "bfloat16")
+    backward = jax.vjp(lambda x, kernel: layer.apply({"params": {"kernel": kernel}}, x), x, kernel)[1]
+    (dx, dk), g = (np.float64(gradient) for gradient in backward(cotangent)), np.float64(cotangent)
+    outs = tuple(range(g.ndim - len(np.atleast_1d(features)), g.ndim)), tuple(range(contract, kernel.ndim))
+    rows = tuple(range(len(batch)))
+    np.testing.assert_allclose(dx, np.tensordot(g, np.float64(kernel), axes=outs), rtol=2**-8, atol=1e-3)
+    np.testing.assert_allclose(dk, np.tensordot(np.float64(x), g, axes=(rows, rows)), rtol=2**-8, atol=1e-3)
