@@ -18,8 +18,8 @@ from specjax.types import LayerCache, PyTree, TextCache, pytree
 
 # XLA's CPU backend multiplies a head's keys with a few queries faster one query at a time, as a matrix with a vector,
 # and with more of them where positions times head_dim are many; its values with two at most. Queries are the tokens
-# times the heads that share the keys. Measured without YNNPACK on 2 cores in jax 0.10.2: 1 to 32 rows, 1 to 8 kv heads
-# of 16 to 128, 40 to 1024 positions.
+# times the heads that share the keys. Measured in float32, without YNNPACK, on 2 cores in jax 0.10.2: 1 to 32
+# rows, 1 to 8 kv heads of 16 to 128, 40 to 1024 positions.
 _MOST_BY_KEYS, _MOST_BY_LARGE_KEYS, _LARGE_KEYS, _MOST_BY_VALUES = 8, 16, 2**13, 2
 
 Product = Callable[[str, Array, Array], Array]

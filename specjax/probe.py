@@ -60,7 +60,7 @@ class StagedStep:
 
     `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
     selected by them, `logprob` the forwards of policies that are not trained, `train` forward, backward and updates.
-    Compilation, on first use, is in none of them. The state is donated.
+    Compilation, on first use, is in none of them, nor the first run of a rollout. The state is donated.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class ProbeStep:
 
     `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
     `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0.
-    Neither that nor compilation, on first use, is part of a step's time. The state is donated.
+    Neither that nor compilation, on first use, nor the first run of a rollout is part of a step's time. The state is
+    donated.
     """
 
     def __init__(
