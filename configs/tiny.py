@@ -1,8 +1,8 @@
 """A whole run on two CPU cores in minutes: a policy from scratch learns sums.
 
 Wide and shallow: what a round of few sequences waits for is the policy's 21 MB of weights, as a GPU waits for its
-memory. With four drafted tokens each, four rows wait as long as for 2.2 to 2.4 plain ones, on a CPU that multiplies
-tiles of bfloat16; in float32 it was 2.9.
+memory. With four drafted tokens each, four rows wait as long as for 2.3 to 2.4 plain ones, on a CPU that multiplies
+tiles of bfloat16; in float32 it was 2.9 to 3.0.
 """
 
 from configs.schema import (
