@@ -23,9 +23,9 @@ from specjax.plan import RolloutConfig
 
 config = RunConfig(
     name="tiny",
-    steps=200,
-    probe_every=200,
-    print_every=20,
+    steps=320,
+    probe_every=320,
+    print_every=40,
     model=ModelConfig(
         architecture=DecoderConfig(
             vocab_size=15,
@@ -55,13 +55,13 @@ config = RunConfig(
     policy_optimizer=OptimizerConfig(learning_rate=4e-5, b2=0.99, warmup_steps=30),
     # Of six sequences a step, a draft learns more the smaller its steps become.
     draft_optimizer=OptimizerConfig(
-        learning_rate=2e-3, b2=0.98, warmup_steps=20, schedule="cosine", decay_steps=180, floor=0.1
+        learning_rate=2e-3, b2=0.98, warmup_steps=20, schedule="cosine", decay_steps=300, floor=0.1
     ),
     warmup=WarmupConfig(
         steps=80, batch_size=24, optimizer=OptimizerConfig(learning_rate=2e-3, b2=0.98, warmup_steps=20)
     ),
     distill=DistillConfig(steps=320, answers=640, chunks=1, batch_size=12),
-    eval=EvalConfig(every=200, prompts=192),
-    checkpoint=CheckpointConfig(every=100),
+    eval=EvalConfig(every=320, prompts=192),
+    checkpoint=CheckpointConfig(every=160),
     speedup=SpeedupConfig(slots=(6,), draft_lengths=(3, 4), prompts=2, repeats=16),
 )
