@@ -15,9 +15,10 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen import unbox
 from jax.experimental import topologies
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
@@ -26,6 +27,7 @@ from launch.bench.presets import PRESETS, Preset
 from launch.bench.rounds import seated, some_rounds
 from launch.measure import provenance
 from models.config import eagle3_feature_layers
+from specjax.mesh import AXES
 from specjax.plan import RolloutConfig
 from specjax.rounds import Decoding, RoundState
 from specjax.testing.hlo import Instruction, Program
@@ -134,13 +136,15 @@ def main() -> None:
     number = jnp.zeros(options.batch, jnp.int32)
     prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), lengths=number, id=number))
     target = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
-    device = NamedSharding(topologies.make_mesh(target, (1,), ("device",)), P())
+    mesh = Mesh(np.reshape(target.devices, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
     print(f"{provenance('benchmarks.gpu_program')}\ntarget    {target.devices[0].device_kind}, which is not there")
     print(f"preset    {options.preset}, {preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB with the draft's")
     print(f"rows      {options.batch} that see {options.context} positions each")
-    for k in options.draft_lengths:
-        report(preset, made, (params, prompts), k, device)
+    # What is traced for a mesh that is set is for its devices.
+    with jax.set_mesh(mesh):
+        for k in options.draft_lengths:
+            report(preset, made, (params, prompts), k, NamedSharding(mesh, P()))
 
 
 if __name__ == "__main__":

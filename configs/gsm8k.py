@@ -2,7 +2,7 @@
 
 Made for Qwen3-0.6B to Qwen3-1.7B on one GPU of 80 GB, answering step by step without thinking. The problems are
 gsm8k/train.jsonl and gsm8k/test.jsonl, each line a `question` and an `answer` that ends in "#### NUMBER", in the folder
-$SPECJAX_DATA, by default shared/data beside the clone.
+$SPECJAX_DATA, by default ./data.
 """
 
 import os
@@ -12,7 +12,7 @@ from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, 
 from specjax.optimizer import OptimizerConfig
 from specjax.plan import RolloutConfig
 
-DATA = Path(os.environ.get("SPECJAX_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 
 config = RunConfig(
     name="gsm8k",

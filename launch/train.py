@@ -179,22 +179,26 @@ class Steps:
         start = time.perf_counter()
         prompts = next(self.pipeline)
         data_s = time.perf_counter() - start
-        probing = _due(number, self.setup.config.probe_every)
-        if probing:
+        probing, ahead = (_due(n, self.setup.config.probe_every) for n in (number, number + 1))
+        # Before every probe, though one would do: a resumed run takes the programs that the whole one did.
+        rehearsing = ahead and not probing
+        staged = probing or rehearsing
+        if staged:
             self.record.finish()
         state = self._costed(number, state, probing)
-        if probing:
+        if staged:
             start = time.perf_counter()
         clock.lap()
         # A copy, still there to be told of when the state has been donated.
         by = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
-        state, rollout, metrics = (self.probe if probing else self.step)(state, prompts)
-        if (compiling := clock.lap()) and not probing:
+        step = self.probe if probing else self.probe.rehearse if rehearsing else self.step
+        state, rollout, metrics = step(state, prompts)
+        if (compiling := clock.lap()) and not staged:
             console.print(f"compiled the step in {compiling:.1f} s")
         if probing:
             self._say_what_it_gains(number, metrics)
         timed = metrics | {"time/data": data_s}
-        if probing:
+        if staged:
             # A step begins with asking for its prompts.
             timed["time/step"] += data_s
         self.record.dispatched(number, start, timed, by and (rollout.k, by), (prompts, rollout))

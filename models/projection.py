@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.config import LayerConfig
+from specjax.mesh import for_cpu
 from specjax.types import PyTree
 
 # Rows of a vector of Eigen's (AVX-512, float32).
@@ -98,13 +99,13 @@ def _by_turned(x: Array, kernel: Array, contract: int) -> Array:
 
 
 def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
-    """On a CPU bfloat16 with a result in float32, which is rounded, and two rows of float32 one by one.
+    """On a CPU bfloat16 is multiplied as `_product` says, and two rows of float32 one by one.
 
-    For these XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer than twice for one: by a tenth
+    For two at once XLA's CPU backend (of jax 0.10.2, without YNNPACK) takes longer than twice for one: by a tenth
     where the weights come from memory, twice as long where they are in its cache.
     """
     batch = x.shape[: x.ndim - contract]
-    if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if x.dtype == jnp.bfloat16 and for_cpu():
         inner = math.prod(x.shape[len(batch) :])
         y = _rounded(x.reshape(math.prod(batch), inner), kernel.reshape(inner, -1))
         return y.reshape(*batch, *kernel.shape[contract:])
@@ -120,7 +121,7 @@ def _by_kernel(x: Array, kernel: Array, contract: int) -> Array:
     return jax.lax.platform_dependent(x, kernel, cpu=apart, default=whole)
 
 
-def _wide(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
+def _product(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
     """A product of two matrices in float32, rounded: so YNNPACK takes factors of bfloat16 as they are.
 
     For a result in bfloat16 XLA (of jax 0.10.2, no longer of 0.12) makes float32 of both first, the kernel included,
@@ -129,11 +130,11 @@ def _wide(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "
     return jax.lax.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
-def _wide_gradient(factors: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _gradient(factors: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     """Of products of bfloat16 again, where jax would multiply a cotangent in float32."""
     x, kernel = factors
-    return _wide(cotangent, kernel.T), _wide(x.T, cotangent)
+    return _product(cotangent, kernel.T), _product(x.T, cotangent)
 
 
-_rounded = jax.custom_vjp(_wide)
-_rounded.defvjp(lambda x, kernel: (_wide(x, kernel), (x, kernel)), _wide_gradient)
+_rounded = jax.custom_vjp(_product)
+_rounded.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _gradient)

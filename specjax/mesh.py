@@ -74,6 +74,12 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
     return jax.block_until_ready(result) if several else result
 
 
+def for_cpu() -> bool:
+    """Whether what is traced now is for CPUs: the devices of the mesh that is set, or else the default ones."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return (jax.default_backend() if device is None else device.device_kind) == "cpu"
+
+
 def decoding_options(dtype: jnp.dtype) -> dict[str, Any]:
     """The options with which XLA compiles a program that decodes, a whole step included; jax takes none within a trace.
 

@@ -106,8 +106,8 @@ def main(argv: list[str]) -> int:
         print_section(found[section], console)
         if options.json is not None:
             Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")
-    if options.plots is not None:
-        save_plots(Path(options.plots), found)
+        if options.plots is not None:
+            save_plots(Path(options.plots), {section: found[section]})
     return 0
 
 

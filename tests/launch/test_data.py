@@ -6,7 +6,7 @@ import pytest
 from launch.data import Problem, load_jsonl, split
 from launch.errors import ConfigError
 
-DATA = Path(os.environ.get("SPECJAX_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SPECJAX_DATA names one")
 
 

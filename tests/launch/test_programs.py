@@ -20,7 +20,9 @@ from configs.gsm8k import DATA
 from launch.costs import read_cells
 from launch.loggers import metric_names
 from launch.step_record import StepRecord
+from specjax import ProbeStep, Prompts, TrainState
 from specjax.cost import Cell
+from specjax.train_step import StepResult
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
 from tests.launch.programs import DRAFT_LENGTH, SHRUNK, Options, argv, finish, measured, metrics, saves, start
@@ -278,7 +280,22 @@ DISTILLING = {"--distill.steps": "2", "--distill.answers": "16", "--distill.batc
 
 
 @pytest.mark.parametrize("more", [{}, pytest.param(DISTILLING, marks=pytest.mark.slow)], ids=["plain", "distilling"])
-def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_tiny_from_warm_up_to_the_closing_comparison(
+    more: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    staged = []
+
+    class Counted(ProbeStep):
+        def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
+            result = super().rehearse(state, prompts)
+            staged[-1] = "rehearsal"
+            return result
+
+        def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+            staged.append("probe")
+            return super().__call__(state, prompts)
+
+    monkeypatch.setattr(launch.train, "ProbeStep", Counted)
     options = TINY | more | {"--out": str(tmp_path / "run")}
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
@@ -304,6 +321,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(more: Options, tmp_path: Pa
         assert line["rollout/draft_length"] == 1
     assert len(lines) == 4
     assert saves(tmp_path / "run") == [3, 4]
+    assert staged == ["rehearsal", "probe"] * 2
 
 
 @pytest.mark.slow

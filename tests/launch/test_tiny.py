@@ -16,7 +16,7 @@ def test_tiny_learns_and_speculation_pays(tmp_path: Path):
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     before, after = map(float, re.search(r"accuracy: (\S+)% before RL, (\S+)% after", result.stdout).groups())  # pyright: ignore[reportOptionalMemberAccess]
-    assert after - before >= 15
+    assert after - before >= 10
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(step["rollout/acceptance_length"] for step in steps[-5:]) / 5 >= 3.5
     over_all, tail = map(float, re.findall(r"speed-up (\S+) \[", result.stdout))

@@ -1,5 +1,6 @@
 """Dense layers: two rows a CPU takes one by one, others it multiplies by a kernel that is turned or in halves."""
 
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from jax.sharding import use_abstract_mesh
 
 from models import projection
 from models.config import DecoderConfig
@@ -17,8 +20,8 @@ from models.mtp import init_mtp, make_mtp, mtp_config
 from models.params import abstract_params
 from models.projection import LAID_OUT_SIZE, Projection, laid_out
 from specjax.generate import prepare
-from specjax.mesh import decoding_options
-from specjax.testing.hlo import Program
+from specjax.mesh import MeshConfig, decoding_options, make_mesh
+from specjax.testing.hlo import Program, collectives
 from specjax.types import Params
 from tests.specjax.training import AS_SHIPPED
 
@@ -199,3 +202,36 @@ def test_a_cpu_multiplies_bfloat16_and_its_gradients_in_bfloat16_and_makes_no_fl
     rows = tuple(range(len(batch)))
     np.testing.assert_allclose(dx, np.tensordot(g, np.float64(kernel), axes=outs), rtol=2**-8, atol=1e-3)
     np.testing.assert_allclose(dk, np.tensordot(np.float64(x), g, axes=(rows, rows)), rtol=2**-8, atol=1e-3)
+
+
+def test_only_for_cpus_is_bfloat16_multiplied_in_another_way() -> None:
+    layer, x = Projection(replace(CONFIG, dtype="bfloat16"), 5, ("embed", "mlp")), jnp.ones((3, 6), "bfloat16")
+    params, here = {"params": {"kernel": jnp.ones((6, 5), "bfloat16")}}, make_mesh(MeshConfig())
+    assert here.abstract_mesh.abstract_device is not None
+    for kind, wanted in ((here.abstract_mesh.abstract_device.device_kind, "float32"), ("NVIDIA H200", "bfloat16")):
+        device = copy(here.abstract_mesh.abstract_device)
+        object.__setattr__(device, "device_kind", kind)
+        with use_abstract_mesh(here.abstract_mesh.update(abstract_device=device)):
+            traced = str(jax.make_jaxpr(layer.apply)(params, x))
+        assert f"preferred_element_type={wanted}" in traced
+
+
+def test_products_of_bfloat16_on_a_mesh_gather_neither_kernel_nor_rows() -> None:
+    """Their rows and features are flattened, of which the first axes are sharded."""
+    mesh = make_mesh(MeshConfig(data=2, tensor=4))
+    layer = Projection(replace(CONFIG, dtype="bfloat16"), (4, 8), ("embed", "heads", "head"))
+    x = jax.random.normal(jax.random.key(1), (4, 3, 16), "bfloat16")
+    kernel = jax.random.normal(jax.random.key(0), (16, 4, 8), "bfloat16")
+
+    @jax.jit
+    def gradient(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.grad(lambda x, k: jnp.sum(layer.apply({"params": {"kernel": k}}, x) ** 2), (0, 1))(x, kernel)
+
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put((x, kernel), (P("data"), P(None, "tensor")))
+        compiled = gradient.lower(*sharded).compile()
+        got = compiled(*sharded)
+    lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
+    assert {line.opcode.removesuffix("-start") for line in collectives(lines)} == {"all-reduce"}
+    for ours, theirs in zip(got, gradient(x, kernel), strict=True):
+        np.testing.assert_allclose(np.float64(ours), np.float64(theirs), rtol=0.05, atol=0.5)

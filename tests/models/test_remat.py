@@ -1,5 +1,6 @@
 """Rematerialisation saves memory and nothing else."""
 
+from dataclasses import replace
 from functools import partial
 
 import flax.linen as nn
@@ -35,16 +36,24 @@ def params() -> PyTree:
     return nn.unbox(jax.jit(partial(init_decoder, CONFIG))(jax.random.key(0)))
 
 
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def results(params: PyTree) -> dict[Remat, tuple[PyTree, int]]:
+def results(params: PyTree, dtype: str) -> dict[Remat, tuple[PyTree, int]]:
     """The gradient of a loss of logits and features, and the bytes that its program needs beside them."""
+    config = replace(CONFIG, dtype=dtype)
 
     def compute(remat: Remat) -> tuple[PyTree, int]:
         def loss(params: PyTree) -> jax.Array:
-            output = make_policy(CONFIG, remat).apply(params, TOKENS, START)
-            return jnp.sum(jnp.sin(output.logits)) + jnp.sum(jnp.cos(output.features))
+            output = make_policy(config, remat).apply(params, TOKENS, START)
+            return jnp.sum(jnp.sin(output.logits)) + jnp.sum(jnp.cos(output.features.astype("float32")))
 
-        compiled = jax.jit(jax.grad(loss), compiler_options=LATE).lower(params).compile()
+        # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            compiled = jax.jit(jax.grad(loss), compiler_options=LATE).lower(params).compile()
         memory = compiled.memory_analysis()
         assert memory is not None
         return compiled(params), memory.temp_size_in_bytes
@@ -52,9 +61,9 @@ def results(params: PyTree) -> dict[Remat, tuple[PyTree, int]]:
     return {remat: compute(remat) for remat in ("none", "dots", "full")}
 
 
-def test_gradients_are_equal(results) -> None:
+def test_gradients_are_equal(results, dtype: str) -> None:
     for remat in ("dots", "full"):
-        assert relative_gap(results[remat][0], results["none"][0]) < 1e-6
+        assert relative_gap(results[remat][0], results["none"][0]) < {"float32": 1e-6, "bfloat16": 0.02}[dtype]
 
 
 def test_memory_falls(results) -> None:

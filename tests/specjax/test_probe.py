@@ -1,24 +1,23 @@
-"""What the clock of the stages runs; that its stages are those of the fused step, test_train_step sees."""
+"""What the clock of the stages runs; that its stages are those of the fused step, test_meshes sees."""
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.experimental import io_callback
 
 from specjax.probe import Clock
 
 
-@pytest.mark.parametrize(("pure", "ran"), [(False, [1, 2]), (True, [2, 3])])
-def test_a_pure_program_is_run_once_more_the_first_time(pure: bool, ran: list[int]) -> None:
-    runs = []
+def test_a_program_runs_once_a_call_and_is_traced_once() -> None:
+    runs, traced = [], []
 
     def counted(x: jax.Array) -> jax.Array:
+        traced.append(0)
         io_callback(lambda: runs.append(0), None)
         return 2 * x
 
     clock = Clock(jnp.dtype("float32"))
-    for count in ran:
-        result, seconds = clock("counted", counted, jnp.float32(3), pure=pure)
+    for count in (1, 2):
+        result, seconds = clock("counted", counted, jnp.float32(3))
         assert result == 6 and seconds > 0
         jax.effects_barrier()
-        assert len(runs) == count
+        assert (len(runs), len(traced)) == (count, 1)

@@ -73,25 +73,30 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
     halves = tuple((sequences >> i, ANY_LENGTH) for i in range(sequences.bit_length()))
     phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
-    own = {
-        name: Generation(networks, prompts, replace(config, draft_length=k), tail=tail)
-        for name, k in _own(preset).items()
-    }
-    lengths, tokens = np.asarray(own[PLAIN].generate().lengths), np.asarray(prompts.tokens)
 
-    def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
-        sizes = (sequences, sequences // 4)
-        return {f", {rows} at a time": partial(_in_parts, sampler, tokens, lengths, rows) for rows in sizes}
+    def rows() -> list[Row]:
+        own = {
+            name: Generation(networks, prompts, replace(config, draft_length=k), tail=tail)
+            for name, k in _own(preset).items()
+        }
+        lengths, tokens = np.asarray(own[PLAIN].generate().lengths), np.asarray(prompts.tokens)
 
-    table = _compare(lengths, own, _theirs(_loaded(networks), sequences, run), preset)
+        def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
+            sizes = (sequences, sequences // 4)
+            return {f", {size} at a time": partial(_in_parts, sampler, tokens, lengths, size) for size in sizes}
+
+        return _compare(lengths, own, _theirs(_loaded(networks), sequences, run), preset)
+
+    table = where_it_fits({"batch": sequences}, rows)
     notes = [
-        f"{sequences} completions of {lengths.min()} to {lengths.max()} tokens, with {np.median(lengths):.0f} as the "
-        f"median and {lengths.sum()} in all; prompts of {preset.prompt}",
+        f"{sequences} completions, one in {tail.every} of {tail.longest} tokens, the others around {tail.median}; "
+        f"prompts of {preset.prompt}",
         "a sampler that goes on until its longest row is done is told how long that is; tokens beyond a row's length "
         "do not count",
         f"forced: a drafted token is kept with chance {preset.peer_rate}; ours decodes in phases of "
         f"{', '.join(str(slots) for slots, _ in halves)} slots, the first within {phases[0][1]} positions while it can",
         *NOTES,
+        NO_ROOM,
         _versions(),
     ]
     return Section("a rollout with a long tail, against other samplers on the same weights", table, notes)
