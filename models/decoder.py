@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, turning
 from models.projection import Projection, laid_out
+from models.rope import Rotation
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
@@ -30,11 +31,12 @@ class Block(nn.Module):
         x: Float[Array, "B T D"],
         cache: LayerCache | None,
         view: View,
+        turn: Rotation,
         only: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N D"], LayerCache | None]:
         c = self.config
         attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
-        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, only)
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, turn, only)
         x = (x if only is None else token_at(x, only)) + y
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
@@ -46,8 +48,8 @@ _SAVED = {
 }
 
 
-def _uncached(block: Block, x: Float[Array, "B T D"], view: View) -> Float[Array, "B T D"]:
-    return block(x, None, view)[0]
+def _uncached(block: Block, x: Float[Array, "B T D"], view: View, turn: Rotation) -> Float[Array, "B T D"]:
+    return block(x, None, view, turn)[0]
 
 
 class Decoder(nn.Module):
@@ -92,16 +94,16 @@ class Decoder(nn.Module):
         else:
             room = cache[0].k.shape[2]
             views = {window: decode_view(start, count, room, first, window) for window in windows}
-        features, layers = [], []
+        turn, features, layers = turning(self.config, views[windows[0]].positions), [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
                 features.append(x)
             if cache is not None:
-                x, layer = block(x, cache[i], views[windows[i]])
+                x, layer = block(x, cache[i], views[windows[i]], turn)
                 layers.append(layer)
             else:
                 forward = _uncached if self.remat == "none" else nn.remat(_uncached, policy=_SAVED[self.remat])
-                x = forward(block, x, views[windows[i]])
+                x = forward(block, x, views[windows[i]], turn)
         hidden = self.norm(x)
         if logits:
             read = self.unembed(hidden if only is None else token_at(hidden, only))

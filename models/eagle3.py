@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, turning
 from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
@@ -132,13 +132,14 @@ class Eagle3(nn.Module):
         asked = [None] * (c.num_layers - 1) + [only]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
-        y, layer = self.attention(x, cache[0], view, asked[0])
+        turn = turning(c, view.positions)
+        y, layer = self.attention(x, cache[0], view, turn, asked[0])
         residual = normed if c.norm_before_residual else hidden
         hidden = (residual if asked[0] is None else token_at(residual, asked[0])) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         written = [layer]
         for block, own, which in zip(self.layer, cache[1:], asked[1:], strict=True):
-            hidden, layer = block(hidden, own, view, which)
+            hidden, layer = block(hidden, own, view, turn, which)
             written.append(layer)
         normed = self.norm(hidden)
         return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from models.config import LayerConfig
 from models.projection import Projection
-from models.rope import rope
+from models.rope import Rotation, rope, rotation
 from specjax import cache as kv
 from specjax.cache import View
 from specjax.mesh import constrain
@@ -34,8 +34,9 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: (x, cache or None, view) -> (output [B, T, hidden_size], the cache with x written).
+    """Grouped-query attention: (x, cache or None, view, turn) -> (output [B, T, hidden_size], cache with x written).
 
+    turn: of all T tokens, as `turning` makes it.
     only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, ..].
     """
 
@@ -47,21 +48,23 @@ class Attention(nn.Module):
         x: Float[Array, "B T D"],
         cache: LayerCache | None,
         view: View,
+        turn: Rotation,
         only: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
-        asking, seen = (x, view) if only is None else (kv.token_at(x, only), view.at(only))
+        asking, own, mask = x, turn, view.mask
+        if only is not None:
+            asking, own, mask = kv.token_at(x, only), turn.at(only), mask if mask is None else kv.token_at(mask, only)
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
         q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
         v = Projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
-        q = rope(q, seen.positions, c.rope_theta, c.rope_scaling)
-        k = rope(k, view.positions, c.rope_theta, c.rope_scaling)
+        q, k = rope(q, own), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = attend_unrolled(q, cache, view.window) if seen.mask is None else kv.attend(q, cache, seen.mask)
+            y = attend_unrolled(q, cache, view.window) if mask is None else kv.attend(q, cache, mask)
         else:
             # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
@@ -69,6 +72,11 @@ class Attention(nn.Module):
                 y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
         out = Projection(c, c.hidden_size, ("heads", None, "embed"), contract=2, name="o")
         return constrain(out(y), "batch", None, None), cache
+
+
+def turning(config: LayerConfig, positions: Int[Array, "B T"]) -> Rotation:
+    """The rotation that its layers share. Left to them, XLA (of jax 0.10.2) may compute it in each anew."""
+    return rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 class SwiGLU(nn.Module):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,10 +90,7 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:
-    """By how many radians each of the `half` pairs of dimensions turns from one position to the next, float32.
-
-    Constants, so that XLA sees that all layers turn alike.
-    """
+    """By how many radians each of the `half` pairs of dimensions turns from one position to the next, float32."""
     plain = 1.0 / theta ** (np.arange(half, dtype=np.float32) / half)
     match scaling:
         case None:
@@ -106,17 +103,31 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[n
             return _yarn(plain, theta, scaling)
 
 
-def rope(
-    x: Float[Array, "B T H d"], positions: Int[Array, "B T"], theta: float, scaling: RopeScaling | None
-) -> Float[Array, "B T H d"]:
-    """Rotary embedding in the half-split layout, angles in float32."""
-    frequency = frequencies(x.shape[-1] // 2, theta, scaling)
+class Rotation(NamedTuple):
+    """By how much each token turns, one for all layers of a forward: float32 [B, T, 1, head_dim / 2]."""
+
+    cos: Float[Array, "B T 1 h"]
+    sin: Float[Array, "B T 1 h"]
+
+    def at(self, index: Int[Array, "B"]) -> "Rotation":
+        """That of token `index` of each row alone."""
+        return Rotation(*(jnp.take_along_axis(x, index[:, None, None, None], axis=1) for x in self))
+
+
+def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: RopeScaling | None) -> Rotation:
+    """The rotary embedding of heads of `size` dimensions at these positions, angles in float32."""
+    frequency = frequencies(size // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
     cos, sin = _once(jnp.cos(angle)), _once(jnp.sin(angle))
     if isinstance(scaling, YarnScaling):
         cos, sin = scaling.magnitude * cos, scaling.magnitude * sin
+    return Rotation(cos, sin)
+
+
+def rope(x: Float[Array, "B T H d"], turn: Rotation) -> Float[Array, "B T H d"]:
+    """Queries or keys, turned in the half-split layout, in float32."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([a * turn.cos - b * turn.sin, b * turn.cos + a * turn.sin], axis=-1).astype(x.dtype)
 
 
 def _once(x: Float[Array, "B T 1 h"]) -> Float[Array, "B T 1 h"]:

@@ -143,11 +143,6 @@ class View:
     mask: Bool[Array, "B T S"] | None = None
     window: int | None = field(default=None, metadata={"static": True})
 
-    def at(self, index: Int[Array, "B"]) -> "View":
-        """The view of token `index` of each row alone."""
-        mask = None if self.mask is None else token_at(self.mask, index)
-        return View(jnp.take_along_axis(self.positions, index[:, None], axis=1), self.write, mask)
-
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
     """What x holds for token `index` of each row."""

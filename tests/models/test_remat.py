@@ -66,10 +66,11 @@ def test_gradients_are_equal(results, dtype: str) -> None:
         assert relative_gap(results[remat][0], results["none"][0]) < {"float32": 1e-6, "bfloat16": 0.02}[dtype]
 
 
-def test_memory_falls(results) -> None:
+def test_memory_falls(results, dtype: str) -> None:
     none, dots, full = (results[remat][1] for remat in ("none", "dots", "full"))
     # Of a deep network it is what the layers keep: of each, attention's scores and the products.
-    assert full < 0.75 * dots and dots < 0.7 * none, (none, dots, full)
+    # In bfloat16 some of it is float32 all the same: of attention, and products before they are rounded.
+    assert full < {"float32": 0.75, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
 
 
 def test_a_forward_with_a_cache_is_left_as_it_is(params: PyTree) -> None:

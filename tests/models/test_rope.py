@@ -2,14 +2,19 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
 from models.hf_rope import rope_from_hf, rope_to_hf
-from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, scaling_from_json
+from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, rotation, scaling_from_json
 from tests.models.parity import GOLDEN
 
 CASES = json.loads((GOLDEN / "rope.json").read_text())
@@ -27,7 +32,7 @@ def test_frequencies_and_magnitude_are_those_of_transformers(case: dict[str, Any
     half = case["head_dim"] // 2
     np.testing.assert_allclose(frequencies(half, theta, scaling), case["frequencies"], rtol=1e-6)
     x = jnp.ones((1, 1, 1, 2 * half))
-    at_zero = rope(x, jnp.zeros((1, 1), jnp.int32), theta, scaling)
+    at_zero = rope(x, rotation(jnp.zeros((1, 1), jnp.int32), 2 * half, theta, scaling))
     np.testing.assert_allclose(at_zero, x * case["attention_factor"], rtol=1e-6)
 
 
@@ -80,3 +85,22 @@ def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
         YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0)
     with pytest.raises(ValueError, match="^rope_scaling: no kind of scaling has the fields alpha, factor$"):
         scaling_from_json({"factor": 2.0, "alpha": 1.0})
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_layers_of_a_forward_share_one_rotation(cached: bool) -> None:
+    config = DecoderConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4
+    )
+    policy, start = make_policy(config), jnp.zeros(2, jnp.int32)
+    params = nn.unbox(jax.eval_shape(partial(init_decoder, config), jax.random.key(0)))
+    caches = (jax.eval_shape(lambda: policy.init_cache(2, 9)),) if cached else ()
+    traced = jax.make_jaxpr(policy.apply)(params, jax.ShapeDtypeStruct((2, 5), jnp.int32), start, *caches)
+    assert (str(traced).count(" cos "), str(traced).count(" sin ")) == (1, 1)
+
+
+def test_a_rotation_at_one_token_of_each_row_is_that_of_its_position() -> None:
+    positions, index = jnp.asarray([[0, 1, 2], [5, 6, 7]]), jnp.asarray([2, 0])
+    whole, one = (rotation(x, 8, 1e4, None) for x in (positions, jnp.asarray([[2], [5]])))
+    for got, wanted in zip(whole.at(index), one, strict=True):
+        np.testing.assert_array_equal(got, wanted)
