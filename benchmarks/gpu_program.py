@@ -86,7 +86,7 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
         return some_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
 
     state, began = jax.eval_shape(first, *shapes), time.perf_counter()
-    args = abstract(device, (shapes[0], state, jnp.int32(0)))
+    args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
     compiled = jax.jit(some, donate_argnums=1).lower(*args).compile()
     seconds, program = time.perf_counter() - began, Program(str(compiled.as_text()))
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim

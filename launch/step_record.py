@@ -59,7 +59,7 @@ class StepRecord:
     def wait(self) -> None:
         """Let the step last dispatched end, so that what follows is not counted as its time.
 
-        A probe step has timed itself.
+        A probe step, or one before it, has timed itself.
         """
         if self._pending is not None and "time/step" not in self._pending[2]:
             _, start, metrics, *_ = self._pending

@@ -181,8 +181,7 @@ class Steps:
         data_s = time.perf_counter() - start
         probing, ahead = (_due(n, self.setup.config.probe_every) for n in (number, number + 1))
         # Before every probe, though one would do: a resumed run takes the programs that the whole one did.
-        rehearsing = ahead and not probing
-        staged = probing or rehearsing
+        staged = probing or ahead
         if staged:
             self.record.finish()
         state = self._costed(number, state, probing)
@@ -191,7 +190,7 @@ class Steps:
         clock.lap()
         # A copy, still there to be told of when the state has been donated.
         by = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
-        step = self.probe if probing else self.probe.rehearse if rehearsing else self.step
+        step = self.probe if probing else self.probe.rehearse if ahead else self.step
         state, rollout, metrics = step(state, prompts)
         if (compiling := clock.lap()) and not staged:
             console.print(f"compiled the step in {compiling:.1f} s")

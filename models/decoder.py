@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, turning
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
 from models.projection import Projection, laid_out
 from models.rope import Rotation
 from specjax.cache import View, decode_view, token_at, uncached_view
-from specjax.mesh import constrain
+from specjax.mesh import constrain, for_cpu
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
 
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         else:
             room = cache[0].k.shape[2]
             views = {window: decode_view(start, count, room, first, window) for window in windows}
-        turn, features, layers = turning(self.config, views[windows[0]].positions), [], []
+        turn, features, layers = rotation_of(self.config, views[windows[0]].positions), [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
                 features.append(x)
@@ -132,7 +132,7 @@ def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
 
     def for_decoding(params: PyTree) -> PyTree:
         """On CPUs a tied head becomes a matrix [in, out]: Eigen is far slower with the table, its transpose."""
-        if config.tie_embeddings and jax.default_backend() == "cpu":
+        if config.tie_embeddings and for_cpu():
             params = params | {"head": {"kernel": constrain(params["embed"]["embedding"].T, None, "vocab")}}
         return laid_out(params)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, turning
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
 from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
@@ -132,7 +132,7 @@ class Eagle3(nn.Module):
         asked = [None] * (c.num_layers - 1) + [only]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
-        turn = turning(c, view.positions)
+        turn = rotation_of(c, view.positions)
         y, layer = self.attention(x, cache[0], view, turn, asked[0])
         residual = normed if c.norm_before_residual else hidden
         hidden = (residual if asked[0] is None else token_at(residual, asked[0])) + y

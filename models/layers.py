@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention: (x, cache or None, view, turn) -> (output [B, T, hidden_size], cache with x written).
 
-    turn: of all T tokens, as `turning` makes it.
+    turn: of all T tokens, as `rotation_of` makes it.
     only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, ..].
     """
 
@@ -54,7 +54,9 @@ class Attention(nn.Module):
         c = self.config
         asking, own, mask = x, turn, view.mask
         if only is not None:
-            asking, own, mask = kv.token_at(x, only), turn.at(only), mask if mask is None else kv.token_at(mask, only)
+            asking, own = kv.token_at(x, only), turn.at(only)
+            if mask is not None:
+                mask = kv.token_at(mask, only)
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
         q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
@@ -74,8 +76,8 @@ class Attention(nn.Module):
         return constrain(out(y), "batch", None, None), cache
 
 
-def turning(config: LayerConfig, positions: Int[Array, "B T"]) -> Rotation:
-    """The rotation that its layers share. Left to them, XLA (of jax 0.10.2) may compute it in each anew."""
+def rotation_of(config: LayerConfig, positions: Int[Array, "B T"]) -> Rotation:
+    """The rotation that the layers of a network share. Left to each of them, XLA (of jax 0.10.2) may repeat it."""
     return rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
 
 

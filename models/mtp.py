@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
 from models.eagle3 import step_of
-from models.layers import RMSNorm, init_cache, turning
+from models.layers import RMSNorm, init_cache, rotation_of
 from models.projection import Projection, laid_out
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
@@ -103,7 +103,7 @@ class MTP(nn.Module):
         if not convention.embedding_first:
             pair.reverse()
         x = self.fc(jnp.concatenate(pair, axis=-1))
-        turn = turning(self.config, view.positions)
+        turn = rotation_of(self.config, view.positions)
         x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, only)
         normed = self.norm(x)
         return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)

@@ -78,7 +78,7 @@ def laid_out(params: PyTree) -> PyTree:
     halves: two of [in, features / 2], of matrices that narrow to half or less. A product with so few columns Eigen
             leaves to one core; two that do not wait for each other run beside each other.
     """
-    if not isinstance(params, Mapping) or jax.default_backend() != "cpu":
+    if not isinstance(params, Mapping) or not for_cpu():
         return params
     made = {name: laid_out(part) for name, part in params.items()}
     kernel = params.get("kernel")

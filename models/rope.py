@@ -104,7 +104,7 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[n
 
 
 class Rotation(NamedTuple):
-    """By how much each token turns, one for all layers of a forward: float32 [B, T, 1, head_dim / 2]."""
+    """By how much each token turns, times what YaRN stretches it by: float32 [B, T, 1, head_dim / 2]."""
 
     cos: Float[Array, "B T 1 h"]
     sin: Float[Array, "B T 1 h"]
@@ -125,7 +125,7 @@ def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: Rop
 
 
 def rope(x: Float[Array, "B T H d"], turn: Rotation) -> Float[Array, "B T H d"]:
-    """Queries or keys, turned in the half-split layout, in float32."""
+    """Queries or keys, turned in the half-split layout; computed in float32."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * turn.cos - b * turn.sin, b * turn.cos + a * turn.sin], axis=-1).astype(x.dtype)
 

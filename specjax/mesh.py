@@ -89,7 +89,7 @@ def decoding_options(dtype: jnp.dtype) -> dict[str, Any]:
     second core for a matmul where a device has at most two to itself: handing it the half of a small one costs what it
     saves (`benchmarks.xla_flags`). In bfloat16 it is YNNPACK that multiplies, on some CPUs whole tiles at once.
     """
-    if jax.default_backend() != "cpu" or dtype == jnp.bfloat16:
+    if not for_cpu() or dtype == jnp.bfloat16:
         return {}
     threads = (os.cpu_count() or 1) / jax.local_device_count()
     return {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_multi_thread_eigen": threads > 2}

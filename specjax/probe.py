@@ -35,14 +35,19 @@ class Clock:
         """The next call begins now."""
         self._last = time.perf_counter()
 
-    def __call__(self, name: str, run: Callable, *args: PyTree, **jit_options: Any) -> tuple[Any, float]:
+    def __call__(
+        self, name: str, run: Callable, *args: PyTree, pure: bool = False, **jit_options: Any
+    ) -> tuple[Any, float]:
         """What `run(*args)` returns, and the seconds since the call before ended, so that they add up.
 
-        Compiling, the first time that a name comes, is not in them.
+        Compiling, the first time that a name comes, is not in them, nor, where nothing is donated and no host is
+        asked (`pure`), the first run, which is slower than those behind it.
         """
         if name not in self._compiled:
             program = jax.jit(run, compiler_options=decoding_options(self._dtype), **jit_options)
             self._compiled[name] = program.lower(*args).compile()
+            if pure:
+                jax.block_until_ready(self._compiled[name](*args))
             self.start()
         result = jax.block_until_ready(self._compiled[name](*args))
         seconds = time.perf_counter() - self._last
@@ -55,7 +60,8 @@ class StagedStep:
 
     `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
     selected by them, `logprob` the forwards of policies that are not trained, `train` forward, backward and updates.
-    Compilation, on first use, is in none of them, what else a program's first run takes is. The state is donated.
+    Compilation, on first use, is in none of them, nor the first run of a rollout; the first run of another program is,
+    which is slower than those behind it. The state is donated.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class StagedStep:
             prompts, stages, seconds = place(prompts, self._mesh), self._stages, {}
             params, seconds["prepare"] = self.prepare(state)
             rollout, seconds["generation"] = self._timed(
-                "generate", stages.generate, params, prompts, state.step, chosen
+                "generate", stages.generate, params, prompts, state.step, chosen, pure=True
             )
             # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
             del params
@@ -112,8 +118,8 @@ class ProbeStep:
 
     `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
     `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0.
-    Neither that nor compilation, on first use, is part of a step's time. A program's first run takes longer than those
-    behind it: `rehearse` a step before. The state is donated.
+    Neither that nor compilation, on first use, is part of a step's time, nor the first run of a rollout. Those of other
+    programs are, but where the step before was a rehearsal (`rehearse`). The state is donated.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class ProbeStep:
             prompts = place(prompts, self._mesh)
             params, _ = self._step.prepare(state)
             self._timed.start()
-            plain, plain_s = self._timed("generate", self._generate_plain, params, prompts, state.step, None)
+            plain, plain_s = self._timed("generate", self._generate_plain, params, prompts, state.step, None, pure=True)
             del params
         (state, rollout, metrics), seconds = self._step(state, prompts)
         speed = int(rollout.lengths.sum()) / seconds["generation"]
@@ -148,7 +154,6 @@ class ProbeStep:
         return state, rollout, metrics | times
 
     def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
-        """A step by the programs of a probe, whose metrics have the seconds of all of it alone, `time/step`."""
-        state, rollout, metrics = self(state, prompts)
-        kept = {name: x for name, x in metrics.items() if not name.startswith(("time/", "perf/"))}
-        return state, rollout, kept | {"time/step": metrics["time/step"]}
+        """A step by the programs that a probe times, whose metrics have the seconds of all of it alone."""
+        (state, rollout, metrics), seconds = self._step(state, prompts)
+        return state, rollout, metrics | {"time/step": sum(seconds.values())}

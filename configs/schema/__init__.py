@@ -207,10 +207,11 @@ class RunConfig:
         out:                 run directory, None takes runs/NAME or the next free number behind it; of launch.distill
                              and launch.export the directory to write, which must be given.
         resume:              continue the run in `out` (or the newest of NAME) from its last checkpoint.
-        probe_every:         run every n-th step stage by stage against the clock; 0 never.
+        probe_every:         run every n-th step stage by stage against the clock, and the one before it by the same
+                             programs; 0 never.
         print_every:         print every n-th step, and those that measured more; metrics.jsonl has them all.
         profile_step:        trace this step for a profiler, into profile/ of the run directory; 0 none. The first one
-                             compiles, too.
+                             compiles, too, and one that is probed runs stage by stage.
         microbatches:        parts in which the gradient of an update is accumulated.
         reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
         gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,

@@ -52,7 +52,7 @@ def results(params: PyTree, dtype: str) -> dict[Remat, tuple[PyTree, int]]:
             return jnp.sum(jnp.sin(output.logits)) + jnp.sum(jnp.cos(output.features.astype("float32")))
 
         # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
-        with jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_dtype_promotion("strict" if dtype == "float32" else "standard"):
             compiled = jax.jit(jax.grad(loss), compiler_options=LATE).lower(params).compile()
         memory = compiled.memory_analysis()
         assert memory is not None

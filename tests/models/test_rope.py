@@ -89,9 +89,8 @@ def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_layers_of_a_forward_share_one_rotation(cached: bool) -> None:
-    config = DecoderConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4
-    )
+    shape = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=4)
+    config = DecoderConfig(num_layers=3, sliding_window=3, sliding_layers=(1,), **shape)
     policy, start = make_policy(config), jnp.zeros(2, jnp.int32)
     params = nn.unbox(jax.eval_shape(partial(init_decoder, config), jax.random.key(0)))
     caches = (jax.eval_shape(lambda: policy.init_cache(2, 9)),) if cached else ()
