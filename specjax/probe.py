@@ -156,4 +156,5 @@ class ProbeStep:
     def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
         """A step by the programs that a probe times, whose metrics have the seconds of all of it alone."""
         (state, rollout, metrics), seconds = self._step(state, prompts)
-        return state, rollout, metrics | {"time/step": sum(seconds.values())}
+        whole: dict[str, Any] = {"time/step": sum(seconds.values())}
+        return state, rollout, metrics | whole
