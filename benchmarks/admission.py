@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.admission_loops import conditional, reading
 from benchmarks.forced import stops_at
 from benchmarks.networks import VOCAB, distilled, random_prompts, small
-from launch.build import Networks
-from launch.cli import use_compile_cache
-from launch.measure import in_turns, provenance, seconds, written
+from launch.build.networks import Networks
+from launch.cli.options import use_compile_cache
+from launch.timing import in_turns, provenance, seconds, written
 from specjax import MeshConfig, Rollout, RolloutConfig, make_generate, make_mesh, seed_step, speculative_rollout
 
 MESH, STOP = make_mesh(MeshConfig()), VOCAB - 1

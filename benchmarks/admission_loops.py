@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, sequence_keys
-from specjax.plan import RolloutConfig, admission
-from specjax.queue import blank, empty_record, let_in, prefill, seat, write_back
-from specjax.rollout import Carry, begin
-from specjax.rounds import Decoding, RoundState, commit, no_proposal, round_once
+from specjax.rollout.admission import blank, empty_record, let_in, prefill, seat, write_back
+from specjax.rollout.plan import RolloutConfig, admission
+from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, round_once
+from specjax.rollout.speculative import Carry, begin
 from specjax.types import Params, Policy, Prompts, Rollout
 
 

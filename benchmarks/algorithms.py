@@ -25,26 +25,26 @@ from rich.console import Console
 
 from configs import narrow
 from configs.schema import EvalConfig, RunConfig
-from launch.begin import warmed_up
-from launch.bench.plots import load_pyplot
-from launch.cli import run_program, use_compile_cache
-from launch.evaluation import Evaluate, make_evaluate
-from launch.measure import provenance
-from launch.pipeline import PromptPipeline, fixed_batches
-from launch.scoring import make_reward
-from launch.setup import Setup, set_up
+from launch.build.experiment import Setup, set_up
+from launch.cli.options import run_program, use_compile_cache
+from launch.cli.pyplot import load_pyplot
+from launch.data.batches import PromptPipeline, fixed_batches
+from launch.evaluation.sampler import Evaluate, make_evaluate
+from launch.rewards.reward_fn import make_reward
+from launch.run.start import warmed_up
+from launch.timing import provenance
 from specjax import Params, Policy, Prompts, Reward, Rollout, init_train_state, make_train_step, speculative_rollout
-from specjax.advantage import AdvantageConfig
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
-from specjax.loss import LossConfig
-from specjax.mesh import MeshConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig
 from specjax.rewards import RewardFn
-from specjax.selection import SelectionConfig
-from specjax.stages import TrainConfig
-from specjax.updates import UpdateConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.advantage import AdvantageConfig
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.selection import SelectionConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.updates import UpdateConfig
 
 # By how much accuracy on held-out prompts has to rise. Its standard error is at most 0.031, were both samples of a
 # prompt always alike.

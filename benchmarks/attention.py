@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from launch.bench.decoding import CopyBandwidth
-from launch.measure import in_turns, provenance, seconds, without_start, written
+from launch.bench.sections.decoding import CopyBandwidth
+from launch.timing import in_turns, provenance, seconds, without_start, written
 from specjax import cache as kv
 from specjax.types import LayerCache
 

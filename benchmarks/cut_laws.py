@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from launch.measure import in_turns, provenance, seconds, written
+from launch.timing import in_turns, provenance, seconds, written
 from specjax import SamplingLaw
 from specjax.sampling import full_log_probs, process_logits
 

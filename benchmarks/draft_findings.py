@@ -31,12 +31,12 @@ from benchmarks.draft_runs import (
 )
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
-from launch.begin import warmed_up
-from launch.bench.plots import load_pyplot
-from launch.cli import run_program, use_compile_cache
-from launch.distillation import distill
-from launch.measure import provenance
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.cli.options import run_program, use_compile_cache
+from launch.cli.pyplot import load_pyplot
+from launch.distillation.trainer import distill
+from launch.run.start import warmed_up
+from launch.timing import provenance
 
 # Steps of RL that a mean of the table is taken over.
 PART = 100

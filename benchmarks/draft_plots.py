@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.draft_runs import MODES, Drafted, Position, Run
-from launch.bench.plots import load_pyplot
+from launch.cli.pyplot import load_pyplot
 
 # Steps of RL that a point of a curve is the mean of.
 SMOOTHING = 25

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.acceptance import measure_acceptance
-from launch.answers import Answers, of_rollout
-from launch.distillation import distill
-from launch.measure import in_turns, interval
-from launch.pipeline import PromptPipeline
-from launch.scoring import make_reward
-from launch.setup import Setup
-from launch.speedup import Measurement, Program
+from launch.build.experiment import Setup
+from launch.comparison.best_plans import Measurement, Program
+from launch.data.batches import PromptPipeline
+from launch.data.responses import Answers, of_rollout
+from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.trainer import distill
+from launch.rewards.reward_fn import make_reward
+from launch.timing import in_turns, interval
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
-from specjax.adaptation import DraftTrainingConfig
-from specjax.generate import make_prepare
+from specjax.rollout.generate import make_prepare
+from specjax.train.adaptation import DraftTrainingConfig
 
 # How drafts go on learning in RL: when and on what, and at which share of the recipe's learning rate.
 MODES = {

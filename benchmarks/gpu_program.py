@@ -22,14 +22,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from launch.bench.networks import Functions, functions
+from launch.bench.models import Functions, functions
 from launch.bench.presets import PRESETS, Preset
 from launch.bench.rounds import seated, some_rounds
-from launch.measure import provenance
+from launch.timing import provenance
 from models.config import eagle3_feature_layers
-from specjax.mesh import AXES
-from specjax.plan import RolloutConfig
-from specjax.rounds import Decoding, RoundState
+from specjax.parallel.mesh import AXES
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState
 from specjax.testing.hlo import Instruction, Program
 from specjax.types import Params, Prompts, PyTree
 

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.forced import long_tailed
-from launch.measure import in_turns, provenance, seconds, written
+from launch.timing import in_turns, provenance, seconds, written
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax import MeshConfig, Params, SamplingLaw, make_mesh
-from specjax.batch import Batch
-from specjax.gradients import accumulate
-from specjax.ladder import rung, sort_rows, windows
-from specjax.loss import LossConfig
-from specjax.mesh import decoding_options
+from specjax.parallel.mesh import decoding_options
+from specjax.train.batch import Batch
+from specjax.train.gradients import accumulate
+from specjax.train.ladder import rung, sort_rows, windows
+from specjax.train.loss import LossConfig
 
 ROWS, MICROBATCHES, VOCAB, WIDTH, PROMPT, MEDIAN = 64, 8, 512, 64, 16, 64
 SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from launch.bench.networks import Networks, random_networks
+from launch.bench.models import Networks, random_networks
 from launch.bench.presets import PRESETS
 from launch.bench.rounds import Rounds
-from launch.measure import in_turns, provenance, written
+from launch.timing import in_turns, provenance, written
 from specjax.drafters.head import HeadDrafter
 from specjax.types import PyTree
 

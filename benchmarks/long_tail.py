@@ -13,11 +13,11 @@ import numpy as np
 
 from benchmarks.forced import long_tailed, stops_at
 from benchmarks.networks import VOCAB, distilled, random_prompts, small
-from launch.build import Networks
-from launch.cli import use_compile_cache
-from launch.measure import in_turns, provenance, seconds, written
+from launch.build.networks import Networks
+from launch.cli.options import use_compile_cache
+from launch.timing import in_turns, provenance, seconds, written
 from specjax import MeshConfig, Policy, Prompts, Rollout, RolloutConfig, make_generate, make_mesh, seed_step
-from specjax.plan import Phase, lay_out
+from specjax.rollout.plan import Phase, lay_out
 
 MESH, STOP, WIDTH = make_mesh(MeshConfig()), VOCAB - 1, 4
 Plan = tuple[tuple[int, int], ...]

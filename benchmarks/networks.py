@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.build import Networks
+from launch.build.networks import Networks
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import NoDrafter
-from specjax.generate import make_generate
 from specjax.keys import seed_step
-from specjax.optimizer import OptimizerConfig, make_optimizer, update, usable
-from specjax.plan import RolloutConfig
+from specjax.rollout.generate import make_generate
+from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
+from specjax.train.optimizer import OptimizerConfig, make_optimizer, update, usable
 from specjax.types import Params, Prompts, PyTree
 
 VOCAB = 128

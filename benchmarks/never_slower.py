@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
-from launch.build import Networks
-from launch.cli import use_compile_cache
-from launch.costs import RoundClock
-from launch.measure import geometric_mean, in_turns, interval, provenance, seconds
+from launch.build.networks import Networks
+from launch.cli.options import use_compile_cache
+from launch.costs.cost_table import RoundClock
+from launch.timing import geometric_mean, in_turns, interval, provenance, seconds
 from specjax import (
     MeshConfig,
     NGramDrafter,
@@ -37,7 +37,7 @@ from specjax import (
     seed_step,
 )
 from specjax.cost import choose, nothing_known, remember, round_seconds
-from specjax.plan import lay_out
+from specjax.rollout.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
 CELL_BOUND, POOLED_BOUND, BEST_BOUND = 0.95, 0.98, 0.95

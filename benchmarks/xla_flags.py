@@ -3,7 +3,8 @@
 Run from the repository's root: python -m benchmarks.xla_flags [--preset qwen3-0.6b] [--dtype bfloat16]
 
 Flags are set for one program alone, as XLA_FLAGS=--NAME=VALUE does for all. What this version of XLA does not know, or
-does not take for a single program, is named and left out. Without a flag means with specjax.mesh.decoding_options.
+does not take for a single program, is named and left out. Without a flag means with
+specjax.parallel.mesh.decoding_options.
 """
 
 import argparse
@@ -13,10 +14,10 @@ from typing import Any, get_args
 
 import jax
 
-from launch.bench.networks import random_networks
+from launch.bench.models import random_networks
 from launch.bench.presets import PRESETS, find_preset
 from launch.bench.rounds import Rounds
-from launch.measure import in_turns, provenance, written
+from launch.timing import in_turns, provenance, written
 from models.config import Dtype
 
 NONE = "none"

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.optimizer import OptimizerConfig
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 

@@ -17,9 +17,9 @@ from configs.schema import (
 )
 from configs.schema.networks import DraftConfig, ModelConfig
 from models.config import DecoderConfig
-from specjax.mesh import MeshConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="narrow",

@@ -24,11 +24,11 @@ XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
 
 from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
 from configs.schema.networks import DraftConfig
-from specjax.loss import LossConfig
-from specjax.mesh import MeshConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="qwen3_8b_rl_think",

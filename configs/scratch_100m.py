@@ -18,8 +18,8 @@ from configs.schema import (
 )
 from configs.schema.networks import DraftConfig, ModelConfig
 from models.config import DecoderConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="scratch_100m",

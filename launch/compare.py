@@ -16,23 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from launch.arms import AUTOMATIC, PLAIN, Arm, make_arms
-from launch.begin import warmed_up, warmup_length
-from launch.bench.plots import load_pyplot
-from launch.cli import Numbers, check_directory, check_writable, parse_run_and, run_program, use_compile_cache
-from launch.comparison import as_json as arms_as_json
-from launch.comparison import compare, print_comparison, print_partings
-from launch.console import reasons
-from launch.costs import RoundClock, load_cells
-from launch.curves import as_json as curves_as_json
-from launch.curves import print_curves, save_plot, train_both
-from launch.distillation import check_distillation, distill
-from launch.errors import ConfigError
-from launch.measure import in_turns, origin, provenance
-from launch.pipeline import check_supervised
-from launch.run_directory import restore_params, saved_step
-from launch.scoring import make_pool, make_reward
-from launch.setup import Setup, set_up
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import Numbers, check_directory, check_writable, parse_run_and, run_program, use_compile_cache
+from launch.cli.pyplot import load_pyplot
+from launch.comparison.reward_curves import as_json as curves_as_json
+from launch.comparison.reward_curves import print_curves, save_plot, train_both
+from launch.comparison.stage_times import as_json as arms_as_json
+from launch.comparison.stage_times import compare, print_comparison, print_partings
+from launch.comparison.variants import AUTOMATIC, PLAIN, Arm, make_arms
+from launch.costs.cost_table import RoundClock, load_cells
+from launch.data.batches import check_supervised
+from launch.distillation.trainer import check_distillation, distill
+from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.console import reasons
+from launch.run.directory import restore_params, saved_step
+from launch.run.start import warmed_up, warmup_length
+from launch.timing import in_turns, origin, provenance
 from models.files import write_atomically
 from specjax.checkpoint import Which
 from specjax.cost import Cell, Drafting, round_seconds

@@ -10,7 +10,6 @@ comes back as it was. So does `made_for.json`, what a draft or a policy with a h
 """
 
 import dataclasses
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,34 +19,21 @@ from typing import Any, Literal
 import jax
 import tyro
 
-from launch.cli import parse, run_program
-from launch.errors import ConfigError
-from models.config import Dtype
-from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
-from models.eagle3_dialects import dialect_of, stating_dtype
-from models.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse, run_program
+from launch.data.tokenizers import copy_tokenizer
+from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
+from models.checkpoints.made_for import read_made_for, state_made_for
+from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
 from models.files import CARRIED, new_directory, read_json, write_json
-from models.hf_config import carried_fields, read_hf_config
-from models.hf_export import save_policy
-from models.hf_import import load_policy
-from models.made_for import read_made_for, state_made_for
-from models.mtp_files import load_mtp, save_mtp
-from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.types import PyTree
-
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+from models.hf.config import carried_fields, read_hf_config
+from models.hf.eagle3_dialects import dialect_of, stating_dtype
+from models.hf.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp, save_mtp
+from models.hf.save import save_policy
+from models.params import cast
+from specjax.parallel.mesh import MeshConfig, make_mesh
 
 
 @dataclass(frozen=True)
@@ -134,11 +120,6 @@ def export_draft(args: ConvertArgs) -> None:
     state_made_for(args.out, read_made_for(args.source))
 
 
-def cast(params: PyTree, dtype: Dtype | None) -> PyTree:
-    """The parameters in a dtype; None keeps theirs."""
-    return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
-
-
 # Options that are for one conversion alone.
 _ALONE: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
     "feature_layers": (import_policy, "a policy to our layout"),
@@ -162,12 +143,6 @@ def _conversion(fields: Mapping[str, Any]) -> tuple[Callable[[ConvertArgs], None
     if dialect_of(fields):
         return import_draft, "our draft"
     return (import_policy, "our") if "model_type" in fields else (export_policy, "Hugging Face")
-
-
-def copy_tokenizer(source: Path, out: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, out / name)
 
 
 def main(argv: list[str]) -> int:

@@ -18,21 +18,21 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.acceptance import measure_acceptance
-from launch.answers import Answers, answers_file, load_answers
-from launch.cli import check_writable, parse_run_and, run_program, use_compile_cache
-from launch.distill_report import as_json, print_report
-from launch.distillation import check_distillation, distill
-from launch.draft_files import check_trained, check_verifier, write_draft, write_policy
-from launch.errors import ConfigError
-from launch.made_for import of_distillation
-from launch.payback import measure_payback
-from launch.run_directory import check_source, new_out, restore_params, restore_policy
-from launch.setup import Setup, set_up
-from models.eagle3_dialects import Dialect
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
+from launch.data.responses import Answers, answers_file, load_answers
+from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.break_even import measure_payback
+from launch.distillation.export import check_trained, check_verifier, write_draft, write_policy
+from launch.distillation.made_for import of_distillation
+from launch.distillation.report import as_json, print_report
+from launch.distillation.trainer import check_distillation, distill
+from launch.run.directory import check_source, new_out, restore_params, restore_policy
+from models.checkpoints.made_for import state_made_for
+from models.drafts.mtp import MTPConfig
 from models.files import write_atomically
-from models.made_for import state_made_for
-from models.mtp import MTPConfig
+from models.hf.eagle3_dialects import Dialect
 from specjax.checkpoint import Which
 from specjax.types import Params
 

@@ -17,19 +17,19 @@ import jax
 from rich.console import Console
 
 from configs.schema import RunConfig
-from launch.build import build_problems, load_problems
-from launch.cli import check_writable, parse_run_and, run_program, use_compile_cache
-from launch.data import Problem
-from launch.errors import ConfigError
-from launch.estimates import INTERVAL
-from launch.evaluation import Sampled, Sampler, prompts_a_batch
-from launch.evaluation_report import print_report, report
-from launch.final_answers import final_answer_of
-from launch.measure import origin
-from launch.pipeline import PromptTable, fixed_batches
-from launch.run_directory import check_source, params_of
-from launch.scoring import make_pool, make_reward
-from launch.setup import Setup, set_up
+from launch.build.experiment import Setup, set_up
+from launch.build.networks import build_problems, load_problems
+from launch.cli.errors import ConfigError
+from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
+from launch.data.batches import PromptTable, fixed_batches
+from launch.data.problems import Problem
+from launch.evaluation.report import print_report, report
+from launch.evaluation.sampler import Sampled, Sampler, prompts_a_batch
+from launch.evaluation.statistics import INTERVAL
+from launch.rewards.final_answers import final_answer_of
+from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.directory import check_source, params_of
+from launch.timing import origin
 from models.files import write_atomically
 from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter

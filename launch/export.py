@@ -10,16 +10,16 @@ from typing import Literal
 
 import numpy as np
 
-from launch.cli import parse_run_and, run_program
-from launch.convert import cast
-from launch.draft_files import check_draft, check_verifier, write_draft, write_policy
-from launch.errors import ConfigError
-from launch.made_for import of_run
-from launch.run_directory import new_out, restore_params, restore_policy
-from launch.setup import Setup, set_up
-from models.made_for import state_made_for
-from models.mtp import MTPConfig
-from models.mtp_files import load_mtp
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run_and, run_program
+from launch.distillation.export import check_draft, check_verifier, write_draft, write_policy
+from launch.run.directory import new_out, restore_params, restore_policy
+from launch.run.records import made_for
+from models.checkpoints.made_for import state_made_for
+from models.drafts.mtp import MTPConfig
+from models.hf.mtp_files import load_mtp
+from models.params import cast
 from specjax.checkpoint import Which
 
 
@@ -72,7 +72,7 @@ def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
         networks = replace(networks, head=replace(head, param_dtype=dtype))
     target_ids = None if ids is None else np.array(ids, np.int32)
     write_draft(out, networks, draft, target_ids, dialect, own.verifier or own.checkpoint)
-    state_made_for(out, of_run(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
+    state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
 
 
 def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
@@ -87,7 +87,7 @@ def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
             mtp = load_mtp(Path(path), networks.decoder, setup.mesh, dtype)
     write_policy(out, networks.decoder, cast(policy, dtype), path, mtp)
     if isinstance(networks.head, MTPConfig):
-        state_made_for(out, of_run(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
+        state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from launch.cli import parse_run_and, run_program, use_compile_cache
-from launch.data import Problem
-from launch.errors import ConfigError
-from launch.evaluation import at_one_length
-from launch.pipeline import PromptTable, fixed_batches
-from launch.run_directory import check_source, params_of
-from launch.setup import Setup, set_up
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.data.batches import PromptTable, fixed_batches
+from launch.data.problems import Problem
+from launch.evaluation.sampler import at_one_length
+from launch.run.directory import check_source, params_of
 from specjax.checkpoint import Which
-from specjax.generate import make_generate
 from specjax.keys import seed_step
-from specjax.mesh import batch_shards
-from specjax.metrics import rollout_metrics
+from specjax.parallel.mesh import batch_shards
+from specjax.rollout.generate import make_generate
+from specjax.train.metrics import rollout_metrics
 from specjax.types import Params, Rollout
 
 console = Console(highlight=False, soft_wrap=True, markup=False)

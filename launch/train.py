@@ -10,32 +10,32 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from launch.begin import Begun, begin, beside_the_state, checked, resume
-from launch.cli import parse_run, run_program, use_compile_cache
-from launch.compile_clock import CompileClock
-from launch.console import reasons
-from launch.costs import COST_TABLE, CostTable
-from launch.diary import Diary
-from launch.drafting import Switches, losing, made_with, misloaded
-from launch.errors import RunStopped
-from launch.evaluation import Evaluate, make_evaluate, prompts_a_batch
-from launch.guard import SkippedUpdates
-from launch.loggers import RunLogger
-from launch.pipeline import PromptPipeline, fixed_batches
+from launch.build.experiment import Setup, set_up
+from launch.cli.compilation import CompileClock
+from launch.cli.errors import RunStopped
+from launch.cli.options import parse_run, run_program, use_compile_cache
+from launch.comparison.best_plans import compare_plans, print_speedup
+from launch.costs.cost_table import COST_TABLE, CostTable
+from launch.data.batches import PromptPipeline, fixed_batches
+from launch.evaluation.sampler import Evaluate, make_evaluate, prompts_a_batch
 from launch.report import write_report
-from launch.run_directory import CHECKPOINTS, open_run, resumes
-from launch.samples import SampleLog
-from launch.scoring import make_pool, make_reward
-from launch.setup import Setup, set_up
-from launch.speedup import compare_plans, print_speedup
-from launch.step_record import StepRecord, Values
-from launch.stopping import Stopping
-from launch.weights_and_biases import wandb_log
-from models.eagle3 import Eagle3Config
+from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.console import reasons
+from launch.run.directory import CHECKPOINTS, open_run, resumes
+from launch.run.draft_alerts import Switches, losing, made_with, misloaded
+from launch.run.event_log import Diary
+from launch.run.metric_log import RunLogger
+from launch.run.sample_log import SampleLog
+from launch.run.signals import Stopping
+from launch.run.skipped_updates import SkippedUpdates
+from launch.run.start import Begun, begin, beside_the_state, checked, resume
+from launch.run.step_timer import StepRecord, Values
+from launch.run.wandb import wandb_log
+from models.drafts.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
-from specjax.probe import ProbeStep
 from specjax.rewards import RewardFn
-from specjax.train_step import make_train_step
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import make_train_step
 from specjax.types import TrainState
 
 PROFILE = "profile"

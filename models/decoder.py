@@ -13,7 +13,7 @@ from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
 from models.projection import Projection, laid_out
 from models.rope import Rotation
 from specjax.cache import View, decode_view, token_at, uncached_view
-from specjax.mesh import constrain, for_cpu
+from specjax.parallel.mesh import constrain, for_cpu
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
 

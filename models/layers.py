@@ -12,9 +12,9 @@ from models.projection import Projection
 from models.rope import Rotation, rope, rotation
 from specjax import cache as kv
 from specjax.cache import View
-from specjax.mesh import constrain
+from specjax.drafters.training_time_test import attend_unrolled
+from specjax.parallel.mesh import constrain
 from specjax.types import LayerCache
-from specjax.unrolled import attend_unrolled
 
 
 class RMSNorm(nn.Module):

@@ -12,7 +12,8 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from specjax.mesh import shardings
+from models.config import Dtype
+from specjax.parallel.mesh import shardings
 from specjax.types import PyTree
 
 Init = Callable[[Key[Array, ""]], PyTree]
@@ -41,3 +42,8 @@ def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
 def by_path(params: PyTree) -> dict[tuple[str, ...], Any]:
     """The leaves of a nested dict by their keys; `flax.traverse_util.unflatten_dict` is the way back."""
     return {tuple(key.key for key in path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def cast(params: PyTree, dtype: Dtype | None) -> PyTree:
+    """The parameters in a dtype; None keeps theirs."""
+    return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)

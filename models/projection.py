@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.config import LayerConfig
-from specjax.mesh import for_cpu
+from specjax.parallel.mesh import for_cpu
 from specjax.types import PyTree
 
 # Rows of a vector of Eigen's (AVX-512, float32).

@@ -134,7 +134,7 @@ class View:
     positions: int32 [B, T], for the rotary embedding.
     write:     int32 [B], the cache index of the first; None without a cache.
     mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row, or with a cache for
-               what specjax.unrolled says.
+               what specjax.drafters.training_time_test says.
     window:    without a mask, how many of the last positions, its own included; None for all. Static.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from specjax.manifest import DamagedSave, check_manifest, write_manifest
+from specjax.checkpoint_integrity import DamagedSave, check_manifest, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.plan import Phase
+from specjax.rollout.plan import Phase
 from specjax.types import Rollout, pytree
 
 # How many drafted tokens the prediction of acceptance weighs as much as, how many rounds of a batch that of its

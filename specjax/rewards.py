@@ -10,7 +10,7 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from specjax.mesh import AXES, BATCH_AXES
+from specjax.parallel.mesh import AXES, BATCH_AXES
 from specjax.types import Prompts, Reward, Rollout
 
 RewardFn = Callable[[Rollout, Prompts], Reward]

@@ -69,7 +69,7 @@ class TrainState:
     optimizer:  the optimiser states, arranged as the parameters they belong to.
     reference:  the parameters of the policy that KL is measured against, which no update changes, or None.
     drafting:   what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
-    adaptation: what the draft's training goes by (specjax.adaptation.Adaptation), or None without a draft to train.
+    adaptation: what the draft's training goes by (specjax.train.adaptation), or None without a draft to train.
     """
 
     step: Int[Array, ""]
@@ -189,16 +189,16 @@ class Rollout:
     gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where sequences
               wait, for what the mean row gained.
     hindsight: int32 [shards, 2, K], `drafted` and `accepted` as they would have been at places of the completions that
-              are at work to the end, of a drafter without parameters (specjax.hindsight); where draft lengths are
-              chosen.
+              are at work to the end, of a drafter without parameters, where draft lengths are chosen
+              (specjax.rollout.lookup_acceptance).
     first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
               where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
               (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
               beside `drafted`.
     wrote:    int8 [R, C], who wrote each token: a `Writer`.
     reward:   what the reward function said of each sequence, whether it is learnt from or not.
-    batch:    what a training step made of it to learn from (specjax.batch.Batch), as its losses read it. The step fills
-              both in, and no rollout function does.
+    batch:    what a training step made of it to learn from (specjax.train.batch), as its losses read it. The step
+              fills both in, and no rollout function does.
     """
 
     tokens: Int[Array, "R C"]

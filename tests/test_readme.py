@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import parse_run
+from launch.cli.options import parse_run
 from tests.documents import ROOT, blocks, execute, section
 
 README = ROOT / "README.md"

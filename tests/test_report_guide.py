@@ -8,8 +8,8 @@ import pytest
 
 import launch.report.__main__
 import launch.train
-from launch.cli import parse_run
-from launch.loggers import RunLogger
+from launch.cli.options import parse_run
+from launch.run.metric_log import RunLogger
 from tests.documents import ROOT, blocks
 from tests.launch.programs import LEAST, fake_wandb
 from tests.launch.run_directories import write_run

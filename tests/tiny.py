@@ -12,8 +12,8 @@ import optax
 
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.mtp import init_mtp, make_mtp, mtp_config
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from specjax.drafters import (
     Drafter,
     EitherDrafter,
@@ -24,8 +24,8 @@ from specjax.drafters import (
     NoDrafter,
 )
 from specjax.keys import SeedStep
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout

@@ -10,15 +10,15 @@ from typing import Literal
 from configs.schema.networks import DraftConfig, ModelConfig
 from configs.schema.rewards import RewardConfig
 from models.config import at_least_one
-from specjax.adaptation import DraftTrainingConfig
-from specjax.advantage import AdvantageConfig
-from specjax.loss import LossConfig
-from specjax.mesh import MeshConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
-from specjax.selection import SelectionConfig
-from specjax.stages import TrainConfig
-from specjax.updates import UpdateConfig
+from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.advantage import AdvantageConfig
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.selection import SelectionConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.updates import UpdateConfig
 from specjax.verify import VERIFIERS
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from models.config import DecoderConfig, Dtype, Remat, at_least_one
-from models.mtp import ConventionName
+from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, check_passes
 from specjax.drafters.lookup import check_lengths
 
@@ -33,7 +33,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The make of an EAGLE-3 head from random weights, in the words of public checkpoints (models.eagle3.Eagle3Config).
+    """The make of an EAGLE-3 head from random weights, in the words of public checkpoints.
+
+    See models.drafts.eagle3.Eagle3Config.
 
     Attributes:
         num_layers:           decoder layers.

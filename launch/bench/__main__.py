@@ -7,17 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.bench.decoding import draft, floor, verify
-from launch.bench.generation import acceptance
-from launch.bench.layout import layout
-from launch.bench.networks import Networks, random_networks
-from launch.bench.peers.sections import peers, rollouts
-from launch.bench.plots import load_pyplot, save_plots
+from launch.bench.models import Networks, random_networks
+from launch.bench.plots import save_plots
 from launch.bench.presets import PRESETS, Preset, find_preset
 from launch.bench.report import Section, as_json, print_section
-from launch.bench.trained import trained
-from launch.cli import check_directory, check_writable, parse, run_program
-from launch.measure import provenance
+from launch.bench.sections.decoding import draft, floor, verify
+from launch.bench.sections.generation import acceptance
+from launch.bench.sections.layout import layout
+from launch.bench.sections.peers import peers, rollouts
+from launch.bench.sections.trained import trained
+from launch.cli.options import check_directory, check_writable, parse, run_program
+from launch.cli.pyplot import load_pyplot
+from launch.timing import provenance
 from specjax.checkpoint import Which
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {

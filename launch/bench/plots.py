@@ -1,24 +1,13 @@
 """Plots of what the bench measured; drawn with matplotlib where it is installed."""
 
-import importlib
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from launch.bench.report import Section
-from launch.errors import ConfigError
+from launch.cli.pyplot import load_pyplot
 
 Lines = Mapping[str, list[tuple[float, float]]]
-
-
-def load_pyplot() -> Any:
-    """matplotlib, drawing to files. Raises ConfigError where it is not installed."""
-    try:
-        importlib.import_module("matplotlib").use("agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise ConfigError("plots: matplotlib is not installed: pip install 'specjax[bench]'") from error
 
 
 def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.measure import interval, provenance
+from launch.timing import interval, provenance
 
 Value = str | int | float | tuple[float, float, float] | None
 Row = Mapping[str, Value]

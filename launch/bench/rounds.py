@@ -1,4 +1,4 @@
-"""The seconds of a round: some of them, run by `specjax.rounds.rounds` in one compiled program."""
+"""The seconds of a round: some of them, run by `specjax.rollout.rounds.rounds` in one compiled program."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from launch.bench.networks import Networks, compiled, random_prompts
+from launch.bench.models import Networks, compiled, random_prompts
 from launch.bench.report import Row
-from launch.measure import seconds, without_start
+from launch.timing import seconds, without_start
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
-from specjax.mesh import decoding_options
-from specjax.plan import RolloutConfig
-from specjax.queue import blank, prefill, seat
-from specjax.rounds import Decoding, RoundState, rounds
+from specjax.parallel.mesh import decoding_options
+from specjax.rollout.admission import blank, prefill, seat
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Prompts
 
 STARTS = 5

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from launch.cli import parse, run_program
+from launch.cli.options import parse, run_program
 from launch.report import write_report
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from launch.report.charts import bar_chart, histogram, line_chart
 from launch.report.completions import completions
-from launch.report.read import Run, read_run
 from launch.report.scales import duration, number
 from launch.report.series import Series
 from launch.report.warnings import warnings
+from launch.run.records import Run, read_run
 from models.files import write_atomically
 
 REPORT_FILE = "report.html"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from launch.drafting import alarm
-from launch.report.read import Run
+from launch.run.draft_alerts import alarm
+from launch.run.records import Run
 
 # Beyond these, only how many more.
 MOST = 20

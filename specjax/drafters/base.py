@@ -88,9 +88,9 @@ class Drafter(Protocol):
 
         visible: positions that the policy has cached of them. tokens: of which the first `emitted` are the completion,
         and the last of these stands at position `visible`. Called where draft lengths may be 0, before rounds that
-        draft; and where they are chosen, of a drafter without parameters, behind the rollout for what had been known
-        before (specjax.hindsight). One that reads the tokens alone misses nothing; one that reads features starts anew
-        at `visible` where it was not told of some. By default it is told of all it needs.
+        draft; and where they are chosen, of a drafter without parameters, after the rollout for what had been known
+        before (specjax.rollout.lookup_acceptance). One that reads the tokens alone misses nothing; one that reads
+        features starts again at `visible` where it was not told of some. By default it is told of all it needs.
         """
         return state
 

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Int
 from specjax.cache import View, decode_view, resize
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
+from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts, PyTree
-from specjax.unrolled import unrolled_view
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from specjax.drafters.head import HeadState
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
-from specjax.plan import RolloutConfig
-from specjax.rollout import begin
-from specjax.rounds import Decoding, RoundState, round_once
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState, round_once
+from specjax.rollout.speculative import begin
 from specjax.types import Cache, Params, Policy, Prompts
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.drafters import Drafter
-from specjax.generate import RolloutFn
 from specjax.keys import SeedStep, seed_step
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.generate import RolloutFn
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
 from specjax.testing.proposals import refuse_without_proposals
 from specjax.types import Params, Policy, Prompts, Rollout

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specjax.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig
 from specjax.types import Rollout
 
 

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.admission_loops import conditional, reading
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from tests.tiny import WANDERING as WORLD
 
 RUN, BUDGET = seed_step(3, 5), 12

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu_program
-from launch.bench.networks import Functions, functions
+from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
 from specjax.types import PolicyOutput
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.layouts import without
-from launch.bench.networks import random_networks
+from launch.bench.models import random_networks
 from launch.bench.presets import PRESETS
 from models import projection
 from specjax.types import PyTree

@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks.long_tail import MESH
 from benchmarks.networks import distilled, random_prompts, small
-from launch.build import Networks
-from specjax.generate import make_generate
+from launch.build.networks import Networks
 from specjax.keys import seed_step
-from specjax.plan import RolloutConfig
+from specjax.rollout.generate import make_generate
+from specjax.rollout.plan import RolloutConfig
 
 
 def acceptance(networks: Networks) -> float:

@@ -10,17 +10,17 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from configs.schema import RunConfig
-from launch.build import build_problems
-from launch.cli import load_recipe, recipes
-from launch.errors import ConfigError
+from launch.build.networks import build_problems
+from launch.cli.errors import ConfigError
+from launch.cli.options import load_recipe, recipes
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.layers import init_cache
 from models.params import Init, abstract_params
-from specjax.mesh import AXES, spec
-from specjax.optimizer import make_optimizers
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import AXES, spec
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.optimizer import make_optimizers
 from specjax.types import PyTree
 from specjax.verify import VERIFIERS, Verifier
 

@@ -10,9 +10,9 @@ import pytest
 
 from models.config import DecoderConfig
 from models.decoder import init_decoder
-from models.hf_export import save_policy
+from models.hf.save import save_policy
 from models.params import init_params
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 
 # Answers are 1, 2 or 3, so that a policy which knows nothing is right now and then.
 WORDS = ("<eos>", "<user>", "<bot>", "<unk>", "and", "?", "1", "2", "3")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import run_program
+from launch.cli.options import run_program
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, Refusal
 

@@ -14,10 +14,10 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from launch.run_directory import CHECKPOINTS
-from launch.setup import Setup
+from launch.build.experiment import Setup
+from launch.run.directory import CHECKPOINTS
 from specjax.checkpoint import Checkpointer
-from specjax.train_step import init_train_state
+from specjax.train.train_step import init_train_state
 from specjax.types import PyTree
 
 DRAFT_LENGTH = 2

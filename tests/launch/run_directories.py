@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.loggers import metric_names
+from launch.run.metric_log import metric_names
 
 
 def write_run(directory: Path, steps: int, **metrics: list[float | None]) -> Path:

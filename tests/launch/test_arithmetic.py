@@ -1,7 +1,7 @@
 import pytest
 
-from launch.arithmetic import arithmetic, exact_answer
-from launch.errors import ConfigError
+from launch.cli.errors import ConfigError
+from launch.data.arithmetic import arithmetic, exact_answer
 
 
 def test_problems_are_right():

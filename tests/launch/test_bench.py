@@ -13,25 +13,26 @@ import pytest
 from rich.console import Console
 
 from launch.bench import __main__ as bench
-from launch.bench import layout, plots
-from launch.bench.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
-from launch.bench.doubles import STOP, FreeDrafter, forced_lengths
-from launch.bench.generation import Generation, acceptance
-from launch.bench.layout import Runs
-from launch.bench.networks import Networks, random_networks, random_prompts
+from launch.bench import plots
+from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section
 from launch.bench.rounds import Rounds, where_it_fits
-from launch.bench.trained import trained
-from launch.cli import load_recipe
-from launch.errors import ConfigError
-from launch.setup import set_up
-from launch.speedup import ANY_LENGTH
+from launch.bench.sections import layout
+from launch.bench.sections.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
+from launch.bench.sections.generation import Generation, acceptance
+from launch.bench.sections.layout import Runs
+from launch.bench.sections.trained import trained
+from launch.bench.stubs import STOP, FreeDrafter, forced_lengths
+from launch.build.experiment import set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import load_recipe
+from launch.comparison.best_plans import ANY_LENGTH
 from models.config import DecoderConfig
 from specjax.cost import Cell
 from specjax.keys import seed_step, sequence_keys
-from specjax.mesh import MeshConfig
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.plan import RolloutConfig
 from tests.launch.programs import leave_run
 
 SMALL = replace(
@@ -82,7 +83,7 @@ def test_the_floor_counts_what_a_round_reads(networks: Networks):
 
 
 def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("launch.bench.decoding.seconds", lambda run: (run(), 0.5)[1])
+    monkeypatch.setattr("launch.bench.sections.decoding.seconds", lambda run: (run(), 0.5)[1])
     copy = CopyBandwidth()
     assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
 

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from launch.bench.generation import Generation
-from launch.bench.networks import Networks, random_networks, random_prompts
+from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers, vllm
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
-from launch.bench.peers.sections import PLAIN, _loaded, peers, rollouts
 from launch.bench.presets import LongTail
-from models.hf_export import save_policy
-from specjax.plan import RolloutConfig
+from launch.bench.sections.generation import Generation
+from launch.bench.sections.peers import PLAIN, _loaded, peers, rollouts
+from models.hf.save import save_policy
+from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from tests.launch.test_bench import SMALL
 
@@ -66,7 +66,7 @@ def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, m
         return np.zeros((len(prompts), lengths.max()), np.int32)
 
     found = {"patient": Present(Sampler(generate)), "lonely": Present(Sampler(generate, 1)), "gone": Absent("gone")}
-    monkeypatch.setattr("launch.bench.peers.sections.load_peers", lambda *_: found)
+    monkeypatch.setattr("launch.bench.sections.peers.load_peers", lambda *_: found)
     preset = replace(SMALL, tail=LongTail(median=4, factor=4, every=4), repeats=1)
     section = rollouts(networks, preset)
     rows = {str(row["sampler"]): row for row in section.rows}
@@ -94,7 +94,7 @@ def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, mon
     def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
         raise MemoryError
 
-    monkeypatch.setattr("launch.bench.peers.sections.load_peers", lambda *_: {"large": Present(Sampler(generate))})
+    monkeypatch.setattr("launch.bench.sections.peers.load_peers", lambda *_: {"large": Present(Sampler(generate))})
     rows = {row["sampler"]: row for row in peers(networks, replace(SMALL, repeats=1)).rows}
     assert rows["large"]["note"] == "MemoryError: no reason given" and rows["large"]["tokens/s"] is None
     assert isinstance(rows[PLAIN]["tokens/s"], float)

@@ -12,22 +12,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.train
-from launch.cli import parse_run
-from launch.draft_files import write_draft
-from launch.errors import ConfigError
-from launch.setup import Setup, set_up
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
+from launch.distillation.export import write_draft
+from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
+from models.checkpoints.made_for import MadeFor, state_made_for
+from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder
-from models.draft_checkpoint import SavedDraft, save_draft_checkpoint
-from models.eagle3 import Eagle3Config, init_eagle3
-from models.eagle3_dialects import Dialect
-from models.eagle3_files import save_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json, write_json
-from models.made_for import MadeFor, state_made_for
+from models.hf.eagle3_dialects import Dialect
+from models.hf.eagle3_files import save_eagle3
 from models.params import init_params
-from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import HeadDrafter
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
 
 # Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.

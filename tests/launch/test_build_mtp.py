@@ -7,16 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from launch.cli import parse_run
-from launch.errors import ConfigError
-from launch.setup import Setup, set_up
-from models.hf_config import read_hf_config
-from models.hf_export import save_policy
-from models.hf_import import load_policy
-from models.mtp import init_mtp, mtp_config
+from launch.build.experiment import Setup, set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
+from models.drafts.mtp import init_mtp, mtp_config
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from models.hf.save import save_policy
 from models.params import init_params
 from specjax.drafters import HeadDrafter
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.launch.checkpoints import WORDS, write_tokenizer
 from tests.launch.programs import Options, argv

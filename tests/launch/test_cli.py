@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from configs.schema import RunConfig
-from launch.cli import load_recipe, parse, parse_run, parse_run_and, recipes, run_program, use_compile_cache
-from launch.errors import ConfigError
+from launch.cli.errors import ConfigError
+from launch.cli.options import load_recipe, parse, parse_run, parse_run_and, recipes, run_program, use_compile_cache
 
 
 def run(*argv: str) -> RunConfig:
@@ -38,7 +38,7 @@ def test_recipes_by_name_and_by_path(tmp_path: Path):
         ("config = 3", "must define `config`, a RunConfig"),
         ("from configs.schema import nothing", "ImportError: cannot import name 'nothing'"),
         (
-            "from specjax.plan import RolloutConfig\nRolloutConfig(group_size=0)",
+            "from specjax.rollout.plan import RolloutConfig\nRolloutConfig(group_size=0)",
             "ValueError: group_size = 0: must be at least 1",
         ),
     ],
@@ -233,8 +233,9 @@ def launch(*argv: str) -> subprocess.CompletedProcess[str]:
 def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
-        "import dataclasses, jax, launch.train; from configs.tiny import config; from launch.setup import set_up;"
-        "from specjax.mesh import MeshConfig; "
+        "import dataclasses, jax, launch.train; from configs.tiny import config; "
+        "from launch.build.experiment import set_up; "
+        "from specjax.parallel.mesh import MeshConfig; "
         "data = dataclasses.replace(config.data, prompts=4);"
         "set_up(dataclasses.replace(config, mesh=MeshConfig(data=4), data=data));"
         "assert jax.device_count() == 4"

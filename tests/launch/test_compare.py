@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 import launch.compare
-from launch.cli import parse_run
-from launch.comparison import STAGES, step_speedup
-from launch.curves import WIDTH, Curve, as_json, print_curves, sparkline, train_both
-from launch.errors import ConfigError
-from launch.parting import Parting, parting
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
+from launch.comparison.first_difference import Parting, parting
+from launch.comparison.reward_curves import WIDTH, Curve, as_json, print_curves, sparkline, train_both
+from launch.comparison.stage_times import STAGES, step_speedup
 from specjax.types import Rollout
 from tests.launch.programs import Options, Refusal, argv, leave_run
 

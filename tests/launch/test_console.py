@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from launch.compile_clock import CompileClock
-from launch.console import reasons
+from launch.cli.compilation import CompileClock
+from launch.run.console import reasons
 from specjax.cost import Acceptance, Drafting, Progress
-from specjax.plan import Phase
+from specjax.rollout.plan import Phase
 
 
 def test_a_choice_is_printed_with_its_reason() -> None:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from launch.cli.errors import ConfigError
 from launch.convert import main
-from launch.errors import ConfigError
-from models.draft_checkpoint import load_draft_checkpoint
+from models.checkpoints.draft import load_draft_checkpoint
+from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
+from models.checkpoints.policy import load_policy_checkpoint
 from models.files import read_json
-from models.hf_config import read_hf_config
-from models.made_for import MadeFor, read_made_for, state_made_for
-from models.policy_checkpoint import load_policy_checkpoint
-from specjax.mesh import MeshConfig, make_mesh
+from models.hf.config import read_hf_config
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.mtp_reference import write_checkpoint
 from tests.models.parity import FEATURE_LAYERS, GOLDEN

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.costs import CostTable, RoundClock, load_cells
-from launch.errors import ConfigError
+from launch.cli.errors import ConfigError
+from launch.costs.cost_table import CostTable, RoundClock, load_cells
 from specjax.cost import Cell
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.plan import Phase, RolloutConfig
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import Phase, RolloutConfig
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
 HERE = (Phase(8, 40),), (0, 2)
@@ -102,7 +102,7 @@ class Clock:
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("launch.costs.RoundClock", Clock)
+    monkeypatch.setattr("launch.costs.cost_table.RoundClock", Clock)
     return SimpleNamespace(
         phases=(Phase(8, 40),),
         train=SimpleNamespace(rollout=RolloutConfig(draft_lengths=(0, 2))),

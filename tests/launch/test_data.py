@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.data import Problem, load_jsonl, split
-from launch.errors import ConfigError
+from launch.cli.errors import ConfigError
+from launch.data.problems import Problem, load_jsonl, split
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SPECJAX_DATA names one")

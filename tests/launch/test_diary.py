@@ -3,7 +3,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.diary import Diary
+from launch.run.event_log import Diary
 
 
 def test_what_was_said_behind_the_step_that_is_resumed_is_dropped(tmp_path: Path, capsys):

@@ -17,21 +17,21 @@ from jax.sharding import Mesh
 
 import launch.distill
 import launch.train
-from launch.acceptance import measure_acceptance
-from launch.cli import parse_run
-from launch.distillation import distill
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.cli.options import parse_run
+from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.trainer import distill
+from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
+from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
+from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder
-from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
-from models.eagle3_files import load_eagle3
 from models.files import read_json
-from models.made_for import MadeFor, read_made_for, state_made_for
+from models.hf.eagle3_files import load_eagle3
 from models.params import init_params
-from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import Drafter, HeadDrafter, NoDrafter
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
 from specjax.types import Policy
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
 
@@ -198,7 +198,7 @@ def test_answers_outlive_a_crash_while_training(
     def crash(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("launch.distillation._Trainer.train", crash)
+    monkeypatch.setattr("launch.distillation.trainer._Trainer.train", crash)
     kept = tmp_path / "kept.jsonl"
     with pytest.raises(MemoryError):
         options = shrunk | SMALL | {"--out": str(tmp_path / "out"), "--save-responses": str(kept)}
@@ -216,7 +216,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     def first(policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> None:
         raise Seen(type(drafter), config.draft_length)
 
-    monkeypatch.setattr("launch.distillation.make_generate", first)
+    monkeypatch.setattr("launch.distillation.trainer.make_generate", first)
     options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
     setup = set_up(parse_run(argv("gsm8k", shrunk | options), "", ""))
     with pytest.raises(Seen) as seen:

@@ -7,14 +7,14 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from launch.acceptance import bucket_of, count
-from launch.answers import Answers, answers_file, join, load_answers, of_rollout
-from launch.arithmetic import ALPHABET
-from launch.data import Problem
-from launch.draft_vocabulary import most_frequent
-from launch.payback import Payback, best
-from launch.pipeline import PromptTable
-from launch.tokenizers import CharacterTokenizer
+from launch.build.draft_vocabulary import most_frequent
+from launch.data.arithmetic import ALPHABET
+from launch.data.batches import PromptTable
+from launch.data.problems import Problem
+from launch.data.responses import Answers, answers_file, join, load_answers, of_rollout
+from launch.data.tokenizers import CharacterTokenizer
+from launch.distillation.acceptance import bucket_of, count
+from launch.distillation.break_even import Payback, best
 from specjax.types import Rollout
 
 

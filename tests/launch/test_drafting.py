@@ -5,15 +5,15 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from launch.console import StepPrinter
-from launch.drafting import CAUSES, FLOOR, MISLOADED, Switches, losing, made_with, misloaded
-from launch.loggers import metric_names
+from launch.run.console import StepPrinter
+from launch.run.draft_alerts import CAUSES, FLOOR, MISLOADED, Switches, losing, made_with, misloaded
+from launch.run.metric_log import metric_names
+from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
-from models.eagle3 import Eagle3Config
-from models.made_for import MadeFor
-from models.mtp import mtp_config
+from models.drafts.eagle3 import Eagle3Config
+from models.drafts.mtp import mtp_config
 from specjax.cost import Acceptance, Drafting, Progress
-from specjax.plan import Phase
+from specjax.rollout.plan import Phase
 
 
 def drafting(accepted: float) -> Drafting:

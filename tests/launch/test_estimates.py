@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from launch.estimates import majority_at_k, over_prompts, pass_at_k
+from launch.evaluation.statistics import majority_at_k, over_prompts, pass_at_k
 
 
 @pytest.mark.parametrize("k", range(1, 6))

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import launch.evaluate
-import launch.evaluation
+import launch.evaluation.sampler
 from configs.schema import RewardConfig
-from launch.cli import parse_run
-from launch.estimates import over_prompts, pass_at_k
+from launch.build.experiment import set_up
+from launch.cli.options import parse_run
 from launch.evaluate import EvaluateArgs
-from launch.evaluation import Sampler, make_evaluate, prompts_a_batch
-from launch.final_answers import final_answer_of
-from launch.setup import set_up
+from launch.evaluation.sampler import Sampler, make_evaluate, prompts_a_batch
+from launch.evaluation.statistics import over_prompts, pass_at_k
+from launch.rewards.final_answers import final_answer_of
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 
@@ -77,7 +77,9 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
 ):
     """In validation too; without a draft, for which 0 alone may be chosen, to 0."""
     taken: list[RolloutConfig] = []
-    monkeypatch.setattr(launch.evaluation, "make_generate", lambda policy, drafter, config, mesh: taken.append(config))
+    monkeypatch.setattr(
+        launch.evaluation.sampler, "make_generate", lambda policy, drafter, config, mesh: taken.append(config)
+    )
     chosen = RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5))
     parts: Any = (None, drafter)
     mesh: Any = None

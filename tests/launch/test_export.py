@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 import launch.export
-from launch.cli import parse_run
-from launch.made_for import of_run
-from launch.setup import Setup, set_up
-from models.draft_checkpoint import load_draft_checkpoint
-from models.eagle3_files import load_eagle3
+from launch.build.experiment import Setup, set_up
+from launch.cli.options import parse_run
+from launch.run.records import made_for
+from models.checkpoints.draft import load_draft_checkpoint
+from models.checkpoints.made_for import MadeFor, read_made_for
 from models.files import read_json, write_json
-from models.hf_config import read_hf_config
-from models.hf_import import load_policy
-from models.made_for import MadeFor, read_made_for
-from models.mtp_files import load_mtp
+from models.hf.config import read_hf_config
+from models.hf.eagle3_files import load_eagle3
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp
 from models.params import by_path
 from specjax.checkpoint import Checkpointer
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.train_step import init_train_state
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.train.train_step import init_train_state
 from specjax.types import PyTree
 from tests.launch.programs import Options, Refusal, argv
 from tests.launch.run_directories import write_lines
@@ -77,11 +77,11 @@ def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | N
 def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tmp_path: Path):
     run = tmp_path / "run"
     decoder = save(run, shrunk | LAW).networks.decoder
-    assert of_run(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == of_run(run, "newest", decoder)
+    assert made_for(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == made_for(run, "newest", decoder)
     write_lines(run / "metrics.jsonl", [{"step": 1, PREDICTED: 0.5}, {"step": 2, PREDICTED: None}])
-    assert of_run(run, "newest", decoder) == replace(stated_by(run), predicted_acceptance=None)
+    assert made_for(run, "newest", decoder) == replace(stated_by(run), predicted_acceptance=None)
     (run / "metrics.jsonl").unlink()
-    assert of_run(run, "newest", decoder) is None
+    assert made_for(run, "newest", decoder) is None
 
 
 @pytest.mark.slow

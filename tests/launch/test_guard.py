@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.guard import KEPT, SkippedUpdates
-from specjax.batch import Batch
+from launch.run.skipped_updates import KEPT, SkippedUpdates
+from specjax.train.batch import Batch
 from specjax.types import Prompts, Rollout
 
 PROMPTS = Prompts(jnp.array([[3, 4], [5, 0]]), jnp.array([2, 1]), jnp.array([7, 9]))

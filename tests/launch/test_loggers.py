@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from launch.loggers import RunLogger, metric_names
+from launch.run.metric_log import RunLogger, metric_names
 
 STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
 PROBE = {

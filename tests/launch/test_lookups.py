@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-import launch.evaluation
-import launch.speedup
+import launch.comparison.best_plans
+import launch.evaluation.sampler
 from configs.schema import ArithmeticConfig, DataConfig, RunConfig, SpeedupConfig
 from configs.schema.networks import DraftConfig, HeadConfig, LookupConfig, ModelConfig
-from launch.build import Networks
-from launch.errors import ConfigError
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.build.networks import Networks
+from launch.cli.errors import ConfigError
+from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
-from models.policy_checkpoint import save_policy_checkpoint
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
-from specjax.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig
 from specjax.types import Params
 
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
@@ -133,15 +133,15 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
 
     setup = set_up(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
     policy, drafter, params = setup.networks.policy, setup.networks.drafter, setup.networks.params
-    monkeypatch.setattr(launch.evaluation, "make_generate", watched)
-    monkeypatch.setattr(launch.speedup, "per_shard", watched)
+    monkeypatch.setattr(launch.evaluation.sampler, "make_generate", watched)
+    monkeypatch.setattr(launch.comparison.best_plans, "per_shard", watched)
     table, mesh = setup.held_out_prompts, setup.mesh
-    evaluate = launch.evaluation.make_evaluate(
+    evaluate = launch.evaluation.sampler.make_evaluate(
         policy, drafter, lambda *_: None, CONFIG.rollout, 1, [table.batch(np.arange(2))], 0, mesh
     )
     with pytest.raises(Enough):
         evaluate(params)
     options = SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2)
     with pytest.raises(Enough):
-        launch.speedup.compare_plans(policy, drafter, params, CONFIG.rollout, table, options, mesh)
+        launch.comparison.best_plans.compare_plans(policy, drafter, params, CONFIG.rollout, table, options, mesh)
     assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(setup.problems.train)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launch.cli import parse_run
-from launch.made_for import of_distillation
-from launch.saved_draft import stated
+from launch.build.draft_checkpoint import stated
+from launch.cli.options import parse_run
+from launch.distillation.made_for import of_distillation
+from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig
-from models.made_for import MadeFor, state_made_for
-from models.mtp import mtp_config
+from models.drafts.mtp import mtp_config
 
 POLICY = DecoderConfig(
     vocab_size=9, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=8

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from launch.measure import geometric_mean, in_turns, interval, without_start
+from launch.timing import geometric_mean, in_turns, interval, without_start
 
 
 def test_each_run_goes_first_in_turn() -> None:

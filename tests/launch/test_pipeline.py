@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from launch.arithmetic import arithmetic
-from launch.data import Problem
-from launch.errors import ConfigError
-from launch.pipeline import PromptPipeline, PromptTable, check_supervised, fixed_batches, supervised_batch
-from launch.tokenizers import ByteTokenizer
+from launch.cli.errors import ConfigError
+from launch.data.arithmetic import arithmetic
+from launch.data.batches import PromptPipeline, PromptTable, check_supervised, fixed_batches, supervised_batch
+from launch.data.problems import Problem
+from launch.data.tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 

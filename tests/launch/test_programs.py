@@ -17,12 +17,12 @@ import pytest
 import launch.generate
 import launch.train
 from configs.gsm8k import DATA
-from launch.costs import read_cells
-from launch.loggers import metric_names
-from launch.step_record import StepRecord
+from launch.costs.cost_table import read_cells
+from launch.run.metric_log import metric_names
+from launch.run.step_timer import StepRecord
 from specjax import ProbeStep, Prompts, TrainState
 from specjax.cost import Cell
-from specjax.train_step import StepResult
+from specjax.train.train_step import StepResult
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
 from tests.launch.programs import DRAFT_LENGTH, SHRUNK, Options, argv, finish, measured, metrics, saves, start

@@ -6,10 +6,10 @@ import pytest
 
 import launch.generate
 import launch.train
-from launch.cli import parse_run
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.cli.options import parse_run
 from specjax.checkpoint import Checkpointer
-from specjax.train_step import init_train_state
+from specjax.train.train_step import init_train_state
 from tests.launch.programs import Options, Refusal, argv, start
 
 

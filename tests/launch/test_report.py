@@ -8,10 +8,10 @@ import pytest
 import launch.report.__main__
 from launch.report import write_report
 from launch.report.charts import line_chart
-from launch.report.read import read_run
 from launch.report.scales import number, tick_labels, ticks
 from launch.report.series import MOST, Series, stretches, thin
 from launch.report.warnings import warnings
+from launch.run.records import read_run
 from tests.launch.programs import Refusal
 from tests.launch.run_directories import write_lines, write_run
 

@@ -13,19 +13,19 @@ import pytest
 
 from configs.schema import ArithmeticConfig, CheckpointConfig, DataConfig, RewardConfig, RunConfig
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
-from launch.errors import ConfigError
-from launch.run_directory import restore_params
-from launch.setup import set_up
+from launch.build.experiment import set_up
+from launch.cli.errors import ConfigError
+from launch.run.directory import restore_params
 from launch.train import train
 from models.config import DecoderConfig
-from specjax.adaptation import DraftTrainingConfig
 from specjax.cost import Cell
-from specjax.loss import LossConfig
-from specjax.mesh import MeshConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
+from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Reward, Rollout
-from specjax.updates import UpdateConfig
 from tests.launch.programs import metrics, saved_state, saves
 
 SHAPE = DecoderConfig(

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from configs.schema.rewards import LengthConfig, RewardConfig
-from launch.cli import parse_run
-from launch.data import Problem
-from launch.errors import ConfigError
-from launch.patterns import regex_answer, whole_format
-from launch.rewards import RewardPool
-from launch.scoring import HostScorer, length_penalty
-from launch.tokenizers import ByteTokenizer
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
+from launch.data.problems import Problem
+from launch.data.tokenizers import ByteTokenizer
+from launch.rewards.patterns import regex_answer, whole_format
+from launch.rewards.pool import RewardPool
+from launch.rewards.reward_fn import HostScorer, length_penalty
 from tests.launch.processes import gone
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def test_failures_cost_only_their_own_sample(pool: RewardPool):
 
 def test_reasons_are_logged_once(pool: RewardPool, caplog: pytest.LogCaptureFixture):
     pool._reported.clear()
-    with caplog.at_level(logging.WARNING, "launch.rewards"):
+    with caplog.at_level(logging.WARNING, "launch.rewards.pool"):
         score(pool, "raise one", "raise two", "text")
         score(pool, "raise three", "none")
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
@@ -134,7 +134,7 @@ def test_no_process_outlives_the_program(ending: str):
         import os, signal, sys, threading, time
         sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent.parent)!r}]
         from configs.schema.rewards import RewardConfig
-        from launch.rewards import RewardPool
+        from launch.rewards.pool import RewardPool
         pool = RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=60))
         print(*{{int(pid) for pid in pool.score(["pid"] * 64, [""] * 64)[:, 0]}})
         threading.Thread(target=pool.score, args=(["hang"], [""]), daemon=True).start()

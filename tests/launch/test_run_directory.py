@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
-from launch.errors import ConfigError
-from launch.run_directory import CHECKPOINTS, FREE_ON_RESUME, open_run, resumes
+from launch.cli.errors import ConfigError
+from launch.run.directory import CHECKPOINTS, FREE_ON_RESUME, open_run, resumes
 from specjax.checkpoint import Checkpointer
-from specjax.mesh import MeshConfig
+from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
 
 CONFIG = RunConfig(name="sums", steps=10)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from configs.tiny import config as tiny
-from launch.data import Problem
-from launch.samples import SampleLog
-from launch.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
+from launch.data.problems import Problem
+from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
+from launch.run.sample_log import SampleLog
 from specjax.types import Prompts, Reward, Rollout, Writer
 from tests.launch.checkpoints import WORDS, write_tokenizer
 

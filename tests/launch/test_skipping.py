@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.cli import parse_run
-from launch.run_directory import restore_params
-from launch.setup import Setup, set_up
-from specjax.batch import Batch
-from specjax.gradients import accumulate
-from specjax.optimizer import usable
+from launch.build.experiment import Setup, set_up
+from launch.cli.options import parse_run
+from launch.run.directory import restore_params
+from specjax.train.batch import Batch
+from specjax.train.gradients import accumulate
+from specjax.train.optimizer import usable
 from specjax.types import Params
 from tests.launch.programs import LEAST, Options, argv, metrics, saves, start
 

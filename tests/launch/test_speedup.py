@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.speedup import SCREENED, Measurement, Program, best_against_best, tail_of
+from launch.comparison.best_plans import SCREENED, Measurement, Program, best_against_best, tail_of
 from specjax import MeshConfig, NoDrafter, Params, Prompts, RolloutConfig, make_mesh
 from specjax.testing import tiny_policy
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from launch.stopping import SIGNALS, Stopping
-from specjax.manifest import check_manifest
+from launch.run.signals import SIGNALS, Stopping
+from specjax.checkpoint_integrity import check_manifest
 from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, saves, start
 
 
@@ -33,7 +33,7 @@ def test_the_first_signal_is_only_noted(number: signal.Signals):
 
 BUSY = """
 import hashlib
-from launch.stopping import Stopping
+from launch.run.signals import Stopping
 with Stopping(lambda said: print(said, flush=True)):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.errors import ConfigError
-from launch.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.cli.errors import ConfigError
+from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
 WORDS = ["<eos>", "<end>", "<user>", "<bot>", "<think>", "hello", "world", "box", "it", "?"]
 TEMPLATE = (

@@ -7,9 +7,9 @@ import pytest
 
 from configs.schema import LogConfig
 from configs.tiny import config as tiny
-from launch.errors import ConfigError
-from launch.loggers import RunLogger
-from launch.weights_and_biases import check_wandb, wandb_log
+from launch.cli.errors import ConfigError
+from launch.run.metric_log import RunLogger
+from launch.run.wandb import check_wandb, wandb_log
 from tests.launch.programs import fake_wandb
 
 CONFIG = replace(tiny, log=LogConfig(wandb_project="sums"))

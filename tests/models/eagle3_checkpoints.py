@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from models.draft_checkpoint import SavedDraft
-from models.eagle3_dialects import Dialect
-from models.eagle3_files import load_eagle3
-from specjax.mesh import MeshConfig, make_mesh
+from models.checkpoints.draft import SavedDraft
+from models.hf.eagle3_dialects import Dialect
+from models.hf.eagle3_files import load_eagle3
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_reference import Shape, Weights
 
 VOCAB, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 17, 12, 16, 4, 2, 6

@@ -10,9 +10,9 @@ import numpy as np
 
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.hf_config import read_hf_config
-from models.hf_import import load_policy
-from specjax.mesh import MeshConfig, make_mesh
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import Cache, PolicyOutput, PyTree
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.config import DecoderConfig
-from models.draft_checkpoint import load_draft_checkpoint, save_draft_checkpoint
-from models.eagle3 import Eagle3Config, init_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json, write_json
 from models.params import by_path, init_params
 from models.rope import Llama3Scaling
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 
 CONFIG = Eagle3Config(

@@ -10,14 +10,14 @@ import pytest
 
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.eagle3 import Eagle3Config, make_eagle3
-from models.eagle3_files import load_eagle3
-from models.eagle3_layout import eagle3_tensors
+from models.drafts.eagle3 import Eagle3Config, make_eagle3
+from models.hf.eagle3_files import load_eagle3
+from models.hf.eagle3_layout import eagle3_tensors
 from models.params import by_path
 from specjax.cache import decode_view, resize
 from specjax.drafters import HeadDrafter, Proposal
 from specjax.drafters.head import HeadState
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts
 from tests.models.eagle3_checkpoints import INNER, VOCAB, WIDTH, Public

@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from models.config import DecoderConfig
-from models.eagle3_dialects import check_stated_policy
-from models.eagle3_files import carried_tensors, check_embedding, load_eagle3, save_eagle3, write_carried
 from models.files import read_json
+from models.hf.eagle3_dialects import check_stated_policy
+from models.hf.eagle3_files import carried_tensors, check_embedding, load_eagle3, save_eagle3, write_carried
 from models.params import by_path
 from models.rope import Llama3Scaling
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, ONE, REDUCED, VOCAB, WIDTH, Public, loaded
 
 EIGHT = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.eagle3_files import load_eagle3, save_eagle3
 from models.files import write_json
+from models.hf.eagle3_files import load_eagle3, save_eagle3
 from tests.models.eagle3_checkpoints import ONE, REDUCED, VOCAB, Public, loaded
 
 SPECFORGE, SPECULATORS = Public(), Public(dialect="speculators")

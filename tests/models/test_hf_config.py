@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from models.config import DecoderConfig
-from models.hf_config import carried_fields, config_from_hf, config_to_hf, read_hf_config
+from models.hf.config import carried_fields, config_from_hf, config_to_hf, read_hf_config
 from models.rope import Llama3Scaling
 
 # As published, written by transformers 4.
@@ -111,7 +111,7 @@ LLAMA32_1B = {
     "use_cache": True,
     "vocab_size": 128256,
 }
-# Qwen2.5's kind of block, with an MTP layer that models.mtp_files reads.
+# Qwen2.5's kind of block, with an MTP layer that models.hf.mtp_files reads.
 MIMO_7B = {
     **{name: value for name, value in QWEN25_7B.items() if name not in ("sliding_window", "max_window_layers")},
     "architectures": ["MiMoForCausalLM"],

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.hf_config import read_hf_config
-from models.hf_export import save_policy
-from models.hf_import import load_policy
-from specjax.mesh import MeshConfig, make_mesh
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from models.hf.save import save_policy
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.parity import FEATURE_LAYERS, check_cached_decode, check_full_forward, load_case
 
 torch = pytest.importorskip("torch")

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from models.hf_config import read_hf_config
-from models.hf_import import load_policy
-from specjax.mesh import MeshConfig, make_mesh
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.parity import FEATURE_LAYERS, GOLDEN, Case, check_cached_decode, check_full_forward, close, load_case
 
 

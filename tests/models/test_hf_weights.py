@@ -9,13 +9,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from models import hf_export, hf_import
-from models.hf_config import read_hf_config
-from models.hf_export import save_policy
-from models.hf_import import INDEX, SINGLE, load_policy
-from models.hf_layout import stored_tensors
+from models.hf import load as hf_load
+from models.hf import save as hf_save
+from models.hf.config import read_hf_config
+from models.hf.layout import stored_tensors
+from models.hf.load import INDEX, SINGLE, load_policy
+from models.hf.save import save_policy
 from models.params import by_path
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
 
@@ -102,7 +103,7 @@ def test_a_shard_reads_only_its_part():
 
 
 def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hf_import, "_ROWS_COMPARED_AT_ONCE", 48)
+    monkeypatch.setattr(hf_load, "_ROWS_COMPARED_AT_ONCE", 48)
     embedding = read_tensors(GOLDEN / "qwen3")["model.embed_tokens.weight"]
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
     directory = copy_of("qwen3", tmp_path, **{"lm_head.weight": embedding}, **frequencies)
@@ -178,7 +179,7 @@ def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="file: exists and is not an empty directory$"):
         save_policy(tmp_path / "file", params, config)
-    monkeypatch.setattr(hf_export, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(hf_save, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         save_policy(tmp_path / "new", params, config)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]

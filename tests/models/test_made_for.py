@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
 from models.files import read_json, write_json
-from models.made_for import MadeFor, read_made_for, state_made_for
 
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from models.decoder import make_policy
-from models.hf_config import read_hf_config
-from models.hf_import import load_policy
-from models.mtp import make_mtp
-from models.mtp_files import load_mtp
+from models.drafts.mtp import make_mtp
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp
 from specjax.cache import decode_view, resize
 from specjax.drafters import HeadDrafter, Proposal
 from specjax.drafters.head import HeadState
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, PolicyOutput, Prompts
 from tests.models.eagle3_reference import KeysValues, Weights

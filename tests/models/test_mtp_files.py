@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.hf_config import read_hf_config
-from models.hf_export import save_policy
-from models.hf_import import load_policy
-from models.mtp_files import load_mtp
+from models.hf.config import read_hf_config
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp
+from models.hf.save import save_policy
 from models.params import by_path
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.mtp_reference import STEPS, VOCAB, WIDTH, hf_fields, write_checkpoint
 
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from models.decoder import init_decoder, make_policy
-from models.mtp import init_mtp, make_mtp, mtp_config
+from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from models.params import init_params
-from specjax.batch import Batch
 from specjax.drafters import HeadDrafter
-from specjax.generate import place
-from specjax.gradients import Sums, accumulate
-from specjax.loss import LossConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.train_step import init_train_state, make_train_step
+from specjax.rollout.generate import place
+from specjax.train.batch import Batch
+from specjax.train.gradients import Sums, accumulate
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.train_step import init_train_state, make_train_step
 from specjax.types import Params
 from tests.specjax.training import (
     AS_SHIPPED,

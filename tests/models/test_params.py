@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.files import read_json, write_json
 from models.params import abstract_params, by_path, init_params, param_shardings
-from models.policy_checkpoint import load_policy_checkpoint, save_policy_checkpoint
 from models.rope import Llama3Scaling
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 
 CONFIG = DecoderConfig(
     vocab_size=64,

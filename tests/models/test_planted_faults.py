@@ -13,16 +13,16 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch.drafting import misloaded
+from launch.run.draft_alerts import misloaded
+from models.checkpoints.draft import SavedDraft
+from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.draft_checkpoint import SavedDraft
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.eagle3_files import load_eagle3, save_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.files import read_json, write_json
-from models.made_for import MadeFor
+from models.hf.eagle3_files import load_eagle3, save_eagle3
 from models.params import init_params
-from specjax.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, PyTree
 

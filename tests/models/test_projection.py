@@ -15,12 +15,12 @@ from jax.sharding import use_abstract_mesh
 from models import projection
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.mtp import init_mtp, make_mtp, mtp_config
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from models.params import abstract_params
 from models.projection import LAID_OUT_SIZE, Projection, laid_out
-from specjax.generate import prepare
-from specjax.mesh import MeshConfig, decoding_options, make_mesh
+from specjax.parallel.mesh import MeshConfig, decoding_options, make_mesh
+from specjax.rollout.generate import prepare
 from specjax.testing.hlo import Program, collectives
 from specjax.types import Params
 from tests.specjax.training import AS_SHIPPED

@@ -13,7 +13,7 @@ import pytest
 
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.hf_rope import rope_from_hf, rope_to_hf
+from models.hf.rope import rope_from_hf, rope_to_hf
 from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, rotation, scaling_from_json
 from tests.models.parity import GOLDEN
 

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, due, nothing_seen
-from specjax.batch import Batch
 from specjax.checkpoint import Checkpointer
-from specjax.generate import place
-from specjax.gradients import accumulate
-from specjax.loss import LossConfig
-from specjax.rollout import speculative_rollout
-from specjax.train_step import StepResult, init_train_state, make_train_step
+from specjax.rollout.generate import place
+from specjax.rollout.speculative import speculative_rollout
+from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, due, nothing_seen
+from specjax.train.batch import Batch
+from specjax.train.gradients import accumulate
+from specjax.train.loss import LossConfig
+from specjax.train.train_step import StepResult, init_train_state, make_train_step
 from specjax.types import Params, PyTree, TrainState
 from tests.specjax.training import (
     BUDGET,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
+from specjax.train.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
 
 
 def reference(reward: np.ndarray, eps: float = 1e-6) -> np.ndarray:

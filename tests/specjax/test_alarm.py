@@ -10,17 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from models.eagle3 import make_eagle3
-from specjax.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothing_seen
-from specjax.batch import Batch, make_batch
+from models.drafts.eagle3 import make_eagle3
 from specjax.drafters import EitherDrafter, HeadDrafter, NGramDrafter
-from specjax.gradients import accumulate
 from specjax.keys import seed_step
-from specjax.loss import LossConfig
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.train.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothing_seen
+from specjax.train.batch import Batch, make_batch
+from specjax.train.gradients import accumulate
+from specjax.train.loss import LossConfig
 from specjax.types import Params, PyTree, Rollout, TrainState
 from tests.tiny import World
 

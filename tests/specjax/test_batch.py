@@ -4,8 +4,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.batch import make_batch, split
-from specjax.mesh import BATCH_AXES
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.train.batch import make_batch, split
 from specjax.types import Prompts, Rollout
 from tests.specjax.training import mesh_of
 

@@ -14,14 +14,14 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import manifest
-from specjax.adaptation import DraftTrainingConfig
+from specjax import checkpoint_integrity
 from specjax.checkpoint import Checkpointer
-from specjax.manifest import DamagedSave, check_manifest, saved_steps, set_damaged_aside
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.plan import RolloutConfig
-from specjax.stages import TrainConfig
-from specjax.train_step import init_train_state
+from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_steps, set_damaged_aside
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.train_step import init_train_state
 from specjax.types import Params, PyTree, TrainState
 
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
@@ -160,8 +160,8 @@ def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_pa
 
 def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Moments are no concern of a program that generates, nor is anything else of one that looks for the best save."""
-    copy, read, checksum = shutil.copytree(two_saves, tmp_path / "copy"), list[Path](), manifest._checksum
-    monkeypatch.setattr(manifest, "_checksum", lambda path: read.append(path) or checksum(path))
+    copy, read, checksum = shutil.copytree(two_saves, tmp_path / "copy"), list[Path](), checkpoint_integrity._checksum
+    monkeypatch.setattr(checkpoint_integrity, "_checksum", lambda path: read.append(path) or checksum(path))
 
     def items_read() -> set[str]:
         items = {path.relative_to(copy).parts[1] for path in read}

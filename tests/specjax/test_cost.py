@@ -23,7 +23,7 @@ from specjax.cost import (
     round_seconds,
 )
 from specjax.cost import rates as expected_rates
-from specjax.plan import Phase
+from specjax.rollout.plan import Phase
 from specjax.types import Rollout
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]

@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.batch import Batch
-from specjax.distill import DistillStep, init_distill_state, make_distill_step, make_predict
-from specjax.gradients import accumulate
-from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
+from specjax.train.batch import Batch
+from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict
+from specjax.train.gradients import accumulate
+from specjax.train.loss import LossConfig
 from specjax.types import Params
 from tests.specjax.training import VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap, traced_once
 

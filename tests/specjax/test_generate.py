@@ -10,19 +10,19 @@ from jax.sharding import Mesh
 
 from models import projection
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import init_eagle3, make_eagle3
+from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
 from models.projection import LAID_OUT_SIZE
 from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
-from specjax.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.keys import seed_step
-from specjax.mesh import decoding_options
-from specjax.plan import RolloutConfig
-from specjax.probe import StagedStep
-from specjax.rollout import speculative_rollout
+from specjax.parallel.mesh import decoding_options
+from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
-from specjax.train_step import init_train_state
+from specjax.train.timed_step import StagedStep
+from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout
 from tests.specjax.training import (
     AS_SHIPPED,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from specjax.batch import Batch
-from specjax.gradients import Sums, accumulate, log_probs_of
-from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
+from specjax.train.batch import Batch
+from specjax.train.gradients import Sums, accumulate, log_probs_of
+from specjax.train.loss import LossConfig
 from specjax.types import Params
 from tests.specjax.training import AS_SHIPPED, VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap
 

@@ -9,17 +9,17 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.batch import Batch, split
-from specjax.generate import place
-from specjax.gradients import Sums, accumulate, log_probs_of
-from specjax.ladder import rung, sort_rows, windows
-from specjax.loss import LossConfig
-from specjax.mesh import BATCH_AXES, batch_shards
-from specjax.rollout import speculative_rollout
+from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.rollout.generate import place
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.stages import TrainConfig
 from specjax.testing.hlo import Program, collectives
-from specjax.train_step import make_train_step
+from specjax.train.batch import Batch, split
+from specjax.train.gradients import Sums, accumulate, log_probs_of
+from specjax.train.ladder import rung, sort_rows, windows
+from specjax.train.loss import LossConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
 from tests.specjax.training import (
     BUDGET,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import init_eagle3, make_eagle3
-from models.mtp import init_mtp, make_mtp, mtp_config
+from models.drafts.eagle3 import init_eagle3, make_eagle3
+from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from models.params import init_params
-from specjax.batch import Batch
 from specjax.drafters import Drafter, ModelDrafter, NGramDrafter
-from specjax.gradients import Sums, accumulate, log_probs_of
 from specjax.log_probs import by_position, teacher_forced
-from specjax.loss import LossConfig
 from specjax.sampling import SamplingLaw
-from specjax.stages import TrainConfig
 from specjax.testing.hlo import Program
+from specjax.train.batch import Batch
+from specjax.train.gradients import Sums, accumulate, log_probs_of
+from specjax.train.loss import LossConfig
+from specjax.train.stages import TrainConfig
 from specjax.types import Params, PyTree
 from tests.specjax.training import DECODER, HEAD, mesh_of, relative_gap
 

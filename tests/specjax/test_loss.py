@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.batch import Batch
-from specjax.loss import LossConfig, kl_estimate, policy_terms, price_of_kl, token_weights
+from specjax.train.batch import Batch
+from specjax.train.loss import LossConfig, kl_estimate, policy_terms, price_of_kl, token_weights
 
 ROWS, TOKENS = 6, 9
 

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.checkpoint import Checkpointer
 from specjax.drafters import HistoryDrafter
-from specjax.plan import RolloutConfig
-from specjax.probe import ProbeStep
-from specjax.stages import TrainConfig
-from specjax.train_step import init_train_state, make_train_step
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import init_train_state, make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout, TrainState
 from tests.chain import COUNTING, chain
 from tests.specjax.training import mesh_of

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.mesh import (
+from specjax.parallel.mesh import (
     BATCH_AXES,
     MeshConfig,
     batch_shards,

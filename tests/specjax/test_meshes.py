@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from specjax.generate import per_shard, place
 from specjax.keys import seed_step
-from specjax.loss import LossConfig
-from specjax.mesh import batch_shards
-from specjax.metrics import Metrics
-from specjax.plan import lay_out
-from specjax.probe import ProbeStep
+from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn, host_reward
-from specjax.rollout import speculative_rollout
-from specjax.stages import TrainConfig
+from specjax.rollout.generate import per_shard, place
+from specjax.rollout.plan import lay_out
+from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program, collectives, within_tensor
-from specjax.train_step import make_train_step
+from specjax.train.loss import LossConfig
+from specjax.train.metrics import Metrics
+from specjax.train.stages import TrainConfig
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState
 from tests.specjax.training import (
     BUDGET,

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.batch import Batch
-from specjax.gradients import Sums
-from specjax.metrics import reward_metrics, rollout_metrics, update_metrics
+from specjax.train.batch import Batch
+from specjax.train.gradients import Sums
+from specjax.train.metrics import reward_metrics, rollout_metrics, update_metrics
+from specjax.train.updates import Report
 from specjax.types import Params, Reward, Rollout
-from specjax.updates import Report
 
 ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
 

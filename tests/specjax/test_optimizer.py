@@ -10,8 +10,15 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.matrices import hidden_matrices
-from specjax.optimizer import OptimizerConfig, apply_gradients, init_moments, make_optimizer, make_optimizers, update
+from specjax.param_labels import hidden_matrices
+from specjax.train.optimizer import (
+    OptimizerConfig,
+    apply_gradients,
+    init_moments,
+    make_optimizer,
+    make_optimizers,
+    update,
+)
 from specjax.types import Params, PyTree, TrainState
 from tests.specjax.training import CONFIG, last_gradients, mesh_of, params_on, relative_gap, state_on
 

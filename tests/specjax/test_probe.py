@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
 
-from specjax.probe import Clock
+from specjax.train.timed_step import Clock
 
 
 @pytest.mark.parametrize(("pure", "ran"), [(False, [1, 2]), (True, [2, 3])])

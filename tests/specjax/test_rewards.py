@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.advantage import zero_variance
-from specjax.mesh import BATCH_AXES, batch_shards
-from specjax.metrics import reward_metrics
+from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.rewards import HostScore, host_reward
+from specjax.train.advantage import zero_variance
+from specjax.train.metrics import reward_metrics
 from specjax.types import Prompts, Reward, Rollout
 from tests.specjax.training import mesh_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.keys import Purpose, SeedStep, gumbels, seed_step, sequence_keys
-from specjax.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
 from tests.tiny import WANDERING as WORLD

@@ -18,8 +18,8 @@ from jaxtyping import Array
 
 from specjax.drafters import HistoryDrafter
 from specjax.keys import SeedStep, seed_step
-from specjax.plan import ChosenConfig, RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.plan import ChosenConfig, RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout

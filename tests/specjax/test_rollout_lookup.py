@@ -14,12 +14,12 @@ from specjax.cost import choose, nothing_known, remember
 from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
-from specjax.hindsight import PLACES
 from specjax.keys import seed_step
-from specjax.plan import ChosenConfig, RolloutConfig
-from specjax.queue import compact, share, write_back
-from specjax.rollout import begin, speculative_rollout
-from specjax.rounds import Decoding, RoundState, rounds
+from specjax.rollout.admission import compact, share, write_back
+from specjax.rollout.lookup_acceptance import PLACES
+from specjax.rollout.plan import ChosenConfig, RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState, rounds
+from specjax.rollout.speculative import begin, speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree, Rollout
 from tests.chain import COUNTING, chain

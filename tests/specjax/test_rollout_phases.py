@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.batch import make_batch
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
-from specjax.plan import ChosenConfig, Phase, RolloutConfig, lay_out
-from specjax.rollout import begin, speculative_rollout
-from specjax.rounds import Decoding, rounds
+from specjax.rollout.plan import ChosenConfig, Phase, RolloutConfig, lay_out
+from specjax.rollout.rounds import Decoding, rounds
+from specjax.rollout.speculative import begin, speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.train.batch import make_batch
 from specjax.types import Params, PolicyOutput, Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from specjax import rounds as rounds_module
 from specjax.drafters import Drafter, Proposal
 from specjax.keys import Purpose, SeedStep, gumbels, seed_step
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout import rounds as rounds_module
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw, pick, sample
 from specjax.testing.drafters import PolicyDrafter, PolicyDraftState
 from specjax.testing.exact import LEVEL, completion_law, count_completions, fit

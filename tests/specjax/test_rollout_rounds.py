@@ -11,10 +11,10 @@ import pytest
 
 from specjax import cache as kv
 from specjax.keys import seed_step
-from specjax.plan import RolloutConfig
-from specjax.queue import compact, let_in
-from specjax.rollout import Carry, begin
-from specjax.rounds import Decoding, RoundState, round_once
+from specjax.rollout.admission import compact, let_in
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState, round_once
+from specjax.rollout.speculative import Carry, begin
 from specjax.sampling import SamplingLaw
 from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
 from specjax.types import Params, Prompts, Rollout, Writer

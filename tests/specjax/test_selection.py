@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax.advantage import group_advantages
-from specjax.batch import Batch
-from specjax.mesh import BATCH_AXES
-from specjax.selection import SelectionConfig, drop_truncated, keep_groups, overlong_punishment
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.train.advantage import group_advantages
+from specjax.train.batch import Batch
+from specjax.train.selection import SelectionConfig, drop_truncated, keep_groups, overlong_punishment
 from specjax.types import Rollout
 from tests.specjax.training import mesh_of
 

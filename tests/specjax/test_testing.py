@@ -11,8 +11,8 @@ from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafte
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
-from specjax.plan import RolloutConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw, pick
 from specjax.testing import (
     PolicyDrafter,

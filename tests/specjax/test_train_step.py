@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.adaptation import DraftTrainingConfig
-from specjax.advantage import AdvantageConfig
-from specjax.batch import Batch
 from specjax.drafters import NoDrafter
-from specjax.generate import place
 from specjax.keys import seed_step
-from specjax.loss import LossConfig
-from specjax.optimizer import OptimizerConfig
-from specjax.rollout import speculative_rollout
+from specjax.rollout.generate import place
+from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.selection import SelectionConfig
-from specjax.stages import TrainConfig, make_stages
-from specjax.train_step import StepResult, TrainStep, init_train_state, make_train_step
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.advantage import AdvantageConfig
+from specjax.train.batch import Batch
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.selection import SelectionConfig
+from specjax.train.stages import TrainConfig, make_stages
+from specjax.train.train_step import StepResult, TrainStep, init_train_state, make_train_step
+from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState
-from specjax.updates import UpdateConfig
 from tests.specjax.training import (
     AS_SHIPPED,
     BUDGET,

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from specjax import cache as kv
+from specjax.drafters.training_time_test import attend_unrolled, unrolled_view
 from specjax.types import LayerCache
-from specjax.unrolled import attend_unrolled, unrolled_view
 
 ROWS, COUNT, HEADS, WIDTH = 2, 5, 2, 3
 

@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.batch import Batch
-from specjax.gradients import Sums
-from specjax.optimizer import OptimizerConfig, make_optimizers
+from specjax.train.batch import Batch
+from specjax.train.gradients import Sums
+from specjax.train.optimizer import OptimizerConfig, make_optimizers
+from specjax.train.updates import Report, UpdateConfig, run_updates
 from specjax.types import Params
-from specjax.updates import Report, UpdateConfig, run_updates
 
 ROWS, RATE = 6, 0.1
 OPTIMIZERS = Params(optax.sgd(RATE), optax.sgd(RATE))

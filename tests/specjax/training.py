@@ -16,14 +16,14 @@ from jaxlib.version import __version__ as jaxlib
 
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder, make_policy
-from models.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import abstract_params, param_shardings
 from specjax.drafters import HeadDrafter
-from specjax.mesh import MeshConfig, make_mesh
-from specjax.optimizer import OptimizerConfig
-from specjax.plan import RolloutConfig
-from specjax.stages import TrainConfig
-from specjax.train_step import init_train_state
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.stages import TrainConfig
+from specjax.train.train_step import init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 
 VOCAB = 16

@@ -4,9 +4,9 @@ import importlib
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from launch.bench.networks import Networks
+from launch.bench.models import Networks
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported, failure
-from models.hf_export import save_policy
+from models.hf.save import save_policy
 
 PEERS = ("tunix", "huggingface", "vllm")
 

@@ -11,7 +11,7 @@ from models.config import DecoderConfig
 
 
 class Checkpoint(NamedTuple):
-    """The policy in Hugging Face layout, written by `models.hf_export`."""
+    """The policy in Hugging Face layout, written by `models.hf.save`."""
 
     decoder: DecoderConfig
     directory: Path

@@ -1,0 +1,100 @@
+"""The networks of a preset with random weights, the prompts put to them, and programs compiled against the clock."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from launch.bench.presets import Preset
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.params import init_params
+from specjax.drafters import Drafter
+from specjax.parallel.mesh import MeshConfig, decoding_options, make_mesh
+from specjax.rollout.generate import prepare
+from specjax.types import Params, Policy, Prompts, PyTree
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """A policy and its drafter on one device, their parameters as they are trained and saved. Equal to itself alone."""
+
+    decoder: DecoderConfig
+    policy: Policy
+    drafter: Drafter
+    trained: Params
+
+    @cached_property
+    def params(self) -> Params:
+        """In the compute dtype, laid out for decoding."""
+        return prepare(self.trained, self.policy, self.drafter)
+
+
+class Functions(NamedTuple):
+    """A policy and its drafter without weights, and what makes those of each from a key."""
+
+    policy: Policy
+    drafter: Drafter
+    init_policy: Callable[[Key[Array, ""]], PyTree]
+    init_draft: Callable[[Key[Array, ""]], PyTree]
+
+
+def functions(preset: Preset) -> Functions:
+    """The networks of a preset: a decoder, and an EAGLE-3 head of its widths."""
+    decoder = preset.decoder
+    head = Eagle3Config(
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.intermediate_size,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        rope_theta=decoder.rope_theta,
+        dtype=decoder.dtype,
+        param_dtype=decoder.param_dtype,
+        feature_size=decoder.hidden_size * len(decoder.feature_layers),
+        vocab_size=decoder.vocab_size,
+        draft_vocab_size=preset.draft_vocab or decoder.vocab_size,
+    )
+    policy = make_policy(decoder)
+    ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
+    drafter = make_eagle3(head, policy, ids)
+    return Functions(policy, drafter, partial(init_decoder, decoder), partial(init_eagle3, head))
+
+
+def random_networks(preset: Preset) -> Networks:
+    """Fresh weights: what a round costs does not hang on them, and acceptance is forced."""
+    made, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
+    params = Params(
+        policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
+    )
+    return Networks(preset.decoder, made.policy, made.drafter, params)
+
+
+def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
+    """Prompts of one length, of tokens at random."""
+    tokens = np.random.default_rng(0).integers(1, networks.policy.vocab_size, (rows, length), dtype=np.int32)
+    return Prompts(jnp.asarray(tokens), jnp.full(rows, length, jnp.int32), jnp.arange(rows, dtype=jnp.int32))
+
+
+def compiled(
+    networks: Networks,
+    function: Callable[..., Any],
+    *args: Any,
+    donate: tuple[int, ...] = (),
+    options: dict[str, Any] | None = None,
+) -> tuple[Callable[..., Any], float]:
+    """The program for arguments like these, with `options` over those that decoding with these networks has.
+
+    Returns it with the seconds of making it.
+    """
+    start = time.perf_counter()
+    chosen = decoding_options(networks.policy.dtype) | (options or {})
+    program = jax.jit(function, donate_argnums=donate, compiler_options=chosen).lower(*args).compile()
+    return program, time.perf_counter() - start

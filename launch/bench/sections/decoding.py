@@ -1,0 +1,161 @@
+"""The sections that time single rounds: against the bandwidth floor, verification, the drafter."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.bench.models import Networks
+from launch.bench.presets import Preset
+from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, Rounds, where_it_fits
+from launch.bench.stubs import FreeDrafter
+from launch.timing import in_turns, seconds
+from models.config import DecoderConfig
+from specjax.cost import Cell, fit
+from specjax.drafters import Drafter, NoDrafter
+from specjax.types import Policy, PyTree
+
+COPIES = 8
+
+
+def floor(networks: Networks, preset: Preset) -> Section:
+    """Autoregressive decoding: tokens/s, and the share of them that the memory's bandwidth would allow."""
+    copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
+
+    def measure(context: int, batch: int) -> list[Row]:
+        none = NoDrafter()
+        rounds = Rounds(networks, none, batch, context, {"round": (none, 0)}, preset.rounds)
+        # In turns, so that a machine that slows down slows down both.
+        runs = {"round": partial(rounds.measure, "round"), "copy": copy.measure}
+        measured = in_turns(runs, preset.repeats)
+        cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
+        least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
+        row: Row = {
+            "ms a round": 1e3 * float(np.median(measured["round"])),
+            "tokens/s": batch / float(np.median(measured["round"])),
+            "floor ms": 1e3 * float(np.median(least)),
+            "share of floor": ratio(least, measured["round"]),
+            "GB/s": float(np.median(measured["copy"])) / 1e9,
+            "compile s": rounds.compile_seconds["round"],
+        }
+        return [row]
+
+    notes = [
+        f"floor: bytes of the weights that a round reads ({weights / 1e6:.1f} MB) and of the visible cache, over the "
+        "bandwidth of a copy",
+        f"a copy of {copy.nbytes / 1e6:.0f} MB counts its bytes twice, read and written; a CPU that reads a line before"
+        " it writes it moves them three times, so that reading alone may beat the floor",
+        NO_ROOM,
+    ]
+    return Section("autoregressive decoding against the memory-bandwidth floor", _each_cell(preset, measure), notes)
+
+
+def verify(networks: Networks, preset: Preset) -> Section:
+    """A verification of n tokens over one of 1: the policy's forward, the verifier and the commit, no drafter."""
+    free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
+
+    def measure(context: int, batch: int) -> list[Row]:
+        rounds = Rounds(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
+        measured = in_turns({k: partial(rounds.measure, k) for k in lengths}, preset.repeats)
+        row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
+        row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
+        return [row | {"compile s": sum(rounds.compile_seconds.values())}]
+
+    return Section("verification of n tokens over one", _each_cell(preset, measure), [NO_ROOM])
+
+
+def draft(networks: Networks, preset: Preset) -> Section:
+    """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
+    drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
+    ways: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
+    for k in preset.draft_lengths:
+        ways |= {("verifying", k): (free, k), ("whole", k): (drafter, k)}
+
+    def measure(context: int, batch: int) -> list[Row]:
+        rounds = Rounds(networks, drafter, batch, context, ways, preset.rounds)
+        measured = in_turns({way: partial(rounds.measure, way) for way in ways}, preset.repeats)
+        plain = measured["plain", 0]
+
+        def at(k: int) -> Row:
+            whole, verifying = measured["whole", k], measured["verifying", k]
+            cost = ratio(whole, plain)
+            row: dict = {
+                "k": k,
+                "plain ms": 1e3 * float(np.median(plain)),
+                "propose + observe": ratio(np.subtract(whole, verifying).tolist(), plain),
+                "verify + commit": ratio(verifying, plain),
+                "whole round": cost,
+            }
+            row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
+            return row | {"compile s": rounds.compile_seconds["whole", k]}
+
+        drafted = (("whole", k) for k in preset.draft_lengths)
+        cells.extend(Cell(batch, context, way[1], float(np.median(measured[way]))) for way in (("plain", 0), *drafted))
+        return [at(k) for k in preset.draft_lengths]
+
+    rows = _each_cell(preset, measure)
+    notes = [
+        "in plain rounds of the same batch; the drafter's is the whole round's less one with proposals for free",
+        "at a rate: the tokens of a round over its cost, where a drafted token is kept with that chance",
+        NO_ROOM,
+    ]
+    return Section("what drafting costs", rows, [*notes, *_modelled(cells)])
+
+
+def _modelled(cells: list[Cell]) -> list[str]:
+    """The cost model fitted to measured rounds, and how far it is off."""
+    if len(cells) < 2:
+        return []
+    model = fit(cells)
+    errors = [abs(model.seconds(*cell[:3]) / cell.seconds - 1) for cell in cells]
+    constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model._asdict().items())
+    return [
+        f"cost model (specjax.cost.CostModel), in microseconds: {constants}; "
+        f"off by {np.median(errors):.0%} in the median cell, by {max(errors):.0%} at most"
+    ]
+
+
+def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
+    """The rows of every context and batch."""
+    rows = []
+    for context, batch in itertools.product(preset.contexts, preset.batches):
+        rows += where_it_fits({"context": context, "batch": batch}, partial(measure, context, batch))
+    return rows
+
+
+class CopyBandwidth:
+    """Bytes read and written a second by passes over an array far larger than any cache, in place."""
+
+    def __init__(self) -> None:
+        self.nbytes = 2**28 if jax.default_backend() == "cpu" else 2**32
+        self._array = jnp.ones(self.nbytes // 4, jnp.float32)
+
+        # The number of passes is data, so that they cannot be made one.
+        def passes(x: jax.Array, count: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, count, lambda _, x: 0.5 * x + 0.5, x)
+
+        self._program = jax.jit(passes, donate_argnums=0)
+        self.measure()
+
+    def measure(self) -> float:
+        return 2 * self.nbytes * COPIES / seconds(self._run)
+
+    def _run(self) -> jax.Array:
+        self._array = self._program(self._array, jnp.int32(COPIES))
+        return self._array
+
+
+def read_bytes(policy: Policy, params: PyTree) -> int:
+    """The policy's parameters, as trained, that a round reads: of an embedding that is no output layer, a few rows."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
+
+
+def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:
+    """Keys and values of so many positions in each of so many rows."""
+    entry = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
+    return decoder.num_layers * rows * positions * entry

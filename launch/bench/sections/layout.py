@@ -1,0 +1,129 @@
+"""The section on how a rollout is laid out: phases, windows, queue, shared prefill and the training ladder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.bench.models import Networks, compiled, random_prompts
+from launch.bench.presets import Preset
+from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, where_it_fits
+from launch.bench.sections.generation import Generation
+from launch.comparison.best_plans import ANY_LENGTH, shrinking
+from launch.timing import in_turns, seconds
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import RolloutConfig
+from specjax.sampling import SamplingLaw
+from specjax.train.batch import Batch, make_batch
+from specjax.train.gradients import accumulate
+from specjax.train.ladder import sort_rows
+from specjax.train.loss import LossConfig
+from specjax.types import Params, Rollout
+
+GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
+Runs = tuple[Callable[[], object], Callable[[], object]]
+
+
+def layout(networks: Networks, preset: Preset) -> Section:
+    """Pairs that do the same work and differ in one thing, measured in turns."""
+    makers: dict[str, Callable[[Networks, Preset], Runs]] = {
+        "phases": phases,
+        "windows": windows,
+        "queue": queue,
+        "prefill shared by a group": shared_prefill,
+        "ladder in training": ladder,
+    }
+    if not preset.gradients:
+        del makers["ladder in training"]
+
+    def measure(make: Callable[[Networks, Preset], Runs]) -> list[Row]:
+        without, with_it = make(networks, preset)
+        measured = in_turns({"off": partial(seconds, without), "on": partial(seconds, with_it)}, preset.repeats)
+        off, on = (float(np.median(times)) for times in measured.values())
+        return [{"off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])}]
+
+    rows = [row for name, make in makers.items() for row in where_it_fits({"what": name}, partial(measure, make))]
+    tail = preset.tail
+    notes = [
+        f"{GROUP * preset.batch} completions, one in {tail.every} of {tail.longest} tokens, the others around "
+        f"{tail.median}, at draft length {DRAFTED} and acceptance forced at {preset.peer_rate}",
+        f"queue: {preset.batch} slots, each refilled as it frees up; off, {preset.batch} at a time, to their end",
+        "windows: attention first reads only as much as most rows ever need; off, as much as the longest may need",
+        NO_ROOM,
+    ]
+    if not preset.gradients:
+        notes.append("the ladder is left out: gradients of this preset would not fit beside its weights")
+    return Section("phases, queue, shared prefill and ladder, each off and on", rows, notes)
+
+
+def _config(preset: Preset) -> RolloutConfig:
+    return RolloutConfig(group_size=1, max_new_tokens=preset.tail.longest, draft_length=DRAFTED)
+
+
+def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
+    """The long-tailed rollout in the phases of a plan."""
+    config = replace(_config(preset), phases=plan)
+    prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
+    return partial(Generation(networks, prompts, config, tail=preset.tail).generate, preset.peer_rate)
+
+
+def phases(networks: Networks, preset: Preset) -> Runs:
+    """All rows to the longest one's end, or fewer slots as rows end."""
+    return _decode(networks, preset), _decode(networks, preset, *shrinking(GROUP * preset.batch))
+
+
+def windows(networks: Networks, preset: Preset) -> Runs:
+    """Attention over all positions that a row may have, or first over those that most rows ever need."""
+    sequences = GROUP * preset.batch
+    usual = sequences, preset.prompt + 3 * preset.tail.median // 2
+    shrink = shrinking(sequences)
+    return _decode(networks, preset, *shrink), _decode(networks, preset, usual, *shrink)
+
+
+def queue(networks: Networks, preset: Preset) -> Runs:
+    """A few rows at a time, each time to their end, or others let in as they end."""
+    slots, rate = preset.batch, preset.peer_rate
+    prompts = random_prompts(networks, GROUP * slots, preset.prompt)
+    parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, GROUP * slots, slots)]
+    few = Generation(networks, parts[0], _config(preset), tail=preset.tail)
+    return lambda: [few.generate(rate, part) for part in parts], _decode(networks, preset, (slots, ANY_LENGTH))
+
+
+def shared_prefill(networks: Networks, preset: Preset) -> Runs:
+    """Short completions of long prompts: each of a group's prefilled by itself, or once for all of them."""
+
+    def run(rows: int, group: int) -> Callable[[], Rollout]:
+        config = RolloutConfig(group_size=group, max_new_tokens=preset.tail.median, draft_length=DRAFTED)
+        prompts = random_prompts(networks, rows, preset.contexts[0])
+        return partial(Generation(networks, prompts, config).generate, preset.peer_rate)
+
+    return run(GROUP * preset.batch, 1), run(preset.batch, GROUP)
+
+
+def ladder(networks: Networks, preset: Preset) -> Runs:
+    """The gradient of both losses over the completions, padded to the longest, or sorted and cut to windows."""
+    tail, mesh, law, loss = preset.tail, make_mesh(MeshConfig()), SamplingLaw(), LossConfig()
+    prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
+    config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=0)
+    rollout = Generation(networks, prompts, config, tail=tail).generate()
+    # The token that ends a forced completion is none of the policy's.
+    rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
+    ones = jnp.ones(len(rollout.lengths))
+    batch, params = replace(make_batch(prompts, rollout, ones), advantage=ones), networks.trained
+
+    def run(ladder: tuple[int, ...]) -> Callable[[], object]:
+        def gradients(params: Params, batch: Batch) -> Params:
+            rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
+            parts = networks.policy, networks.drafter, params, rows
+            return accumulate(*parts, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
+
+        with jax.set_mesh(mesh):
+            program, _ = compiled(networks, gradients, params, batch)
+        jax.block_until_ready(program(params, batch))
+        return partial(program, params, batch)
+
+    return run(()), run((preset.prompt + tail.median, preset.prompt + 3 * tail.median // 2))

@@ -1,0 +1,184 @@
+"""The sections that hold our decoding against other samplers: completions of one length, and a rollout with a tail."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from launch.bench.models import Networks, random_prompts
+from launch.bench.peers import Absent, Present, load_peers
+from launch.bench.peers.protocol import Sampler, failure
+from launch.bench.presets import Preset
+from launch.bench.report import Row, Section, ratio
+from launch.bench.rounds import NO_ROOM, where_it_fits
+from launch.bench.sections.generation import Generation
+from launch.bench.sections.layout import GROUP
+from launch.comparison.best_plans import ANY_LENGTH
+from launch.timing import in_turns, seconds
+from specjax.rollout.plan import RolloutConfig
+
+# Turns by which our best draft length is chosen, none of those that are reported.
+SCREENED = 3
+PACKAGES = ("google-tunix", "torch", "transformers", "vllm")
+PLAIN, FORCED = "specjax, autoregressive", "specjax, k = {k}, forced"
+NOTES = (
+    "ours / it: tokens/s of our autoregressive decoding over the sampler's; ours forced: at our best draft length",
+    "first run s: ours is compiling, that of the others the first call with whatever it compiles",
+)
+# What a sampler does in one turn, or why it does nothing.
+Theirs = Mapping[str, Callable[[], object] | str]
+
+
+def peers(networks: Networks, preset: Preset) -> Section:
+    """Tokens/s of whole completions of one length, and how many times those of each peer ours are."""
+
+    def rows(found: Mapping[str, Present | Absent], batch: int) -> list[Row]:
+        prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
+        config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
+
+        def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
+            return {"": partial(sampler.generate, np.asarray(prompts.tokens), lengths, False)}
+
+        own = {
+            name: Generation(networks, prompts, replace(config, draft_length=k), forced=k > 0)
+            for name, k in _own(preset).items()
+        }
+        return _compare(lengths, own, _theirs(found, batch, run), preset)
+
+    found = _loaded(networks)
+    table = [
+        row for batch in preset.peer_batches for row in where_it_fits({"batch": batch}, partial(rows, found, batch))
+    ]
+    notes = [
+        f"prompts of {preset.prompt} tokens and {preset.new} new ones each, at temperature 1; nothing ends early, and "
+        "the prefill counts",
+        f"forced: a drafted token is kept with chance {preset.peer_rate}; peers that draft have that of random weights",
+        *NOTES,
+        NO_ROOM,
+        _versions(),
+    ]
+    return Section("against other samplers on the same weights", table, notes)
+
+
+def rollouts(networks: Networks, preset: Preset) -> Section:
+    """Tokens/s of a whole rollout with a long tail; each peer takes all sequences at once, and a quarter at a time."""
+    tail, sequences = preset.tail, GROUP * preset.batch
+    prompts = random_prompts(networks, sequences, preset.prompt)
+    # A window that most rows never outgrow, then half as many slots whenever half of the rows are done.
+    halves = tuple((sequences >> i, ANY_LENGTH) for i in range(sequences.bit_length()))
+    phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
+    config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
+
+    def rows() -> list[Row]:
+        own = {
+            name: Generation(networks, prompts, replace(config, draft_length=k), tail=tail)
+            for name, k in _own(preset).items()
+        }
+        lengths, tokens = np.asarray(own[PLAIN].generate().lengths), np.asarray(prompts.tokens)
+
+        def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
+            sizes = (sequences, sequences // 4)
+            return {f", {size} at a time": partial(_in_parts, sampler, tokens, lengths, size) for size in sizes}
+
+        return _compare(lengths, own, _theirs(_loaded(networks), sequences, run), preset)
+
+    table = where_it_fits({"batch": sequences}, rows)
+    notes = [
+        f"{sequences} completions, one in {tail.every} of {tail.longest} tokens, the others around {tail.median}; "
+        f"prompts of {preset.prompt}",
+        "a sampler that goes on until its longest row is done is told how long that is; tokens beyond a row's length "
+        "do not count",
+        f"forced: a drafted token is kept with chance {preset.peer_rate}; ours decodes in phases of "
+        f"{', '.join(str(slots) for slots, _ in halves)} slots, the first within {phases[0][1]} positions while it can",
+        *NOTES,
+        NO_ROOM,
+        _versions(),
+    ]
+    return Section("a rollout with a long tail, against other samplers on the same weights", table, notes)
+
+
+@lru_cache(maxsize=1)
+def _loaded(networks: Networks) -> Mapping[str, Present | Absent]:
+    """Once for both sections: engines take their time, and their memory."""
+    with tempfile.TemporaryDirectory() as directory:
+        return load_peers(networks, Path(directory) / "policy")
+
+
+def _versions() -> str:
+    """What of the peers is installed here."""
+    found = []
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return f"versions: {', '.join(found) or 'none of ' + ', '.join(PACKAGES)}"
+
+
+def _own(preset: Preset) -> dict[str, int]:
+    """Our draft lengths by the name of their rows."""
+    return {PLAIN: 0} | {FORCED.format(k=k): k for k in preset.draft_lengths}
+
+
+def _theirs(
+    found: Mapping[str, Present | Absent], rows: int, run: Callable[[Sampler], dict[str, Callable[[], object]]]
+) -> Theirs:
+    runs: dict[str, Callable[[], object] | str] = {}
+    for name, peer in found.items():
+        if isinstance(peer, Absent):
+            runs[name] = peer.reason
+        elif rows > peer.sampler.most_rows:
+            runs[name] = f"takes {peer.sampler.most_rows} row"
+        else:
+            runs |= {name + ending: way for ending, way in run(peer.sampler).items()}
+    return runs
+
+
+def _compare(lengths: np.ndarray, own: Mapping[str, Generation], theirs: Theirs, preset: Preset) -> list[Row]:
+    """A row for each, all measured in turns."""
+    runs: dict[str, Callable[[], object]] = {
+        name: partial(_handed_over, generation, preset.peer_rate) for name, generation in own.items()
+    }
+    start = {name: generation.compile_seconds for name, generation in own.items()}
+    reasons = {name: run for name, run in theirs.items() if isinstance(run, str)}
+    for name, run in theirs.items():
+        if not isinstance(run, str):
+            try:
+                # With whatever the first call compiles.
+                start[name] = seconds(run)
+            except Exception as error:
+                reasons[name] = failure(error)
+            else:
+                runs[name] = run
+    timed = {name: partial(seconds, run) for name, run in runs.items()}
+    screened = in_turns({name: timed[name] for name in own if name != PLAIN}, SCREENED)
+    best = min(screened, key=lambda name: np.median(screened[name]))
+    measured = in_turns(timed, preset.repeats)
+
+    def row(name: str) -> Row:
+        values = measured.get(name)
+        return {
+            "batch": len(lengths),
+            "sampler": name,
+            "tokens/s": None if values is None else int(lengths.sum()) / float(np.median(values)),
+            "first run s": start.get(name),
+            "ours / it": None if values is None else ratio(values, measured[PLAIN]),
+            "ours forced / it": None if values is None else ratio(values, measured[best]),
+            "note": reasons.get(name, ""),
+        }
+
+    return [row(name) for name in (*own, *theirs)]
+
+
+def _in_parts(sampler: Sampler, prompts: np.ndarray, lengths: np.ndarray, rows: int) -> None:
+    """All prompts, so many at a time."""
+    for at in range(0, len(prompts), rows):
+        sampler.generate(prompts[at : at + rows], lengths[at : at + rows], False)
+
+
+def _handed_over(generation: Generation, rate: float) -> np.ndarray:
+    """The tokens on the host, where the peers leave theirs."""
+    return np.asarray(generation.generate(rate).tokens)

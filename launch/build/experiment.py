@@ -1,0 +1,128 @@
+"""All that a program needs of a run before its first step."""
+
+import math
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+from jax.sharding import Mesh
+
+from configs.schema import RunConfig
+from launch.build.networks import Networks, Problems, build_networks, build_problems, build_tokenizer
+from launch.cli.errors import ConfigError
+from launch.data.batches import PromptTable
+from launch.data.tokenizers import Tokenizer
+from specjax.drafters import EitherDrafter
+from specjax.parallel.mesh import batch_shards, make_mesh
+from specjax.rollout.plan import Phase, lay_out
+from specjax.train.stages import TrainConfig
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run's mesh, networks and problems; `train` is its configuration with the tokenizer's stop tokens filled in."""
+
+    config: RunConfig
+    train: TrainConfig
+    mesh: Mesh
+    tokenizer: Tokenizer
+    problems: Problems
+    networks: Networks
+
+    @cached_property
+    def train_prompts(self) -> PromptTable:
+        """The training prompts as token ids."""
+        return PromptTable.build(self.problems.train, self.tokenizer, self.config.data.max_prompt_tokens)
+
+    @cached_property
+    def held_out_prompts(self) -> PromptTable:
+        """Those held out."""
+        return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
+
+    @property
+    def draft_vocabulary(self) -> list[int] | None:
+        """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
+        drafter = self.networks.drafter
+        trained = drafter.trained if isinstance(drafter, EitherDrafter) else drafter
+        ids = getattr(trained, "target_ids", None)
+        return None if ids is None else ids.tolist()
+
+    @property
+    def checksum(self) -> int:
+        """Of the training prompts as token ids, and of their answers: by it a run knows its problems again."""
+        table, answers = self.train_prompts, [problem.answer for problem in self.problems.train]
+        return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
+
+    @property
+    def sequences(self) -> int:
+        """Those of a step's rollout, on all shards."""
+        return self.config.data.prompts * self.train.rollout.group_size
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those of the run's rollouts, on each shard."""
+        shards = batch_shards(self.mesh)
+        return lay_out(self.train.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
+
+
+def set_up(config: RunConfig, training: bool = True) -> Setup:
+    """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
+
+    Without `training`, problems are read only where the draft's vocabulary was chosen from them.
+    """
+    _check_windows(config)
+    _offer_cpu_devices(math.prod(config.mesh.shape))
+    try:
+        mesh = make_mesh(config.mesh)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if training:
+        _check_split(config, batch_shards(mesh))
+    tokenizer = build_tokenizer(config)
+    needed = training or config.draft.vocab_size is not None
+    problems = build_problems(config) if needed else Problems(train=[], held_out=[])
+    networks = build_networks(config, mesh, tokenizer, problems.train)
+    stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+    train = config.train_config()
+    train = replace(train, rollout=replace(train.rollout, stop_tokens=stop_tokens))
+    return Setup(config, train, mesh, tokenizer, problems, networks)
+
+
+def _offer_cpu_devices(count: int) -> None:
+    """On CPU, a device for each part of the mesh: each then works on a core of its own, without waiting for the others.
+
+    No more devices than cores. Nothing changes where JAX has been told how many, or has begun; nor for other devices.
+    """
+    if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
+
+
+def _check_split(config: RunConfig, shards: int) -> None:
+    prompts = config.data.prompts
+    if prompts % shards:
+        raise ConfigError(f"data.prompts = {prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}")
+    groups, updates = config.selection.groups, config.updates
+    if groups % shards or groups > prompts:
+        raise ConfigError(
+            f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
+            f"data.prompts = {prompts}"
+        )
+    sequences, parts = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
+    if sequences % (parts * config.microbatches):
+        name = f"updates.minibatches x microbatches = {parts} x {config.microbatches}"
+        if parts == 1:
+            name = f"microbatches = {config.microbatches}"
+        raise ConfigError(f"{name}: must divide the {sequences} sequences of a data shard that train")
+
+
+def _check_windows(config: RunConfig) -> None:
+    for _, window in config.rollout.phases:
+        if window < config.data.max_prompt_tokens:
+            raise ConfigError(
+                f"rollout.phases = {config.rollout.phases}: a window of {window} holds no prompt, "
+                f"must be at least data.max_prompt_tokens = {config.data.max_prompt_tokens}"
+            )

@@ -1,0 +1,29 @@
+"""Drafting from known texts as a run's configuration asks for it: by itself, or beside a draft."""
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.schema.networks import LookupConfig
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter
+from specjax.rollout.plan import RolloutConfig
+from specjax.types import Policy, PyTree
+
+
+def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout: RolloutConfig) -> Drafter:
+    """The drafter with the lookup beside it, or the lookup alone in the place of none."""
+    if lookup.kind == "none":
+        return drafter
+    lengths = policy.vocab_size, lookup.min_n, lookup.max_n
+    if lookup.kind == "ngram":
+        looking = NGramDrafter(*lengths)
+    else:
+        looking = HistoryDrafter(*lengths, lookup.kept, rollout.group_size, lookup.factor, lookup.offset)
+    return looking if isinstance(drafter, NoDrafter) else EitherDrafter(looking, drafter)
+
+
+def blank_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
+    """What the drafter remembers before the first rollout, on every device of the mesh; () where nothing is read."""
+    if not prompts:
+        return ()
+    return jax.device_put(drafter.blank_memory(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

@@ -1,0 +1,63 @@
+"""The built-in task: sums with worked steps.
+
+prompt    7+5+9=
+solution  7+5=12
+          12+9=21
+          #21
+answer    21
+"""
+
+import random
+
+from launch.cli.errors import ConfigError
+from launch.data.problems import Problem
+
+ALPHABET = "0123456789+=#\n"
+
+
+def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value: int) -> list[Problem]:
+    """`count` distinct sums of min_terms .. max_terms terms, each 1 .. max_value, in random order.
+
+    Deterministic by `seed`; each number of terms is equally likely as long as it has sums left. Raises ConfigError
+    where the bounds make no sense or allow fewer distinct sums than asked for.
+    """
+    if not 2 <= min_terms <= max_terms:
+        raise ConfigError(
+            f"data.arithmetic.min_terms = {min_terms}: must be at least 2, and at most max_terms = {max_terms}"
+        )
+    if max_value < 1:
+        raise ConfigError(f"data.arithmetic.max_value = {max_value}: must be at least 1")
+    distinct = sum(max_value**terms for terms in range(min_terms, max_terms + 1))
+    if not 0 < count <= distinct:
+        raise ConfigError(
+            f"data.arithmetic.problems = {count}: must be between 1 and {distinct}, the distinct sums within the bounds"
+        )
+    source = random.Random(seed)
+    sums: dict[tuple[int, ...], None] = {}
+    while len(sums) < count:
+        terms = source.randint(min_terms, max_terms)
+        sums[tuple(source.randint(1, max_value) for _ in range(terms))] = None
+    return [_problem(terms) for terms in sums]
+
+
+def exact_answer(completion: str, answer: str) -> float:
+    """1.0 where the text after the last '#' of the completion is the answer, else 0.0."""
+    return float(final_answer(completion) == answer)
+
+
+def final_answer(completion: str) -> str | None:
+    """The text after the last '#'; None where there is no '#'."""
+    _, marker, given = completion.rpartition("#")
+    return given.strip() if marker else None
+
+
+def _problem(terms: tuple[int, ...]) -> Problem:
+    total, steps = terms[0], []
+    for term in terms[1:]:
+        steps.append(f"{total}+{term}={total + term}")
+        total += term
+    return Problem(
+        prompt="+".join(map(str, terms)) + "=",
+        answer=str(total),
+        solution="\n".join([*steps, f"#{total}"]),
+    )

@@ -1,0 +1,165 @@
+"""From problems to padded batches of token ids.
+
+A prompt's id is its problem's index in the table it was made from; rows that only fill up a batch have ids below zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from launch.cli.errors import ConfigError
+from launch.data.problems import Problem
+from launch.data.tokenizers import Tokenizer
+from specjax.types import Prompts
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """The prompts of a list of problems, as token ids.
+
+    rows:    the prompts that can be used, of 1 .. max_length tokens each.
+    ids:     int32, their problems' indices in the list.
+    dropped: how many problems had a prompt that is empty or too long.
+    """
+
+    rows: tuple[list[int], ...]
+    ids: np.ndarray
+    max_length: int
+    dropped: int
+
+    @classmethod
+    def build(cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int) -> "PromptTable":
+        """Ask `tokenizer` for each problem's prompt; a row is padded to `max_length` tokens."""
+        prompts = [tokenizer.chat(problem.prompt) for problem in problems]
+        ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
+        return cls(
+            rows=tuple(prompts[i] for i in ids),
+            ids=np.asarray(ids, np.int32),
+            max_length=max_length,
+            dropped=len(prompts) - len(ids),
+        )
+
+    def first(self, count: int) -> "PromptTable":
+        """The table of the first `count` usable prompts."""
+        return replace(self, rows=self.rows[:count], ids=self.ids[:count])
+
+    def batch(self, picks: np.ndarray) -> Prompts:
+        """The rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
+        tokens, lengths = _pad([self.rows[pick] for pick in picks], self.max_length)
+        return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
+
+
+class PromptPipeline:
+    """An endless iterator over batches of `batch_size` prompts, shuffled anew in every epoch, deterministic by `seed`.
+
+    Every epoch leaves out what does not fill a batch, so that an id comes once in a batch and at most once in an
+    epoch. Raises ConfigError where the table holds fewer prompts than a batch.
+    """
+
+    def __init__(self, table: PromptTable, batch_size: int, seed: int) -> None:
+        if not 0 < batch_size <= len(table.rows):
+            raise ConfigError(
+                f"data.prompts = {batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
+                f"({table.dropped} empty or over {table.max_length} tokens)"
+            )
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
+        self._table = table
+        picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
+        # Padding a batch takes microseconds: no threads, and so a position that is exact.
+        self._picks = iter(picks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+    def __iter__(self) -> "PromptPipeline":
+        return self
+
+    def __next__(self) -> Prompts:
+        return self._table.batch(next(self._picks))
+
+    def get_state(self) -> dict[str, Any]:
+        """The position, JSON-serialisable: a pipeline set to it yields what this one would have yielded next."""
+        return self._picks.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._picks.set_state(state)
+
+
+def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
+    """All prompts of the table in their order, `batch_size` a batch.
+
+    The last batch is filled up with copies of the table's first prompts under the ids -1, -2, ..: a row counts where
+    `id >= 0`. Raises ConfigError where the table has none.
+    """
+    if not table.rows:
+        raise ConfigError(f"data.max_prompt_tokens = {table.max_length}: none of {table.dropped} prompts fits")
+    picks = np.arange(-(-len(table.rows) // batch_size) * batch_size)
+    batches = []
+    for start in range(0, len(picks), batch_size):
+        chosen = picks[start : start + batch_size]
+        extra = chosen - len(table.rows)
+        batch = table.batch(chosen % len(table.rows))
+        batches.append(replace(batch, id=np.where(extra < 0, batch.id, -1 - extra).astype(np.int32)))
+    return batches
+
+
+class SupervisedBatch(NamedTuple):
+    """Prompts followed by their solutions and a stop token.
+
+    tokens:         int32 [B, S], zero from `lengths` on.
+    lengths:        int32 [B].
+    prompt_lengths: int32 [B]; what follows is to be learnt.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    prompt_lengths: np.ndarray
+
+
+def supervised_batch(
+    problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int, seed: int, step: int
+) -> SupervisedBatch:
+    """`batch_size` different problems with their solutions, drawn at random by (seed, step), padded to `length` tokens.
+
+    Raises ConfigError where a batch needs more problems than there are, one has no solution, or one does not fit.
+    """
+    if not 0 < batch_size <= len(problems):
+        raise ConfigError(
+            f"warmup.batch_size = {batch_size}: must be between 1 and {len(problems)}, the problems there are"
+        )
+    picks = np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False)
+    pairs = [_supervised(problems, pick, tokenizer, length) for pick in picks]
+    tokens, lengths = _pad([prompt + solution for prompt, solution in pairs], length)
+    return SupervisedBatch(tokens, lengths, np.asarray([len(prompt) for prompt, _ in pairs], np.int32))
+
+
+def check_supervised(problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int) -> None:
+    """Raise what `supervised_batch` would raise, sooner or later, of these problems."""
+    supervised_batch(problems, tokenizer, batch_size, length, seed=0, step=0)
+    for pick in range(len(problems)):
+        _supervised(problems, pick, tokenizer, length)
+
+
+def _supervised(
+    problems: Sequence[Problem], pick: int, tokenizer: Tokenizer, length: int
+) -> tuple[list[int], list[int]]:
+    """The tokens of a problem's prompt, and of its solution with the stop token."""
+    problem = problems[pick]
+    if problem.solution is None:
+        raise ConfigError(f"warmup.steps: problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
+    prompt = tokenizer.chat(problem.prompt)
+    solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
+    if len(prompt) + len(solution) > length:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least "
+            f"{len(prompt) + len(solution)}, the tokens of problem {pick} with its solution"
+        )
+    return prompt, solution
+
+
+def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.zeros((len(rows), length), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return tokens, np.asarray([len(row) for row in rows], np.int32)

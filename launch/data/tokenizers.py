@@ -1,0 +1,203 @@
+"""Text to token ids and back."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from launch.cli.errors import ConfigError
+
+# The files of a tokenizer that a checkpoint carries beside its weights.
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the programs need of a tokenizer. Ids are below `vocab_size`; a policy's own vocabulary may be wider."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The ids that end a completion, at least one; the first is the one to train on."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a piece of text, with no special tokens added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; stop tokens, special tokens and ids outside the vocabulary leave no trace."""
+        ...
+
+    def chat(self, prompt: str) -> list[int]:
+        """The ids of a prompt as the model wants to be asked, up to where its answer begins."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes, ids 0 .. 255, and one stop token, id 256. `instruction` as in `HuggingFaceTokenizer`."""
+
+    vocab_size = 257
+    stop_tokens = (256,)
+
+    def __init__(self, instruction: str = "{prompt}") -> None:
+        self._instruction = _checked(instruction)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
+
+    def chat(self, prompt: str) -> list[int]:
+        return self.encode(self._instruction.format(prompt=prompt))
+
+
+class CharacterTokenizer:
+    """The characters of `alphabet`, ids 0, 1, .., and one stop token behind them.
+
+    `instruction` as in `HuggingFaceTokenizer`.
+    """
+
+    def __init__(self, alphabet: str, instruction: str = "{prompt}") -> None:
+        self._alphabet, self._instruction = alphabet, _checked(instruction)
+        self.vocab_size = len(alphabet) + 1
+        self.stop_tokens = (len(alphabet),)
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ConfigError for a character that is not in the alphabet."""
+        for character in text:
+            if character not in self._alphabet:
+                raise ConfigError(f"text = {text!r}: {character!r} is none of the characters {self._alphabet!r}")
+        return [self._alphabet.index(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet))
+
+    def chat(self, prompt: str) -> list[int]:
+        return self.encode(self._instruction.format(prompt=prompt))
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer in a checkpoint's directory, with its chat template where it has one.
+
+    directory:       a local directory in Hugging Face layout.
+    instruction:     what becomes of a prompt before the chat template, in `str.format` syntax, for example
+                     "{prompt}\\nPut the answer in \\\\boxed{{}}."
+    enable_thinking: handed to the chat template where set; a template that does not know it ignores it.
+
+    The stop tokens are the tokenizer's own and those of `generation_config.json`. Raises ConfigError for a missing
+    directory or package, a directory without a usable tokenizer or stop token, and a malformed instruction.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, instruction: str = "{prompt}", enable_thinking: bool | None = None
+    ) -> None:
+        self._tokenizer = _load(Path(directory))
+        self._instruction = _checked(instruction)
+        self._template_options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self.vocab_size = len(self._tokenizer)
+        self.stop_tokens = _stop_tokens(self._tokenizer, Path(directory))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # Not every stop token of generation_config.json is special to the tokenizer.
+        kept = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
+        return self._tokenizer.decode(kept, skip_special_tokens=True)
+
+    def chat(self, prompt: str) -> list[int]:
+        question = self._instruction.format(prompt=prompt)
+        if self._tokenizer.chat_template is None:
+            return self._tokenizer.encode(question)
+        return self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_dict=False,
+            **self._template_options,
+        )
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each id adds to those before it; together they are what `decode` makes of all.
+
+    A character of several ids is the last one's, the others add nothing; nor does what leaves no trace.
+    """
+    texts, begin, shown = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        # From a place where characters began: decoding all for each id would take time by the square.
+        before, after = tokenizer.decode(ids[begin:shown]), tokenizer.decode(ids[begin:end])
+        if after.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(after[len(before) :])
+        if texts[-1]:  # else there is nothing here that a space could stand behind
+            begin = shown
+        shown = end
+    return texts
+
+
+def _load(directory: Path) -> Any:
+    if not directory.is_dir():
+        raise ConfigError(f"model.path = {directory}: no such directory")
+    # Of transformers we use the tokenizers alone: that it finds no PyTorch is no news.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            "model.path: transformers is not installed, for its tokenizer: pip install 'specjax[hf]'"
+        ) from None
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises a different kind for each file that is missing or malformed
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
+
+
+def _checked(instruction: str) -> str:
+    try:
+        kept = "\0" in instruction.format(prompt="\0")
+    except (LookupError, ValueError, AttributeError):
+        kept = False
+    if not kept:
+        raise ConfigError(f"data.instruction = {instruction!r}: must hold {{prompt}}, and other braces doubled")
+    return instruction
+
+
+def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
+    own = tokenizer.eos_token_id
+    ids = [] if own is None else [own]
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        try:
+            listed = json.loads(generation.read_text()).get("eos_token_id") or []
+        except (ValueError, AttributeError):
+            raise ConfigError(f"model.path = {directory}: its {generation.name} is not a JSON object") from None
+        ids += listed if isinstance(listed, list) else [listed]
+    if not ids:
+        raise ConfigError(f"model.path = {directory}: names no end-of-sequence token, so no completion would stop")
+    return tuple(dict.fromkeys(ids))
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """Copy the files of a tokenizer that `source` has."""
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, out / name)

@@ -1,0 +1,137 @@
+"""What of a draft is accepted on held-out prompts, beside what its overlap with the policy promises."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from launch.build.experiment import Setup
+from launch.data.batches import fixed_batches
+from launch.data.responses import of_rollout
+from specjax.drafters import Drafter
+from specjax.keys import seed_step
+from specjax.parallel.mesh import batch_shards
+from specjax.rollout.generate import make_generate
+from specjax.train.distill import make_predict
+from specjax.types import Params, Rollout
+
+SHORTEST_BUCKET = 16
+# Stands for 0 where an overlap is predicted, since `full_log_probs` has no temperature 0: the mass is all in one place.
+NEARLY_GREEDY = 1e-4
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the drafts of some sequences, in rounds in which they were live.
+
+    tokens:   emitted by verification: all but the first of each sequence, which comes from its prefill.
+    rounds:   verifications. ended: those whose last token was an accepted one of the draft's, which ended the sequence.
+    drafted:  [K], how often position i of a draft could still be emitted. accepted: [K], how often it was.
+    """
+
+    sequences: int
+    tokens: int
+    rounds: int
+    ended: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def alpha(self) -> float | None:
+        """Tokens a round; None where there was none. It is 1 + (sum of accepted - ended) / rounds."""
+        return self.tokens / self.rounds if self.rounds else None
+
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """Of each position: accepted over drafted, whatever became of those before it."""
+        return tuple(a / d if d else None for a, d in zip(self.accepted, self.drafted, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts and what they come to."""
+        return asdict(self) | {"alpha": self.alpha, "rates": self.rates}
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of one temperature: over all sequences, and by the length of their answers, up to so many tokens each.
+
+    draft_length: of the rounds, the longest of the run's: each position of a shorter draft is accepted alike.
+    predicted: the mean of sum_v min(p, q) over the same answers, which position 1 is held against; None where the law
+               cuts tokens out, of which these p and q do not tell.
+    untrained: the same of the draft as it was to begin with, where asked for.
+    """
+
+    temperature: float
+    draft_length: int
+    predicted: float | None
+    untrained: float | None
+    counts: Counts
+    by_length: dict[int, Counts]
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts of all sequences beside the other fields, those by length in a list."""
+        by_length = [{"up_to": length} | counts.as_json() for length, counts in self.by_length.items()]
+        own = {name: getattr(self, name) for name in ("temperature", "draft_length", "predicted", "untrained")}
+        return own | self.counts.as_json() | {"by_length": by_length}
+
+
+def measure_acceptance(
+    setup: Setup, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
+) -> Acceptance:
+    """Real rollouts of the held-out prompts that evaluation takes, at the run's longest draft length."""
+    config, policy, mesh = setup.config, setup.networks.policy, setup.mesh
+    rollout = setup.train.rollout
+    law = replace(rollout.law, temperature=temperature)
+    options = replace(
+        rollout, law=law, group_size=config.eval.samples, draft_length=max(rollout.lengths), draft_lengths=()
+    )
+    table = setup.held_out_prompts
+    size, shards = min(config.eval.prompts, len(table.rows)), batch_shards(mesh)
+    (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
+    # The noise of evaluation, which no training step uses.
+    done = make_generate(policy, drafter, options, mesh)(params, prompts, seed_step(config.seed, -1))
+    answers = of_rollout(prompts, done)
+
+    microbatches, rows = config.distill.microbatches, config.distill.batch_size
+    smooth = replace(law, temperature=temperature or NEARLY_GREEDY)
+    predict = make_predict(policy, drafter, smooth, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk)
+
+    def predicted(params: Params) -> float | None:
+        # At temperature 0 the likeliest token is all there is, and nothing cuts it out.
+        if law.truncates and temperature > 0:
+            return None
+        sums = np.sum([predict(params, batch) for batch in answers.in_batches(rows)], axis=0)
+        return float(sums[0] / sums[1])
+
+    real = np.repeat(prompts.id >= 0, options.group_size)
+    buckets = bucket_of(np.asarray(done.lengths))
+    return Acceptance(
+        temperature=temperature,
+        draft_length=options.draft_length,
+        predicted=predicted(params),
+        untrained=None if untrained is None else predicted(untrained),
+        counts=count(done, real),
+        by_length={int(length): count(done, real & (buckets == length)) for length in np.unique(buckets[real])},
+    )
+
+
+def count(rollout: Rollout, which: np.ndarray) -> Counts:
+    """Of the rows `which`, bool [R], of a rollout that recorded its drafts."""
+    lengths, rounds, drafted, accepted = (
+        np.asarray(x)[which] for x in (rollout.lengths, rollout.rounds, rollout.drafted, rollout.accepted)
+    )
+    tokens = int(lengths.sum() - len(lengths))
+    return Counts(
+        sequences=len(lengths),
+        tokens=tokens,
+        rounds=int(rounds.sum()),
+        ended=int(accepted.sum() + rounds.sum()) - tokens,
+        drafted=tuple(drafted.sum(axis=0).tolist()),
+        accepted=tuple(accepted.sum(axis=0).tolist()),
+    )
+
+
+def bucket_of(lengths: np.ndarray) -> np.ndarray:
+    """The bucket of each answer, by the most tokens that it holds: 16, 32, 64, .."""
+    return np.array([max(SHORTEST_BUCKET, 2 ** math.ceil(math.log2(max(length, 1)))) for length in lengths.tolist()])

@@ -1,0 +1,219 @@
+"""A draft distilled from the policy's own answers: they are generated in chunks, and it is trained between these."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import jax
+import numpy as np
+
+from launch.build.draft_vocabulary import most_frequent
+from launch.build.experiment import Setup
+from launch.cli.compilation import CompileClock
+from launch.cli.errors import ConfigError
+from launch.data.batches import PromptPipeline
+from launch.data.responses import Answers, join, of_rollout
+from specjax.drafters import Drafter, HeadDrafter, NoDrafter
+from specjax.keys import seed_step
+from specjax.parallel.mesh import batch_shards
+from specjax.rollout.generate import make_generate
+from specjax.train.distill import init_distill_state, make_distill_step
+from specjax.train.optimizer import make_optimizer
+from specjax.types import Params, Prompts, PyTree
+
+# Times that launch.distill goes over the answers where the recipe names no steps.
+PASSES = 4
+# Of the noise of answers: steps of training count up from 0, measurements down from -1.
+FIRST_STEP = -(2**30)
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Cost:
+    """What a distillation took: seconds as a clock on the wall has them, compiling included.
+
+    compile_s: how much of both was compiling, or reading what was compiled before.
+    answers:   how many. answer_tokens: tokens in them. trained_tokens: as often as they were trained on.
+    """
+
+    generation_s: float = 0.0
+    training_s: float = 0.0
+    compile_s: float = 0.0
+    answers: int = 0
+    answer_tokens: int = 0
+    steps: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What came of it: the draft's parameters, the drafter they are of, and the answers it learnt from.
+
+    drafter: the run's own, or one of the vocabulary that the answers gave it.
+    """
+
+    drafter: Drafter
+    draft: PyTree
+    answers: Answers
+    cost: Cost
+
+
+def check_distillation(setup: Setup, given: Answers | None = None) -> None:
+    """Raise ConfigError where this run cannot distil a draft, before anything has been done."""
+    config, options = setup.config, setup.config.distill
+    if not jax.tree.leaves(setup.networks.params.draft):
+        raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
+    PromptPipeline(setup.train_prompts, config.data.prompts, config.seed)
+    parts = batch_shards(setup.mesh) * options.microbatches
+    if options.batch_size % parts:
+        raise ConfigError(
+            f"distill.batch_size = {options.batch_size}: must be a multiple of distill.microbatches x mesh.data x "
+            f"mesh.fsdp = {parts}"
+        )
+    fewest = _chunks(setup)[0] * _rows(setup) if given is None else len(given)
+    if options.batch_size > fewest:
+        where = "of the first of distill.chunks" if given is None else "given"
+        raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {fewest}, the answers {where}")
+
+
+def distill(
+    setup: Setup,
+    params: Params,
+    report: Report,
+    *,
+    given: Answers | None = None,
+    own_vocabulary: bool = False,
+    trained: bool = False,
+    keep: Callable[[Answers], None] | None = None,
+) -> Distillation:
+    """Train the draft of `params` on answers of the policy of `params`, which stays as it is.
+
+    given:          answers to learn from instead of generating any.
+    own_vocabulary: a reduced draft vocabulary becomes that of the most frequent tokens of the first answers; the draft
+                    must be untrained.
+    trained:        the draft of `params` has learnt already, though the recipe begins with random weights.
+    keep:           called with each chunk of answers that has been generated, before anything is learnt from it.
+
+    The first answers are generated without the draft where it is random, the others with it as it is by then; their law
+    is the same.
+    """
+    cost, clock, chunks = Cost(), CompileClock(), _chunks(setup)
+    answers, drafter = given, setup.networks.drafter
+    batches = enumerate(PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed))
+    known = trained or setup.networks.draft_from is not None
+    generator = _Generator(setup, drafter if known else NoDrafter(), report, cost)
+    if answers is None:
+        answers = generator.answers(params, islice(batches, chunks[0]))
+        if keep is not None:
+            keep(answers)
+    if own_vocabulary:
+        drafter = with_vocabulary(setup, answers)
+    planned = sum(chunks) * _rows(setup) if given is None else len(given)
+    steps = setup.config.distill.steps or -(-PASSES * planned // setup.config.distill.batch_size)
+    trainer = _Trainer(setup, drafter, params, steps, report, cost)
+    if given is None:
+        if not known:
+            generator = _Generator(setup, drafter, report, cost)
+        for number, rollouts in enumerate(chunks[1:], start=1):
+            trainer.train(answers, steps * number // len(chunks))
+            new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
+            if keep is not None:
+                keep(new)
+            answers = join([answers, new])
+    trainer.train(answers, steps)
+    cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
+    return Distillation(drafter, trainer.draft, answers, cost)
+
+
+def with_vocabulary(setup: Setup, answers: Answers) -> Drafter:
+    """The run's drafter, its reduced vocabulary the stop tokens and what comes most often in the answers."""
+    drafter = setup.networks.drafter
+    if not isinstance(drafter, HeadDrafter) or drafter.target_ids is None:
+        return drafter
+    counts = np.bincount(answers.completions, minlength=drafter.vocab_size)
+    ids = most_frequent(counts, setup.train.rollout.stop_tokens, len(drafter.target_ids))
+    return replace(drafter, target_ids=ids)
+
+
+class _Generator:
+    """The policy's answers to training prompts, drafted or, by `NoDrafter`, not."""
+
+    def __init__(self, setup: Setup, drafter: Drafter, report: Report, cost: Cost) -> None:
+        self._seed, self._report, self._cost = setup.config.seed, report, cost
+        rollout = setup.train.rollout
+        length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
+        config = replace(rollout, draft_length=length, draft_lengths=())
+        self._generate = make_generate(setup.networks.policy, drafter, config, setup.mesh)
+
+    def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
+        """Those to some batches of prompts, each with its number, which keys its noise."""
+        start, parts, rounds = time.perf_counter(), [], 0
+        for number, prompts in batches:
+            rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
+            parts.append(of_rollout(prompts, rollout))
+            assert rollout.rounds is not None
+            rounds += int(np.sum(rollout.rounds))
+        answers, seconds = join(parts), time.perf_counter() - start
+        self._cost.generation_s += seconds
+        tokens = len(answers.completions)
+        alpha = (tokens - len(answers)) / max(rounds, 1)
+        self._report(f"{len(answers)} answers of {tokens} tokens in {seconds:.1f} s, {alpha:.2f} tokens a round")
+        return answers
+
+
+class _Trainer:
+    """The draft as it learns."""
+
+    def __init__(self, setup: Setup, drafter: Drafter, params: Params, steps: int, report: Report, cost: Cost) -> None:
+        config = setup.config
+        optimizer = make_optimizer(config.draft_optimizer, steps)
+        self._policy, self._seed, self._rows = params.policy, config.seed, config.distill.batch_size
+        self._report, self._cost = report, cost
+        self._state = init_distill_state(params.draft, optimizer, setup.mesh)
+        self._step = make_distill_step(
+            setup.networks.policy,
+            drafter,
+            setup.train.rollout.law,
+            optimizer,
+            setup.mesh,
+            microbatches=config.distill.microbatches,
+            ladder=config.ladder,
+            logit_chunk=config.logit_chunk,
+        )
+
+    @property
+    def draft(self) -> PyTree:
+        """Its parameters, which the next step takes over."""
+        return self._state.draft
+
+    def train(self, answers: Answers, until: int) -> None:
+        """Steps on rows of `answers`, up to step `until` of all."""
+        start, metrics = time.perf_counter(), None
+        for number in range(self._cost.steps, until):
+            batch = answers.draw(self._rows, self._seed, number)
+            self._state, metrics = self._step(self._state, self._policy, batch)
+            self._cost.trained_tokens += int(np.sum(batch.completion))
+        self._cost.steps = until
+        if metrics is not None:
+            seen = {name: float(value) for name, value in metrics.items()}
+            self._report(
+                f"distillation step {until}: loss {seen['loss/draft']:.3f}, predicted acceptance "
+                f"{seen['draft/predicted_acceptance']:.3f}"
+            )
+        jax.block_until_ready(self._state)
+        self._cost.training_s += time.perf_counter() - start
+
+
+def _rows(setup: Setup) -> int:
+    """Answers that a rollout of the run has."""
+    return setup.config.data.prompts * setup.config.rollout.group_size
+
+
+def _chunks(setup: Setup) -> list[int]:
+    """Rollouts in each chunk, the fewest in the first."""
+    options = setup.config.distill
+    rollouts = -(-options.answers // _rows(setup))
+    chunks = min(options.chunks, rollouts)
+    return [rollouts * (i + 1) // chunks - rollouts * i // chunks for i in range(chunks)]

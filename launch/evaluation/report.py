@@ -1,0 +1,100 @@
+"""What the completions of a set of problems come to, as a table and as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from launch.data.tokenizers import Tokenizer
+from launch.evaluation.sampler import Sampled
+from launch.evaluation.statistics import INTERVAL, Estimate, majority_at_k, over_prompts, pass_at_k
+from launch.rewards.final_answers import FinalAnswer
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """Of one set.
+
+    measures:          by name, `accuracy`, `pass@k`, `majority@k`.
+    unscored:          completions that could not be scored; they count as wrong.
+    truncated:         share of the completions that the length budget ended.
+    acceptance_length: tokens a verification; None where there was none.
+    tokens_per_s:      of generation, once compiled.
+    """
+
+    name: str
+    prompts: int
+    samples: int
+    measures: dict[str, Estimate]
+    unscored: int
+    length_mean: float
+    truncated: float
+    acceptance_length: float | None
+    tokens_per_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, the measures with their intervals by name."""
+        return asdict(self) | {"measures": {name: measure._asdict() for name, measure in self.measures.items()}}
+
+
+def report(
+    name: str,
+    parts: Sequence[Sampled],
+    samples: int,
+    counts: Sequence[int],
+    tokenizer: Tokenizer,
+    final_answer: FinalAnswer | None,
+) -> SetReport:
+    """Of all the `parts` of a set. counts: the k's beside the accuracy."""
+    correct, value, lengths, stopped = (
+        np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
+    )
+    right = correct.reshape(-1, samples)
+    measures = {"accuracy": over_prompts(right.mean(axis=1))}
+    measures |= {f"pass@{k}": over_prompts(pass_at_k(right, k)) for k in counts}
+    if final_answer is not None and counts:
+        given = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
+        answers = [given[start : start + samples] for start in range(0, len(given), samples)]
+        measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, right, k)) for k in counts}
+    rounds = sum(part.rounds for part in parts)
+    return SetReport(
+        name=name,
+        prompts=len(right),
+        samples=samples,
+        measures=measures,
+        unscored=int(np.sum(~np.isfinite(value))),
+        length_mean=float(lengths.mean()),
+        truncated=float(np.mean(~stopped)),
+        acceptance_length=float(lengths.sum() - len(lengths)) / rounds if rounds else None,
+        tokens_per_s=int(lengths.sum()) / sum(part.seconds for part in parts),
+    )
+
+
+def print_report(result: SetReport, draft_length: int, console: Console) -> None:
+    """The table of a set, and the lines below it."""
+    columns = Column(result.name), Column("", justify="right"), Column("95% interval", justify="right")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for name, (value, low, high) in result.measures.items():
+        table.add_row(name, f"{value:.1%}", f"{low:.1%} .. {high:.1%}")
+    console.print(table)
+    completions = result.prompts * result.samples
+    console.print(f"{result.prompts} prompts, {result.samples} completions each; {INTERVAL}")
+    if result.unscored:
+        console.print(f"{result.unscored} of {completions} completions could not be scored: they count as wrong")
+    alpha = "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}"
+    console.print(
+        f"{result.length_mean:.1f} tokens each, {result.truncated:.1%} cut off by the budget; "
+        f"alpha {alpha} at draft length {draft_length}, {result.tokens_per_s:.0f} tokens/s"
+    )
+
+
+def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: FinalAnswer) -> list[str | None]:
+    """Of each completion, where it needs one to be told from others: right ones are all the same."""
+    rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
+    return [
+        final_answer(tokenizer.decode(tokens[:length].tolist())) if scored and not correct else None
+        for tokens, length, correct, scored in rows
+    ]

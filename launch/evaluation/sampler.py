@@ -1,0 +1,123 @@
+"""Completions of held-out prompts and their scores, through the same rollout and reward as training."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from launch.cli.compilation import CompileClock
+from specjax.drafters import Drafter, NoDrafter
+from specjax.keys import seed_step
+from specjax.parallel.mesh import batch_shards
+from specjax.rewards import RewardFn
+from specjax.rollout.generate import make_generate
+from specjax.rollout.plan import RolloutConfig
+from specjax.types import Params, Policy, Prompts
+
+Evaluate = Callable[[Params], float]
+# The step that keys the noise, which no training step has.
+STEP = -1
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Completions of a batch of prompts, those of a prompt one behind the other, without filler.
+
+    ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
+    value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
+    rounds:  verifications of all of them. seconds: of generation, once compiled.
+    """
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    stopped: np.ndarray
+    value: np.ndarray
+    correct: np.ndarray
+    rounds: int
+    seconds: float
+
+
+def at_one_length(config: RolloutConfig, drafter: Drafter) -> RolloutConfig:
+    """A rollout as it is outside of training, at `draft_length` in every phase; any has the same law.
+
+    Where a run chooses among several, its choice is for other batches than these. It may choose 0 for want of a draft,
+    whatever `draft_length` says.
+    """
+    return replace(config, draft_length=0 if isinstance(drafter, NoDrafter) else config.draft_length, draft_lengths=())
+
+
+def prompts_a_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
+    """How many of the prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
+    shards = batch_shards(mesh)
+    return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
+
+
+class Sampler:
+    """Called with parameters, a jitted reward and prompts, samples and scores; rows with an id below 0 are filler.
+
+    The noise is that of (seed, -1) at every call: two calls differ by their parameters and prompts alone.
+    `draft_length` is the one that it samples at.
+    """
+
+    def __init__(
+        self, policy: Policy, drafter: Drafter, config: RolloutConfig, samples: int, seed: int, mesh: Mesh
+    ) -> None:
+        config = replace(at_one_length(config, drafter), group_size=samples)
+        self.draft_length = config.draft_length
+        self._generate = make_generate(policy, drafter, config, mesh)
+        self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, STEP)
+        self._compiling = CompileClock()
+
+    def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
+        # What a drafter remembers it knows by the ids of other prompts.
+        params = replace(params, memory=())
+        self._compiling.lap()
+        start = time.perf_counter()
+        rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
+        seconds = time.perf_counter() - start - self._compiling.lap()
+        with jax.set_mesh(self._mesh):
+            reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
+        ids = np.repeat(prompts.id, self._samples)
+        real = ids >= 0
+        tokens, lengths, stopped, rounds, value, correct = (
+            np.asarray(x)[real]
+            for x in (rollout.tokens, rollout.lengths, rollout.stopped, rollout.rounds, reward.value, reward.correct)
+        )
+        scored = np.isfinite(value)
+        return Sampled(
+            ids=ids[real],
+            tokens=tokens,
+            lengths=lengths,
+            stopped=stopped,
+            value=value,
+            correct=(correct > 0.5) & scored,
+            rounds=int(rounds.sum()),
+            seconds=seconds,
+        )
+
+
+def make_evaluate(
+    policy: Policy,
+    drafter: Drafter,
+    reward_fn: RewardFn,
+    config: RolloutConfig,
+    samples: int,
+    batches: list[Prompts],
+    seed: int,
+    mesh: Mesh,
+) -> Evaluate:
+    """params -> the fraction of correct completions over `samples` of every prompt; rows with an id below 0 are filler.
+
+    A completion that could not be scored counts as wrong.
+    """
+    sample, score = Sampler(policy, drafter, config, samples, seed, mesh), jax.jit(reward_fn)
+
+    def evaluate(params: Params) -> float:
+        return float(np.mean(np.concatenate([sample(params, score, prompts).correct for prompts in batches])))
+
+    return evaluate

@@ -1,0 +1,208 @@
+"""Scores from the host: killable scorer processes."""
+
+import atexit
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Pipe
+from typing import Any
+
+import numpy as np
+
+from configs.schema.rewards import RewardConfig
+from launch.cli.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 120.0  # for importing the scorer
+CHUNK = 8  # samples a worker takes at a time; the others of a chunk wait where one of them costs a restart
+
+Sample = tuple[str, str]
+
+
+class RewardPool:
+    """Processes that score completions against answers.
+
+    They are started afresh, never forked: JAX is threaded. Theirs are the scorers of `config` that go by the text; one
+    of a user's own is a function (completion, answer) -> number, 1.0 for correct.
+
+    Raises ConfigError where a scorer cannot be imported. The processes end with `close`, with the `with` block, and
+    with the program however it ends.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self.scorers = [name for name in config.names if name != "length"]
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._reported: set[str] = set()
+        patterns = {"regex": config.pattern, "format": config.format}
+        scorers = json.dumps(self.scorers), json.dumps(patterns)
+        self._workers = [
+            _Worker(scorers, config.time_limit_s, self._chunks, self._closing) for _ in range(config.workers)
+        ]
+        atexit.register(self.close)
+        for worker in self._workers:
+            worker.start()
+        for problem in [worker.problem.result() for worker in self._workers]:
+            if problem is not None:
+                self.close()
+                raise ConfigError(problem)
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
+        """float32 [completions, scorers]; a row is NaN where a scorer raised, ran out of time or died, and a value
+        where it is no finite number. Safe to call from several threads. Raises RuntimeError once the pool is closed."""
+        samples = list(zip(completions, answers, strict=True))
+        size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
+        chunks = [_Chunk(samples[start : start + size]) for start in range(0, len(samples), size)]
+        with self._lock:
+            if self._closing.is_set():
+                raise RuntimeError("the reward pool is closed")
+            for chunk in chunks:
+                self._chunks.put(chunk)
+        results = [result for chunk in chunks for result in chunk.results.result()]
+        if not self._closing.is_set():
+            self._report(results)
+        failed = [np.nan] * len(self.scorers)
+        values = np.asarray([failed if isinstance(result, str) else result for result in results], np.float64)
+        values = values.reshape(len(results), len(self.scorers))
+        return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
+
+    def close(self) -> None:
+        """End the processes; calls of `score` that still wait get NaN."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            for _ in self._workers:
+                self._chunks.put(None)
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> "RewardPool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _report(self, results: Sequence[list[float] | str]) -> None:
+        for reason in (result for result in results if isinstance(result, str)):
+            kind = reason.partition(":")[0]
+            if kind not in self._reported:
+                self._reported.add(kind)
+                logger.warning("a sample was not scored: scorer %s (said once; the metrics count them)", reason)
+
+
+class _Chunk:
+    """Samples for one worker, and where their values appear: a number a scorer, or in text why there is none."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self.samples = samples
+        self.results: Future[list[list[float] | str]] = Future()
+
+
+class _Worker(threading.Thread):
+    """A thread with a scorer process of its own, replaced whenever it hangs or dies.
+
+    The thread itself starts the process, because Linux ends a process when the *thread* that started it ends.
+    `problem` is in text what kept the first process from coming up, or None.
+    """
+
+    def __init__(
+        self,
+        scorers: tuple[str, str],
+        time_limit_s: float,
+        chunks: "queue.SimpleQueue[_Chunk | None]",
+        closing: threading.Event,
+    ) -> None:
+        super().__init__(daemon=True, name="reward worker")
+        self.problem: Future[str | None] = Future()
+        self._scorers = scorers  # as launch.rewards.worker takes them
+        self._time_limit_s = time_limit_s
+        self._chunks = chunks
+        self._closing = closing
+        self._process: subprocess.Popen[bytes] | None = None
+        # What the launcher can import, a scorer process can.
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+    def run(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            self.problem.set_result(str(error))
+        else:
+            self.problem.set_result(None)
+        while (chunk := self._chunks.get()) is not None:
+            try:
+                chunk.results.set_result(self._score(chunk.samples))
+            except Exception as error:  # a caller must never be left waiting
+                chunk.results.set_exception(error)
+        self._discard()
+
+    def kill(self) -> None:
+        """End the process and whatever it started; from any thread."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _score(self, samples: list[Sample]) -> list[list[float] | str]:
+        results: list[list[float] | str] = []
+        while len(results) < len(samples):
+            try:
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                self._pipe.send(samples[len(results) :])
+                while len(results) < len(samples):
+                    results.append(self._receive(self._time_limit_s))
+            except OSError as error:
+                self._discard()
+                results.append(str(error))
+        return results
+
+    def _start(self) -> None:
+        self._discard()
+        self._pipe, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-P", "-m", "launch.rewards.worker", *self._scorers, str(theirs.fileno())]
+            # A session of its own: Ctrl-C is for the launcher alone, and a kill reaches what the scorer started.
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        problem = self._receive(START_LIMIT_S)
+        if problem is not None:
+            raise ChildProcessError(problem)
+
+    def _receive(self, limit_s: float) -> Any:
+        """The process's next message. Raises ChildProcessError where there is none: the process is of no more use."""
+        if self._closing.is_set():
+            raise ChildProcessError("stopped: the pool is closed")
+        try:
+            if self._pipe.poll(limit_s):
+                return self._pipe.recv()
+        except (EOFError, OSError):
+            raise ChildProcessError("died: its process ended") from None
+        raise ChildProcessError(f"hung: no value within {limit_s:g} s")
+
+    def _discard(self) -> None:
+        if self._process is not None:
+            self.kill()
+            self._process.wait()
+            self._process = None
+            self._pipe.close()

@@ -1,0 +1,98 @@
+"""The reward function that a run's configuration names."""
+
+import logging
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
+from launch.data.problems import Problem
+from launch.data.tokenizers import Tokenizer
+from launch.rewards.pool import RewardPool
+from specjax.rewards import RewardFn, host_reward
+from specjax.types import Prompts, Reward, Rollout
+
+logger = logging.getLogger(__name__)
+
+
+def make_pool(config: RewardConfig) -> RewardPool | None:
+    """The scorer processes, or None where the reward is traced."""
+    return None if config.scorer == TRACED else RewardPool(config)
+
+
+def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, mesh: Mesh) -> RewardFn:
+    """The reward of completions of `problems`, which prompts name by their ids."""
+    if pool is None:
+        return traced_exact(problems, tokenizer)
+    return host_reward(HostScorer(pool, tokenizer, problems), mesh, pool.config.parts)
+
+
+class HostScorer:
+    """Scores token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32 numpy arrays.
+
+    Where there are several scorers, a third array has what each says, [r, scorers], and the value is their weighted
+    sum. `ids` are indices in `problems`; rows with an id below zero are padding and get NaN. `correct` is 1.0 where the
+    first scorer says above 0.5. Made to be called from inside a compiled program, so it never raises: where something
+    unexpected happens, all values are NaN and the log says why, once.
+    """
+
+    def __init__(self, pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._problems = problems
+        self._reported = False
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        config = self._pool.config
+        try:
+            said = self._score(np.asarray(tokens), np.asarray(lengths), np.asarray(ids))
+        except Exception:
+            if not self._reported:
+                logger.exception("no sample of a batch could be scored (said once)")
+                self._reported = True
+            said = np.full((len(ids), len(config.names)), np.nan, np.float32)
+        value = said @ np.asarray(config.weights or [1.0] * len(config.names), np.float32)
+        correct = (said[:, 0] > 0.5).astype(np.float32)
+        return (value, correct, said) if config.parts else (value, correct)
+
+    def _score(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        config = self._pool.config
+        said = np.full((len(ids), len(config.names)), np.nan, np.float32)
+        kept = np.flatnonzero(ids >= 0)
+        completions = [self._tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in kept]
+        by_text = self._pool.score(completions, [self._problems[ids[row]].answer for row in kept])
+        columns = dict(zip(self._pool.scorers, by_text.T, strict=True))
+        if "length" in config.names:
+            columns["length"] = length_penalty(lengths[kept], config.length)
+        said[kept] = np.stack([columns[name] for name in config.names], axis=1)
+        return said
+
+
+def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
+    """What completions of so many tokens are worth by their length alone, -1 .. 0."""
+    assert config.most is not None
+    outside = np.maximum(np.maximum(config.least - lengths, lengths - config.most), 0)
+    return -np.minimum(outside / config.slack, 1.0)
+
+
+def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
+    """1 where a completion ends in '#', the answer and the stop token, else 0; compared as token ids."""
+    endings = [[*tokenizer.encode(f"#{problem.answer}"), tokenizer.stop_tokens[0]] for problem in problems]
+    width = max(map(len, endings))
+    # Right-aligned, as completions end; -1 matches anything.
+    table = np.full((len(endings), width), -1, np.int32)
+    for row, ending in zip(table, endings, strict=True):
+        row[width - len(ending) :] = ending
+
+    def reward(rollout: Rollout, prompts: Prompts) -> Reward:
+        ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
+        expected = jnp.asarray(table)[jnp.maximum(ids, 0)]
+        column = rollout.lengths[:, None] - width + jnp.arange(width)[None]
+        found = jnp.take_along_axis(rollout.tokens, jnp.maximum(column, 0), axis=1)
+        match = (expected < 0) | ((column >= 0) & (found == expected))
+        correct = match.all(axis=1).astype(jnp.float32)
+        return Reward(value=jnp.where(ids >= 0, correct, jnp.nan), correct=correct)
+
+    return reward

@@ -1,0 +1,108 @@
+"""A run as a person follows it: a line a step, and a table of stage times after each probe."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from launch.run.draft_alerts import alarm
+from specjax.cost import Drafting, acceptance_length, batch_gain, choose, promised
+from specjax.rollout.plan import Phase
+
+HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
+HEADER_EVERY = 20
+STAGES = ("data", "prepare", "generation", "reward", "logprob", "train", "step")
+STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up over autoregressive"
+
+SKIPPED = "the loss or the gradient of the {} is not finite, and its update is skipped"
+
+Values = Mapping[str, float | None]
+
+
+class StepPrinter:
+    """Called with a step and its metrics, prints every n-th and those that measured more; a terminal or not."""
+
+    def __init__(self, every: int) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._every, self._lines, self._alarm, self._apart = every, 0, False, False
+
+    def __call__(self, step: int, values: Values) -> None:
+        if values["draft/alarm"] and not self._alarm:
+            said = alarm(step, values["draft/measured_acceptance"], values["draft/promised_acceptance"])
+            self._console.print(said, style="bold red")
+        self._alarm = bool(values["draft/alarm"])
+        if values["rollout/logprob_alarm"] and not self._apart:
+            self._console.print(apart(step, values["rollout/logprob_gap_mean"]), style="bold red")
+        self._apart = bool(values["rollout/logprob_alarm"])
+        if values["update/skipped"]:
+            self._console.print(f"ALARM at step {step}: {SKIPPED.format('policy')}", style="bold red")
+        if values["draft/skipped"]:
+            self._console.print(f"ALARM at step {step}: {SKIPPED.format('draft')}", style="bold red")
+        special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
+        if step % self._every and all(value is None for value in special):
+            return
+        if self._lines % HEADER_EVERY == 0:
+            self._console.print(HEADER, style="bold")
+        self._lines += 1
+        self._console.print(_line(step, values))
+        if values["time/generation"] is not None:
+            self._console.print(_stages(values))
+
+
+def apart(step: int, gap: float | None) -> str:
+    """The loud line of `rollout/logprob_alarm`. gap: None where it is not finite."""
+    return (
+        f"ALARM at step {step}: the log-probs of rollout and training lie {_show(gap, '.3f')} apart, as a mean over "
+        "the tokens. "
+        "What is learnt from is not what was generated: compute in float32, or look for what differs between the two"
+    )
+
+
+def reasons(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
+    """Why each phase runs at its draft length: a line a phase."""
+    alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
+    gained = batch_gain(drafting, draft_lengths)
+    lines = []
+    for number, (phase, index) in enumerate(zip(phases, choose(drafting, draft_lengths).tolist(), strict=True)):
+        cost = float(drafting.seconds[number, index] / drafting.seconds[number, 0])
+        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speed[number].tolist(), strict=True))
+        lines.append(
+            f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
+            f"alpha {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the batch, at {cost:.2f} times "
+            f"the cost of a round at {draft_lengths[0]}; "
+            f"promised speed by draft length {others}"
+        )
+    return "\n".join(lines)
+
+
+def _line(step: int, values: Values) -> str:
+    tokens, seconds = values["rollout/tokens"], values["time/step"]
+    # Of the whole step, which every step measures; the table has that of generation alone.
+    speed = tokens / seconds if tokens is not None and seconds else None
+    line = (
+        f"{step:6d}  {_show(values['reward/mean'], '.3f'):>7}  {_show(values['reward/accuracy'], '.1%'):>8}"
+        f"  {_show(values['rollout/acceptance_length'], '.2f'):>17}  {_show(speed, '.0f'):>8}"
+        f"  {_show(seconds, '.2f'):>6}"
+    )
+    if values["eval/accuracy"] is not None:
+        line += f"  held out {values['eval/accuracy']:.1%}"
+    if values["draft/alarm"]:
+        line += "  draft alarm"
+    if values["reward/failed"]:
+        line += f"  {values['reward/failed']:.0f} not scored"
+    return line
+
+
+def _stages(values: Values) -> Table:
+    columns = (Column(name, justify="right", no_wrap=True) for name in (*STAGES, "tokens/s", "speed-up"))
+    table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=STAGES_TITLE, title_justify="left")
+    table.add_row(
+        *(_show(values[f"time/{stage}"], ".3f") for stage in STAGES),
+        _show(values["perf/generation_tokens_per_s"], ".0f"),
+        _show(values["perf/speedup_vs_autoregressive"], ".2f"),
+    )
+    return table
+
+
+def _show(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

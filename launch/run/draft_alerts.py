@@ -1,0 +1,123 @@
+"""What a person is told of drafting: that it is broken, that it loses, and when it turns off or on, each with why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from models.checkpoints.made_for import MadeFor
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.drafts.eagle3 import Eagle3Config
+from models.drafts.mtp import MTPConfig
+from specjax.cost import Drafting, acceptance_length, batch_gain, promised
+from specjax.rollout.plan import Phase
+from specjax.train.adaptation import MARGIN, PATIENCE
+
+CAUSES = (
+    "features of the wrong layers, another rope base, features and tokens paired one off, a shuffled draft vocabulary "
+    "(d2t), stale draft weights in the rollout, a draft cache that is not repaired or begins late"
+)
+
+# Below it a draft that is no longer random is taken for one that was not loaded as it was made.
+FLOOR = 0.2
+MISLOADED: dict[type, str] = {
+    Eagle3Config: "it reads other layers than it was made for, has another rope base, or was made for another policy",
+    MTPConfig: "the policy was trained without it, or with it but under another family's conventions",
+    DecoderConfig: "it was made for another policy, or its config.json is not that of its weights",
+}
+
+
+def misloaded(
+    head: object, read_from: str, predicted: float, temperature: float, made_for: MadeFor | None
+) -> str | None:
+    """What is said of a draft from a checkpoint whose first step foresees less than it should, else None.
+
+    A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
+
+    head: its shape. read_from: the option that names it. predicted: `draft/predicted_acceptance` of the first step.
+    temperature: of the run's law.
+    """
+    known = made_for is not None and made_for.temperature == temperature
+    stated = made_for.predicted_acceptance if made_for is not None and known else None
+    least = FLOOR if stated is None else max(stated - MARGIN, 0.0)
+    if predicted >= least:
+        return None
+    if stated is None or made_for is None:
+        expected = f"one that is not random comes to {FLOOR} and more, and nothing beside it states what it came to"
+    else:
+        expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
+    return (
+        f"ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
+        f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED[type(head)]}"
+    )
+
+
+def made_with(head: Eagle3Config, policy: DecoderConfig, made_for: MadeFor | None) -> str | None:
+    """In what a head from a checkpoint differs from its policy, all of which may be as it should be; None for nothing.
+
+    policy: with the layers that the head reads.
+    """
+    usual = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
+    same = ("rope_theta", "rope_scaling", "max_positions")
+    compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in same]
+    if head.use_aux_hidden_state:
+        compared.append(("feature_layers", policy.feature_layers, usual, "EAGLE-3's"))
+    if made_for is not None:
+        compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
+    said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
+    if not said:
+        return None
+    line = f"the draft of draft.path was made with {', '.join(said)}"
+    if head.max_positions < policy.max_positions:
+        line += f"; beyond {head.max_positions} positions it may be accepted less"
+    return line
+
+
+def alarm(step: int, accepted: float | None, promised: float | None) -> str:
+    """The loud line of `draft/alarm`: what the rollout accepted at position 1 and what training promised."""
+    numbers = ["-" if value is None else f"{value:.2f}" for value in (accepted, promised)]
+    return (
+        f"ALARM at step {step}: the rollout accepts {numbers[0]} of its drafts at position 1, where training on the "
+        f"same tokens promises at least {numbers[1]}; so for {PATIENCE} steps. What is generated keeps its law, but "
+        f"drafting is broken. The usual causes: {CAUSES}"
+    )
+
+
+def losing(speedup: float, draft_length: int) -> str | None:
+    """What is said where a draft length that no choice can lower was measured to lose, else None."""
+    if speedup >= 1:
+        return None
+    return (
+        f"  drafting loses: {speedup:.2f} times the speed of draft length 0; "
+        f"--rollout.draft-lengths 0 {draft_length} turns it off where it does not pay"
+    )
+
+
+class Switches:
+    """Called with each step, says in which phases drafting turned off or on since the step before, and why."""
+
+    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
+        self._phases, self._lengths, self._say = phases, draft_lengths, say
+        self._before: list[int] | None = None
+        self._measured = "not measured yet"
+
+    def __call__(self, step: int, lengths: Sequence[int], drafting: Drafting, metrics: Mapping[str, Any]) -> None:
+        """lengths: at which each phase ran; drafting: by what they were chosen; metrics: of the step."""
+        for number, (before, now) in enumerate(zip(self._before or lengths, lengths, strict=True)):
+            if (before == 0) != (now == 0):
+                self._say(step, self._line(step, number, before, now, drafting))
+        self._before = list(lengths)
+        if (speedup := metrics.get("perf/speedup_vs_autoregressive")) is not None:
+            self._measured = f"measured at step {step}: {float(speedup):.2f}"
+
+    def _line(self, step: int, number: int, before: int, now: int, drafting: Drafting) -> str:
+        phase, k = self._phases[number], max(before, now)
+        index, known = self._lengths.index(k), drafting.acceptance
+        seconds, speed = drafting.seconds[number], promised(drafting, self._lengths)[number]
+        rate = f"{float(known.accepted[0] / known.drafted[0]):.2f}" if known.drafted[0] > 0 else "-"
+        gain = float(batch_gain(drafting, self._lengths)[number, index])
+        return (
+            f"step {step}: drafting turns {'on' if now else 'off'} at {phase.slots} slots of {phase.window} positions. "
+            f"Draft length {k}: alpha {float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the "
+            f"batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
+            f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; promised speed "
+            f"{float(speed[index]):.2f}, over all phases {self._measured}"
+        )

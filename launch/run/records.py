@@ -1,0 +1,94 @@
+"""What a run's directory tells."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launch.cli.errors import ConfigError
+from launch.run.directory import CONFIG_FILE, METRICS_FILE, saved_step
+from launch.run.event_log import DIARY_FILE
+from launch.run.sample_log import SAMPLES_FILE
+from models.checkpoints.made_for import MadeFor
+from models.config import DecoderConfig
+from models.files import read_json
+from specjax.checkpoint import Which
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, finished or not.
+
+    steps:   int [n], those that metrics.jsonl has. metrics: each float [n], NaN where a step did not measure it.
+    samples: the lines of samples.jsonl (launch.run.sample_log). diary: those of diary.jsonl (launch.run.event_log).
+    """
+
+    name: str
+    config: dict[str, Any]
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    samples: list[dict[str, Any]]
+    diary: list[dict[str, Any]]
+
+    def measured(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, values) of the steps that measured it."""
+        values = self.metrics.get(metric, np.full(len(self.steps), np.nan))
+        found = np.isfinite(values)
+        return self.steps[found], values[found]
+
+    def of_diary(self, kind: str) -> list[tuple[int, Any]]:
+        """(step, what it says) of the diary's lines of a kind."""
+        return [(line["step"], line[kind]) for line in self.diary if kind in line]
+
+
+def read_run(directory: Path) -> Run:
+    """Raises ConfigError where the directory is not that of a run."""
+    if not (directory / METRICS_FILE).is_file():
+        raise ConfigError(f"DIR = {directory}: must be the directory of a run, with a {METRICS_FILE}")
+    try:
+        config = read_json(directory / CONFIG_FILE)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    lines = _lines(directory / METRICS_FILE)
+    names = list(dict.fromkeys(name for line in lines for name in line if name != "step"))
+    return Run(
+        name=directory.resolve().name,
+        config=config,
+        steps=np.array([line["step"] for line in lines], np.int64),
+        # None becomes NaN.
+        metrics={name: np.array([line.get(name) for line in lines], np.float64) for name in names},
+        samples=_lines(directory / SAMPLES_FILE),
+        diary=_lines(directory / DIARY_FILE),
+    )
+
+
+def made_for(directory: Path, which: Which, decoder: DecoderConfig) -> MadeFor | None:
+    """Return what a draft in a run's save was made for, by the run's records; None where these are lost.
+
+    The acceptance is that of the step that was saved; a save before the first step has none.
+    """
+    if not (directory / METRICS_FILE).is_file():
+        return None
+    run = read_run(directory)
+    steps, values = run.measured("draft/predicted_acceptance")
+    predicted = values[steps == saved_step(directory, which)].tolist()
+    temperature = run.config["rollout"]["law"]["temperature"]
+    return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Objects with a step; a last line that was not finished, as a process that was killed leaves it, is left out."""
+    lines, found = (path.read_text(encoding="utf-8").splitlines() if path.exists() else []), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+            raise ConfigError(f"{path}:{number}: must be a JSON object with a whole number as its step")
+        found.append(value)
+    return found

@@ -1,0 +1,61 @@
+"""Completions kept for people to read, token by token with who wrote each: samples.jsonl of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launch.build.experiment import Setup
+from launch.data.tokenizers import token_texts
+from launch.run.directory import cut_lines
+from specjax.types import Prompts, Rollout
+
+SAMPLES_FILE = "samples.jsonl"
+
+
+class SampleLog:
+    """Writes a line for each step that it is shown: the lengths of all completions, and some of these in full.
+
+    resume_step: the step that was restored; lines of later ones are dropped.
+    """
+
+    def __init__(self, directory: Path, setup: Setup, resume_step: int | None = None) -> None:
+        self._path, self._setup = directory / SAMPLES_FILE, setup
+        if resume_step is not None:
+            cut_lines(self._path, resume_step)
+
+    def due(self, step: int) -> bool:
+        """Whether completions of this step are wanted: of the first, of those that are evaluated, and of the last."""
+        config = self._setup.config
+        evaluated = config.eval.every > 0 and step % config.eval.every == 0
+        return config.log.samples > 0 and (step in (1, config.steps) or evaluated)
+
+    def write(self, step: int, prompts: Prompts, rollout: Rollout) -> None:
+        """One line: {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
+        "pieces": [[text, specjax.types.Writer], ..]}, ..]}.
+
+        Completions are of different prompts first. What is not known, such as the reward of a sample that could not be
+        scored or the writers of a rollout that does not tell them, is null.
+        """
+        lengths, budget = np.asarray(rollout.lengths), rollout.tokens.shape[1]
+        group = len(lengths) // len(prompts.id)
+        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._setup.config.log.samples]
+        completions = [self._completion(row, int(prompts.id[row // group]), rollout) for row in rows]
+        line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _completion(self, row: int, problem: int, rollout: Rollout) -> dict[str, Any]:
+        length = int(rollout.lengths[row])
+        reward = np.nan if rollout.reward is None else float(rollout.reward.value[row])
+        texts = token_texts(self._setup.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
+        writers = [None] * length if rollout.wrote is None else np.asarray(rollout.wrote[row, :length]).tolist()
+        asked = self._setup.problems.train[problem]
+        return {
+            "prompt": asked.prompt,
+            "answer": asked.answer,
+            "reward": reward if np.isfinite(reward) else None,
+            "stopped": None if rollout.stopped is None else bool(rollout.stopped[row]),
+            "pieces": [list(piece) for piece in zip(texts, writers, strict=True)],
+        }

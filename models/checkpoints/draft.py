@@ -1,0 +1,102 @@
+"""A draft by itself in our own format: `config.json` beside `params/`, an Orbax checkpoint.
+
+`config.json` says which kind of draft it is, its shape, and which layers of the policy it reads. The ids that a reduced
+vocabulary stands for are in `target_ids.npy`.
+"""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from models.checkpoints.policy import config_from_json, restore_params
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.files import errors_name, new_directory, read_json, write_json
+from models.params import abstract_params
+from specjax.types import PyTree
+
+_IDS = "target_ids.npy"
+_FIELDS = {"kind", "head", "feature_layers"}
+
+
+class SavedDraft(NamedTuple):
+    """A draft as a checkpoint holds it.
+
+    target_ids:     int32 [Vd], the policy's id of each token of the draft's vocabulary, ascending; None for all of V.
+    feature_layers: of the policy, on whose entry the draft reads; empty where the checkpoint does not say.
+    """
+
+    config: Eagle3Config
+    params: PyTree
+    target_ids: np.ndarray | None
+    feature_layers: tuple[int, ...]
+
+
+def save_draft_checkpoint(
+    directory: Path,
+    params: PyTree,
+    config: Eagle3Config,
+    target_ids: np.ndarray | None,
+    feature_layers: tuple[int, ...],
+) -> None:
+    """Write the draft, all of it or nothing; the arguments as `SavedDraft` has them.
+
+    Raises ValueError where the directory is in use, or ids and config disagree.
+    """
+    check_target_ids(target_ids, config)
+    with new_directory(directory) as temporary:
+        described = {"kind": "eagle3", "head": asdict(config), "feature_layers": feature_layers}
+        write_json(temporary / "config.json", described)
+        if target_ids is not None:
+            np.save(temporary / _IDS, target_ids.astype(np.int32))
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(temporary.absolute() / "params", params)
+
+
+def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
+    """The draft, its parameters sharded over the mesh, in the dtypes in which they were saved.
+
+    Raises ValueError with one line for a missing or unknown config field, a broken checkpoint, and where config, ids
+    and parameters disagree.
+    """
+    path = directory / "config.json"
+    found = read_json(path)
+    with errors_name(path):
+        if found.get("kind") != "eagle3":
+            raise ValueError(f"kind = {found.get('kind')}: must be eagle3")
+        if found.keys() != _FIELDS:
+            raise ValueError("must have kind, head and feature_layers and nothing else")
+        config = config_from_json(Eagle3Config, found["head"], "a draft")
+    ids = _read_ids(directory / _IDS)
+    with errors_name(directory):
+        check_target_ids(ids, config)
+    params = restore_params(directory / "params", abstract_params(partial(init_eagle3, config), mesh), path)
+    return SavedDraft(config, params, ids, tuple(found["feature_layers"]))
+
+
+def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
+    """Raises ValueError unless these are the ids of a draft vocabulary of the config's size, within the policy's."""
+    size, policy = config.draft_vocab_size, config.vocab_size
+    if ids is None:
+        if size != policy:
+            raise ValueError(f"target_ids = None: a draft vocabulary of {size} tokens of {policy} needs them")
+        return
+    if ids.shape != (size,):
+        raise ValueError(f"target_ids: of shape {ids.shape}, must be ({size},), the draft vocabulary's")
+    if np.any(np.diff(ids) <= 0):
+        raise ValueError("target_ids: must be strictly increasing")
+    if ids[0] < 0 or ids[-1] >= policy:
+        raise ValueError(f"target_ids: {ids[0]} .. {ids[-1]}, must be within the policy's 0 .. {policy - 1}")
+
+
+def _read_ids(path: Path) -> np.ndarray | None:
+    if not path.exists():
+        return None
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not an array of ids ({error})") from error

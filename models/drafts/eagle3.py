@@ -1,0 +1,215 @@
+"""The EAGLE-3 draft head (arXiv 2503.01840): fused features beside the next token's embedding, one decoder layer.
+
+Its variants, EAGLE-3.1 among them, are options that keep the names of the public checkpoints' fields.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from models.config import DecoderConfig, LayerConfig, at_least_one
+from models.decoder import Block
+from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
+from models.projection import Projection, laid_out
+from specjax.cache import View, decode_view, token_at
+from specjax.drafters import DraftHead, HeadDrafter
+from specjax.parallel.mesh import constrain
+from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(LayerConfig):
+    """The shape of a head. `hidden_size` must be the policy's, whose embedding the head borrows.
+
+    vocab_size:           size of the policy's vocabulary.
+    draft_vocab_size:     size of the head's own, at most as large.
+    feature_size:         width of what it reads: the policy's concatenated features, 3 x its hidden size.
+    max_positions:        the longest sequence that its rotary embedding was trained or made for.
+    num_layers:           the first reads embedding and feature, those behind it are the policy's kind of block.
+    sliding_window:       how many of the last positions its attention sees; None for all.
+    use_aux_hidden_state: read feature layers, through `fc`; else the policy's last hidden state as it is.
+    norm_before_fc:       one norm over the concatenated features.
+    fc_norm:              one norm for each of them.
+    norm_before_residual: the first layer adds to the normed feature instead of the feature itself.
+    norm_output:          feed back the state after the last norm instead of before.
+    """
+
+    vocab_size: int
+    draft_vocab_size: int
+    feature_size: int
+    max_positions: int = 32_768
+    num_layers: int = 1
+    sliding_window: int | None = None
+    use_aux_hidden_state: bool = True
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "vocab_size", "feature_size", "max_positions", "num_layers")
+        if self.sliding_window is not None:
+            at_least_one(self, "sliding_window")
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be within 1 .. {self.vocab_size}")
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc = True: must be False with fc_norm")
+        for name in ("norm_before_fc", "fc_norm"):
+            if getattr(self, name) and not self.use_aux_hidden_state:
+                raise ValueError(f"{name} = True: must be False without use_aux_hidden_state")
+        if self.fc_norm and self.feature_size % self.hidden_size:
+            raise ValueError(f"feature_size = {self.feature_size}: with fc_norm a multiple of {self.hidden_size}")
+
+    def check(self, policy: DecoderConfig) -> None:
+        """Raises ValueError where the head does not fit the policy, naming the field."""
+        if self.hidden_size != policy.hidden_size:
+            raise ValueError(
+                f"draft.hidden_size = {self.hidden_size}: must be the policy's hidden_size = {policy.hidden_size}"
+            )
+        expected = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
+        if self.feature_size != expected:
+            raise ValueError(f"draft.feature_size = {self.feature_size}: the policy's features are {expected} wide")
+        if self.vocab_size != policy.vocab_size:
+            raise ValueError(f"draft.vocab_size = {self.vocab_size}: the policy's is {policy.vocab_size}")
+
+
+class Eagle3(nn.Module):
+    """`fuse` features into hidden states; a call is one step of the head over [B, T] pairs (feature, next token)."""
+
+    config: Eagle3Config
+
+    def setup(self) -> None:
+        c = self.config
+        if c.use_aux_hidden_state:
+            self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
+        if c.norm_before_fc:
+            self.features_norm = RMSNorm(c)
+        if c.fc_norm:
+            self.feature_norm = [RMSNorm(c) for _ in range(c.feature_size // c.hidden_size)]
+        self.input_norm = RMSNorm(c)
+        self.hidden_norm = RMSNorm(c)
+        self.attention = Attention(c)
+        self.mlp_norm = RMSNorm(c)
+        self.mlp = SwiGLU(c)
+        self.layer = [Block(c) for _ in range(c.num_layers - 1)]
+        self.norm = RMSNorm(c)
+        self.head = Projection(c, c.draft_vocab_size, ("embed", "vocab"))
+
+    def fuse(self, features: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
+        """The feature layers, low to high, projected to the head's width."""
+        c = self.config
+        if not c.use_aux_hidden_state:
+            return features
+        if c.norm_before_fc:
+            features = self.features_norm(features)
+        if c.fc_norm:
+            parts = jnp.split(features, len(self.feature_norm), axis=-1)
+            features = jnp.concatenate([norm(part) for norm, part in zip(self.feature_norm, parts, strict=True)], -1)
+        return self.fc(features)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        embeddings: Float[Array, "B T D"],
+        cache: Cache,
+        view: View,
+        only: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
+        """The state for `unembed`, the one to feed back, and the cache. The embedding comes first in the concatenation.
+
+        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        """
+        c = self.config
+        # All but the last layer give every token, for its keys in the layer behind.
+        asked = [None] * (c.num_layers - 1) + [only]
+        normed = self.hidden_norm(hidden)
+        x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
+        turn = rotation_of(c, view.positions)
+        y, layer = self.attention(x, cache[0], view, turn, asked[0])
+        residual = normed if c.norm_before_residual else hidden
+        hidden = (residual if asked[0] is None else token_at(residual, asked[0])) + y
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        written = [layer]
+        for block, own, which in zip(self.layer, cache[1:], asked[1:], strict=True):
+            hidden, layer = block(hidden, own, view, turn, which)
+            written.append(layer)
+        normed = self.norm(hidden)
+        return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))
+
+    def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T Vd"]:
+        """The logits over the draft vocabulary."""
+        return constrain(self.head(normed), "batch", None, None)
+
+
+def make_eagle3(
+    config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
+) -> HeadDrafter:
+    """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
+    module = Eagle3(config)
+
+    def reads(output: PolicyOutput) -> Array:
+        if config.use_aux_hidden_state:
+            return output.features
+        return constrain(output.hidden, "batch", None, None)
+
+    def fuse(params: Params, features: Array) -> Array:
+        return cast(Array, module.apply({"params": params.draft}, features, method="fuse"))
+
+    def unembed(params: Params, normed: Array) -> Array:
+        return cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
+
+    head = DraftHead(
+        reads=reads,
+        fuse=fuse,
+        step=step_of(module, policy),
+        unembed=unembed,
+        for_decoding=laid_out,
+        init_cache=partial(init_caches, config),
+        window=config.sliding_window,
+    )
+    return HeadDrafter(head, policy.vocab_size, target_ids, unroll)
+
+
+def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:
+    """An empty cache for each layer of the head."""
+    return tuple(init_cache(config, rows, length) for _ in range(config.num_layers))
+
+
+def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Array, Cache]]:
+    """`DraftHead.step` of a network that is called with the embeddings of its tokens, borrowed of the policy."""
+
+    def step(
+        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
+    ) -> tuple[Array, Array, Cache]:
+        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
+
+    return step
+
+
+def borrowed_embeddings(
+    policy: Policy, params: Params, tokens: Int[Array, "B T"], dtype: jnp.dtype
+) -> Float[Array, "B T D"]:
+    """The policy's embeddings of these tokens, by reference and never trained here."""
+    table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(dtype), "vocab", None)
+    return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+
+
+def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
+    """Random parameters, boxed with their logical axis names."""
+
+    def everything(module: Eagle3, features: Array, embeddings: Array) -> None:
+        view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
+        module.unembed(module(module.fuse(features), embeddings, init_caches(config, 1, 1), view)[0])
+
+    features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
+    embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
+    return nn.init(everything, Eagle3(config))(key, features, embeddings)["params"]

@@ -1,0 +1,154 @@
+"""Native multi-token-prediction heads: one decoder block behind the policy's last hidden state (DeepSeek-V3, section
+2.2 of arXiv 2412.19437; Qwen3-Next and Qwen3.5; MiMo, arXiv 2505.07608).
+
+The published families share one network and differ in a few conventions. A head of one layer drafts K tokens by reading
+its own state again, K - 1 times.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from models.config import DecoderConfig, LayerConfig
+from models.decoder import Block
+from models.drafts.eagle3 import step_of
+from models.layers import RMSNorm, init_cache, rotation_of
+from models.projection import Projection, laid_out
+from specjax.cache import View, decode_view
+from specjax.drafters import DraftHead, HeadDrafter
+from specjax.parallel.mesh import constrain
+from specjax.types import Cache, LayerCache, Params, Policy, PolicyOutput, PyTree
+
+ConventionName = Literal["qwen3_next", "deepseek_v3", "mimo"]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What tells one family's heads from another's.
+
+    embedding_first: the embedding stands before the hidden state in the concatenation.
+    feeds_back:      what the next step reads: the residual stream behind the block, or that after the final norm.
+    zeroes_first:    the embedding that is paired with position 0 is zero.
+    own_head:        the vocabulary head is the head's own; otherwise the policy's is borrowed.
+    """
+
+    name: ConventionName
+    embedding_first: bool
+    feeds_back: Literal["residual", "normed"]
+    zeroes_first: bool
+    own_head: bool
+
+
+CONVENTIONS: dict[str, Convention] = {
+    convention.name: convention
+    for convention in (
+        Convention("qwen3_next", embedding_first=True, feeds_back="normed", zeroes_first=False, own_head=False),
+        Convention("deepseek_v3", embedding_first=True, feeds_back="residual", zeroes_first=True, own_head=True),
+        Convention("mimo", embedding_first=False, feeds_back="normed", zeroes_first=True, own_head=False),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTPConfig(LayerConfig):
+    """A head over a decoder block of the policy's own shape; `vocab_size` is that of an own vocabulary head."""
+
+    convention: Convention
+    vocab_size: int
+
+
+def mtp_config(policy: DecoderConfig, convention: str) -> MTPConfig:
+    """The head that a policy carries under the convention of that name. It attends to all positions, whatever windows
+    the policy's layers have.
+    """
+    block = {field.name: getattr(policy, field.name) for field in fields(LayerConfig)}
+    return MTPConfig(**block, convention=CONVENTIONS[convention], vocab_size=policy.vocab_size)
+
+
+class MTP(nn.Module):
+    """One step of the head over [B, T] pairs (hidden state, next token)."""
+
+    config: MTPConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.embedding_norm = RMSNorm(c)
+        self.hidden_norm = RMSNorm(c)
+        self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
+        self.block = Block(c)
+        self.norm = RMSNorm(c)
+        if c.convention.own_head:
+            self.head = Projection(c, c.vocab_size, ("embed", "vocab"))
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        embeddings: Float[Array, "B T D"],
+        cache: Cache,
+        view: View,
+        only: Int[Array, "B"] | None,
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
+        """The state for the vocabulary head, the one to feed back, and the cache.
+
+        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        """
+        convention = self.config.convention
+        if convention.zeroes_first:
+            embeddings = embeddings * (view.positions > 0).astype(embeddings.dtype)[..., None]
+        pair = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
+        if not convention.embedding_first:
+            pair.reverse()
+        x = self.fc(jnp.concatenate(pair, axis=-1))
+        turn = rotation_of(self.config, view.positions)
+        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, only)
+        normed = self.norm(x)
+        return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
+
+    def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits by the head's own vocabulary head, under a convention that has one."""
+        return self.head(normed)
+
+
+def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
+    """The head as a drafter for `policy`, whose hidden state after the final norm it reads; `unroll` as `HeadDrafter`
+    says.
+    """
+    module = MTP(config)
+
+    def unembed(params: Params, normed: Array) -> Array:
+        if config.convention.own_head:
+            logits = cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
+        else:
+            logits = policy.unembed(jax.lax.stop_gradient(params.policy), normed)
+        return constrain(logits, "batch", None, None)
+
+    head = DraftHead(
+        reads=_hidden,
+        fuse=lambda params, features: features,
+        step=step_of(module, policy),
+        unembed=unembed,
+        for_decoding=laid_out,
+        init_cache=lambda rows, length: (init_cache(config, rows, length),),
+    )
+    return HeadDrafter(head, policy.vocab_size, unroll=unroll)
+
+
+def _hidden(output: PolicyOutput) -> Array:
+    return constrain(output.hidden, "batch", None, None)
+
+
+def init_mtp(config: MTPConfig, key: Key[Array, ""]) -> PyTree:
+    """Random parameters, boxed with their logical axis names."""
+
+    def everything(module: MTP, x: Array) -> None:
+        view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
+        normed, _, _ = module(x, x, (init_cache(config, 1, 1),), view, None)
+        if config.convention.own_head:
+            module.unembed(normed)
+
+    x = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
+    return nn.init(everything, MTP(config))(key, x)["params"]

@@ -1,0 +1,166 @@
+"""Hugging Face's `config.json` to and from `DecoderConfig`, as transformers 4 and 5 write it.
+
+Every field is read, checked against the values that the decoder implements, known to leave the forward alone, or
+refused: nothing is dropped in silence.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.files import errors_name, read_json
+from models.hf.families import FAMILIES
+from models.hf.mtp_layout import COUNTS
+from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
+from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
+from models.json_fields import check, either, integer, number, one_of, refuse_unknown, show
+
+# What the decoder does not have, by the model_type or the field that tells: a better reason than an unknown name.
+_FOREIGN = {name: "gated attention and zero-centred norms" for name in ("qwen3_next", "qwen3_5", "qwen3_5_text")}
+_BLOCKS = {
+    "kv_lora_rank": "multi-head latent attention",
+    "n_routed_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "attn_output_gate": "gated attention",
+    "full_attention_interval": "linear attention",
+}
+
+# Only these values are implemented.
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "attention_dropout": (0,),
+    "chunk_size_feed_forward": (0,),
+    "hidden_act": ("silu",),
+    "is_encoder_decoder": (False,),
+    "mlp_bias": (False,),
+    "mtp_use_dedicated_embeddings": (False,),
+    "partial_rotary_factor": (None, 1),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "use_mrope": (False,),
+}
+_READ = frozenset({
+    "architectures", "attention_bias", "dtype", "head_dim", "hidden_size", "intermediate_size", "layer_types",
+    "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "rms_norm_eps", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "vocab_size", *ROPE_FIELDS,
+})  # fmt: skip
+# Read by models.hf.mtp_files and written by its export; and code, which no export brings along.
+_ELSEWHERE = frozenset({"auto_map", *COUNTS})
+# Token ids, training and generation settings, book-keeping: none of them can change the forward. (A sliding window
+# where none is in use, and `pretraining_tp` only splits matrix products. Where one is, an export writes its own.)
+_CARRIED = frozenset({
+    "_attn_implementation_autoset", "_name_or_path", "bos_token_id", "decoder_start_token_id", "do_sample",
+    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id", "max_length",
+    "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp",
+    "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "sliding_window", "task_specific_params",
+    "temperature", "tokenizer_class", "top_k", "top_p", "torchscript", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache",
+})  # fmt: skip
+
+
+def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:
+    """The policy that DIRECTORY/config.json describes; `config_from_hf` says how. Errors name the file."""
+    path = directory / "config.json"
+    fields = read_json(path)
+    with errors_name(path):
+        return config_from_hf(fields, feature_layers)
+
+
+def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:
+    """The decoder that the fields of a `config.json` describe.
+
+    Args:
+        fields: of model_type qwen3, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
+        feature_layers: what the drafter reads, `eagle3_feature_layers` by default.
+
+    Compute and parameter dtype are both the file's. Raises ValueError with one line naming the field, its value and
+    what is allowed: for a missing field, a value that is not implemented, an unknown field.
+    """
+    _refuse_foreign(fields)
+    family = FAMILIES[one_of(fields, "model_type", tuple(FAMILIES))]
+    if "attention_bias" in fields:
+        check("attention_bias", fields["attention_bias"], family.attention_bias)
+    for value in fields.get("architectures") or ():
+        check("architectures", value, (family.architecture,))
+    for name, allowed in _ALLOWED.items():
+        if name in fields:
+            check(name, fields[name], allowed)
+    refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | set(_ALLOWED))
+    num_layers, num_heads = integer(fields, "num_hidden_layers"), integer(fields, "num_attention_heads")
+    hidden_size = integer(fields, "hidden_size")
+    theta, scaling = rope_from_hf(fields)
+    window, within = windows_from_hf(fields, family, num_layers)
+    dtype_name, dtype = either(fields, "dtype", "torch_dtype")
+    dtype = "float32" if dtype is None else dtype
+    check(dtype_name, dtype, ("float32", "bfloat16"))
+    return DecoderConfig(
+        vocab_size=integer(fields, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=integer(fields, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=integer(fields, "num_key_value_heads", default=num_heads),
+        head_dim=integer(fields, "head_dim", default=hidden_size // num_heads),
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        tie_embeddings=one_of({"tie_word_embeddings": False, **fields}, "tie_word_embeddings", (False, True)),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=number(fields, "rms_norm_eps"),
+        max_positions=integer(fields, "max_position_embeddings"),
+        feature_layers=eagle3_feature_layers(num_layers) if feature_layers is None else feature_layers,
+        sliding_window=window,
+        sliding_layers=within,
+        dtype=dtype,
+        param_dtype=dtype,
+    )
+
+
+def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[str, Any]:
+    """The fields of a `config.json` that describes the decoder, in the words of transformers 4, which 5 reads too.
+
+    preferred: the model_type to write where it has this kind of block; by default the most common that has.
+
+    Raises ValueError where no family has this combination of q/k norm, qkv bias and sliding windows.
+    """
+    wanted = config.qk_norm, config.qkv_bias
+    alike = {name: family for name, family in FAMILIES.items() if (family.qk_norm, family.qkv_bias) == wanted}
+    if not alike:
+        raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has both")
+    matches = [name for name, family in alike.items() if has_windows(family, config)]
+    if not matches:
+        raise ValueError(f"sliding_layers = {config.sliding_layers}: {' and '.join(alike)} have none, or no others")
+    model_type = preferred if preferred in matches else matches[0]
+    return {
+        "architectures": [FAMILIES[model_type].architecture],
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_positions,
+        "model_type": model_type,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.norm_eps,
+        **rope_to_hf(config.rope_theta, config.rope_scaling),
+        **windows_to_hf(FAMILIES[model_type], config),
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": config.param_dtype,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def carried_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `config.json` that leave the forward alone, token ids and the like: what an export hands on."""
+    return {name: value for name, value in fields.items() if name in _CARRIED and name != "transformers_version"}
+
+
+def _refuse_foreign(fields: Mapping[str, Any]) -> None:
+    if lacking := _FOREIGN.get(fields.get("model_type", "")):
+        raise ValueError(f'model_type = "{fields["model_type"]}": {lacking} are not implemented')
+    for name, block in _BLOCKS.items():
+        if fields.get(name):
+            raise ValueError(f"{name} = {show(fields[name])}: {block} is not implemented")

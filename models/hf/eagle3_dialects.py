@@ -1,0 +1,250 @@
+"""The `config.json` of EAGLE-3 heads in two public dialects.
+
+`specforge` is that of SafeAILab's EAGLE and of SpecForge; `speculators` is that of vLLM's library of this name. They
+number the policy's layers differently: the residual stream on entry to layer i, as we call it, is i to speculators too,
+and to SpecForge the output of layer i - 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from models.config import DecoderConfig
+from models.drafts.eagle3 import Eagle3Config
+from models.hf.config import config_from_hf, config_to_hf
+from models.hf.families import FAMILIES
+from models.json_fields import check
+
+Dialect = Literal["specforge", "speculators"]
+
+_FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_VOCABULARY = ("draft_vocab_size", "target_hidden_size")
+_READ = frozenset({
+    "architectures", "speculators_config", "speculators_model_type", "transformer_layer_config", _LAYERS, *_FLAGS,
+    *_VOCABULARY,
+})  # fmt: skip
+# Book-keeping of speculators, and the training of a copy of the embedding.
+_CARRIED = frozenset({
+    "_name_or_path", "auto_map", "dtype", "embed_requires_grad", "enable_sp_ulysses", "has_no_defaults_at_init",
+    "model_type", "return_dict", "speculators_version", "tie_word_embeddings", "torch_dtype", "transformers_version",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a public `config.json` says of a head.
+
+    feature_layers: of the policy, on whose entry it reads; empty where the file leaves EAGLE-3's own choice.
+    """
+
+    config: Eagle3Config
+    feature_layers: tuple[int, ...]
+
+
+def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
+    """The dialect of a `config.json`, None where it describes no draft."""
+    if "speculators_model_type" in fields:
+        return "speculators"
+    eagle = any(str(name).endswith("Eagle3") for name in fields.get("architectures") or ())
+    return "specforge" if eagle or "draft_vocab_size" in fields or "eagle_config" in fields else None
+
+
+def config_from_public(fields: Mapping[str, Any]) -> Described:
+    """The head that the fields of a `config.json` of either dialect describe.
+
+    Raises ValueError with one line naming the field, its value and what is allowed: for a missing field, a value that
+    is not implemented, an unknown field.
+    """
+    if dialect_of(fields) == "speculators":
+        _only(fields, "speculators_model_type", "eagle3")
+        if unknown := sorted(fields.keys() - _READ - _CARRIED):
+            raise ValueError(f"{unknown[0]}: unknown field, refused because it may change the forward")
+        layer = fields.get("transformer_layer_config")
+        if not isinstance(layer, dict):
+            raise ValueError("transformer_layer_config: missing, must be an object")
+        return _head(fields, layer, _layers(fields, 0), True)
+    eagle = fields.get("eagle_config") or {}
+    if unknown := sorted(eagle.keys() - {_LAYERS, "use_aux_hidden_state"}):
+        raise ValueError(f"eagle_config.{unknown[0]}: unknown field, refused because it may change the forward")
+    _only(fields, "model_type", "llama")
+    _only(fields, "num_hidden_layers", 1)
+    own = {"eagle_config", *_FLAGS, *_VOCABULARY}
+    layer = {name: value for name, value in fields.items() if name not in own}
+    return _head(fields, layer, _layers(eagle, 1), _flag(eagle, "use_aux_hidden_state", True))
+
+
+def config_to_public(
+    described: Described, dialect: Dialect, verifier: str | None = None, policy: DecoderConfig | None = None
+) -> dict[str, Any]:
+    """The fields of a `config.json` in this dialect.
+
+    Args:
+        verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
+
+    Raises ValueError where the dialect has no word for something that the head is.
+    """
+    config, layers = described.config, described.feature_layers
+    outer: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": None}
+    outer |= {name: getattr(config, name) for name in _FLAGS}
+    if dialect == "speculators":
+        if not config.use_aux_hidden_state:
+            raise ValueError("use_aux_hidden_state = False: speculators has no such head, specforge has")
+        greedy = dict(proposal_type="greedy", speculative_tokens=3, verifier_accept_k=1, accept_tolerance=0.0)
+        return outer | {
+            "architectures": ["Eagle3Speculator"],
+            _LAYERS: list(layers) or None,
+            "embed_requires_grad": False,
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [greedy],
+                "verifier": {"name_or_path": verifier, "architectures": _architectures(policy)},
+            },
+            "speculators_model_type": "eagle3",
+            "tie_word_embeddings": False,
+            "torch_dtype": config.param_dtype,
+            "transformer_layer_config": _layer_fields(config),
+        }
+    usual = Eagle3Config.__dataclass_fields__
+    for name in ("num_layers", "qk_norm", "sliding_window", "norm_before_fc", "norm_before_residual"):
+        if getattr(config, name) != usual[name].default:
+            raise ValueError(f"{name} = {getattr(config, name)}: specforge has no such head, speculators has")
+    if 0 in layers:
+        raise ValueError(f"feature_layers = {layers}: specforge cannot name the entry of layer 0, speculators can")
+    eagle: dict[str, Any] = {"use_aux_hidden_state": config.use_aux_hidden_state}
+    if layers:
+        eagle[_LAYERS] = [i - 1 for i in layers]
+    fields = {name: value for name, value in outer.items() if value not in (None, False)}
+    return {**_layer_fields(config), **fields, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
+
+
+def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The fields of a `config.json`, those of its sections included, for tensors of this dtype."""
+    said = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
+    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
+
+
+def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
+    """Raises ValueError where a head's `config.json` says that it was made for a policy of another family."""
+    verifier = (fields.get("speculators_config") or {}).get("verifier") or {}
+    made_for = verifier.get("architectures") or ()
+    alike = [
+        family.architecture
+        for family in FAMILIES.values()
+        if (family.qk_norm, family.qkv_bias) == (policy.qk_norm, policy.qkv_bias)
+    ]
+    if made_for and not set(made_for) & set(alike):
+        raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), the policy is {alike[0]}")
+
+
+def _architectures(policy: DecoderConfig | None) -> list[str]:
+    """What the policy's own config.json says; nothing where no family has such a policy."""
+    try:
+        return [] if policy is None else config_to_hf(policy)["architectures"]
+    except ValueError:
+        return []
+
+
+def _head(
+    fields: Mapping[str, Any], layer: Mapping[str, Any], layers: tuple[int, ...], use_aux_hidden_state: bool
+) -> Described:
+    """fields: those of the head. layer: those of the kind of decoder that its layers are."""
+    layer = {**layer}
+    layer.pop("architectures", None)
+    layer.pop("tie_word_embeddings", None)  # a head has its own lm_head, whatever is said here
+    kinds = layer.get("layer_types") or ["full_attention"]
+    if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
+        raise ValueError(f"layer_types = {kinds}: must be all full_attention or all sliding_attention")
+    for name in ("dtype", "torch_dtype"):
+        if layer.get(name) == "float16":  # of the tensors, which keep it; it is not computed in
+            layer[name] = "float32"
+    sliding = kinds[0] == "sliding_attention"
+    window = _size(layer, "sliding_window", None) if sliding else None
+    if sliding:  # of a family too that has no windows in policies
+        for name in ("layer_types", "use_sliding_window"):
+            layer.pop(name, None)
+    decoder = config_from_hf(layer, ())
+    check("model_type", layer["model_type"], ("llama", "qwen3"))
+    if len(set(decoder.windows)) > 1:
+        first = layer["max_window_layers"]
+        raise ValueError(f"max_window_layers = {first}: must leave all {decoder.num_layers} layers alike")
+    width, size = fields.get("target_hidden_size"), decoder.hidden_size
+    if width not in (None, size):
+        raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
+    read = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
+    config = Eagle3Config(
+        hidden_size=size,
+        intermediate_size=decoder.intermediate_size,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        qk_norm=decoder.qk_norm,
+        rope_theta=decoder.rope_theta,
+        rope_scaling=decoder.rope_scaling,
+        norm_eps=decoder.norm_eps,
+        dtype=decoder.dtype,
+        param_dtype=decoder.param_dtype,
+        vocab_size=decoder.vocab_size,
+        draft_vocab_size=_size(fields, "draft_vocab_size", decoder.vocab_size),
+        feature_size=size * read,
+        max_positions=decoder.max_positions,
+        num_layers=decoder.num_layers,
+        sliding_window=window if sliding else decoder.windows[0],
+        use_aux_hidden_state=use_aux_hidden_state,
+        **{name: _flag(fields, name, False) for name in _FLAGS},
+    )
+    return Described(config, layers if use_aux_hidden_state else ())
+
+
+def _layer_fields(config: Eagle3Config) -> dict[str, Any]:
+    """The fields of the kind of decoder that the head's layers are."""
+    decoder = DecoderConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        qk_norm=config.qk_norm,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        norm_eps=config.norm_eps,
+        param_dtype=config.param_dtype,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        max_positions=config.max_positions,
+    )
+    fields = config_to_hf(decoder)
+    if config.sliding_window is not None:
+        fields["sliding_window"] = config.sliding_window
+        fields["layer_types"] = ["sliding_attention"] * config.num_layers
+    return fields
+
+
+def _layers(fields: Mapping[str, Any], offset: int) -> tuple[int, ...]:
+    """On entry to which layers a head reads, from the ids of a dialect that counts them `offset` lower."""
+    ids = fields.get(_LAYERS) or []
+    if not isinstance(ids, list) or not all(isinstance(i, int) and i + offset >= 0 for i in ids):
+        raise ValueError(f"{_LAYERS} = {ids}: must be a list of layers")
+    return tuple(i + offset for i in ids)
+
+
+def _only(fields: Mapping[str, Any], name: str, value: Any) -> None:
+    if fields.get(name) != value:
+        raise ValueError(f"{name} = {fields.get(name)}: must be {value}")
+
+
+def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(name)
+    if value not in (None, True, False):
+        raise ValueError(f"{name} = {value}: must be true or false")
+    return default if value is None else bool(value)
+
+
+def _size(fields: Mapping[str, Any], name: str, default: int | None) -> Any:
+    value = fields.get(name, default)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} = {value}: must be a positive integer")
+    return value

@@ -1,0 +1,206 @@
+"""EAGLE-3 heads in the directories that SafeAILab, SpecForge and speculators publish, in and out.
+
+The layers that a head reads, its rotary embedding and its length are what its own `config.json` says, never the
+policy's. What it borrows of the policy, the embedding, may be there as a copy, which no parameter is made of.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from models.checkpoints.draft import SavedDraft, check_target_ids
+from models.config import DecoderConfig, Dtype
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
+from models.hf.eagle3_dialects import (
+    Described,
+    Dialect,
+    config_from_public,
+    config_to_public,
+    dialect_of,
+    stating_dtype,
+)
+from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
+from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
+from models.hf.torch_files import torch_views
+from models.params import abstract_params, by_path
+
+TORCH = "pytorch_model.bin"
+_DTYPES = {**DTYPES, "F16": np.dtype("float16")}
+_ROWS_COMPARED_AT_ONCE = 4096
+# Between the rows of a copy of the embedding and the policy's: RL moves them by far less, unrelated ones are at 0.
+_LEAST_COSINE = 0.9
+
+
+def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
+    """The head in a directory of either dialect, sharded over the mesh.
+
+    Reads safetensors, or `pytorch_model.bin` where torch is installed. By default every tensor keeps its dtype.
+
+    Raises ValueError with one line naming the field or tensor: for a config that is not implemented, a missing,
+    unexpected or mis-shaped tensor, a map of the vocabulary that is none. Raises ImportError without safetensors.
+    """
+    path = directory / "config.json"
+    fields = read_json(path)
+    with errors_name(path):
+        described, dialect = config_from_public(fields), dialect_of(fields)
+    assert dialect is not None
+    config = described.config
+    with _open(directory) as views:
+        tensors = eagle3_tensors(config, dialect)
+        vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
+        views.pop(EMBEDDING, None)
+        check_names(directory, views, tensors)
+        with errors_name(directory):
+            ids = _target_ids(vocabulary, config)
+        targets = abstract_params(partial(init_eagle3, config), mesh)
+        params = read_tensors(views, tensors, targets, param_dtype, _DTYPES)
+    return SavedDraft(config, params, ids, described.feature_layers)
+
+
+def save_eagle3(
+    directory: Path,
+    draft: SavedDraft,
+    dialect: Dialect,
+    source: Mapping[str, Any] | None = None,
+    carried: Mapping[str, np.ndarray] | None = None,
+    verifier: str | None = None,
+    policy: DecoderConfig | None = None,
+) -> None:
+    """Write a head in the layout that vLLM and SGLang load, all of it or nothing.
+
+    Every tensor keeps its bits and its dtype.
+
+    Args:
+        source: the `config.json` that the head came with. It is written as it was where it is of this dialect and still
+            describes the head.
+        carried: the tensors that it came with beside its parameters, as `carried_tensors` reads them. They are written
+            as they were where they still describe its vocabulary; None for a head that was made here.
+        verifier: the policy's name or path, which speculators' files state.
+        policy: its shape, of which they state the family; None where it is not known.
+
+    Raises ValueError where the directory is in use, or the dialect has no word for what the head is. Raises ImportError
+    without safetensors.
+    """
+    save_file = optional("safetensors.numpy").save_file
+    flat = by_path(draft.params)
+    config = draft.config
+    check_target_ids(draft.target_ids, config)
+    tensors = {
+        name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
+    }
+    tensors |= carried or {}
+    if draft.target_ids is not None and not (carried is not None and _maps(carried, config, draft.target_ids)):
+        ids = draft.target_ids.astype(np.int64)
+        tensors[TO_TARGET] = ids - np.arange(len(ids))
+        tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
+    described = Described(config, draft.feature_layers)
+    with new_directory(directory) as temporary:
+        if source is not None and dialect_of(source) == dialect and _describes(source, described):
+            write_json(temporary / "config.json", dict(source))
+        else:
+            fields = config_to_public(described, dialect, verifier, policy)
+            write_json(temporary / "config.json", stating_dtype(fields, flat["head", "kernel"].dtype.name))
+        save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
+
+
+def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[str, np.ndarray] | None:
+    """What a head came with beside its parameters: the maps of its vocabulary, a copy of the policy's embedding.
+
+    Read where it was published, or where `write_carried` has put it; None of a head of ours that was made here. By
+    default the embedding keeps its dtype, as the maps do.
+    """
+    if _is_ours(directory) and not (directory / CARRIED_TENSORS).exists():
+        return None
+    with _open(directory) as views:
+        tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, EMBEDDING) if name in views}
+    if param_dtype is not None and EMBEDDING in tensors:
+        tensors[EMBEDDING] = tensors[EMBEDDING].astype(param_dtype)
+    return tensors
+
+
+def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Put into a directory of ours what a head came with beside its parameters, for the way back."""
+    optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
+
+
+def check_embedding(directory: Path, table: jax.Array) -> None:
+    """Raises ValueError where the head brings a copy of the embedding [V, D] of another policy.
+
+    The policy may have been trained since: its rows point nearly where they did. Those of another point anywhere.
+    """
+    with _open(directory) as views:
+        copy = views.get(EMBEDDING)
+        if copy is None:
+            return
+        same = tuple(copy.get_shape()) == table.shape
+        if not (same and _mean_cosine(copy, table) >= _LEAST_COSINE):
+            raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
+
+
+def _mean_cosine(copy: Any, table: jax.Array) -> float:
+    """Of the rows of both, a view and an array [V, D]; two rows of zeros point the same way."""
+    total = 0.0
+    for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE):
+        rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
+        ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
+        total += float(np.sum(np.where(ours.any(axis=1) | theirs.any(axis=1), cosines, 1)))
+    return total / len(table)
+
+
+def _describes(source: Mapping[str, Any], described: Described) -> bool:
+    found = config_from_public(source)
+    config = replace(found.config, dtype=described.config.dtype, param_dtype=described.config.param_dtype)
+    return replace(found, config=config) == described
+
+
+def _maps(tensors: Mapping[str, np.ndarray], config: Eagle3Config, ids: np.ndarray) -> bool:
+    """Whether the tensors of a file give these ids, by saying them or by leaving them out."""
+    found = _target_ids(tensors, config)
+    return found is not None and np.array_equal(found, ids)
+
+
+def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.ndarray | None:
+    """From draft ids to the policy's: `d2t` is how much larger these are, `t2d` which of the policy's are there."""
+    offsets, there = tensors.get(TO_TARGET), tensors.get(TO_DRAFT)
+    if offsets is None:
+        if there is not None:
+            raise ValueError(f"{TO_DRAFT}: there without {TO_TARGET}")
+        whole = config.draft_vocab_size == config.vocab_size
+        return None if whole else np.arange(config.draft_vocab_size, dtype=np.int32)
+    if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
+        wanted = f"int64 ({config.draft_vocab_size},)"
+        raise ValueError(f"{TO_TARGET}: {offsets.dtype} {offsets.shape}, must be {wanted}")
+    ids = np.arange(len(offsets)) + offsets
+    with errors_name(Path(TO_TARGET)):
+        check_target_ids(ids, config)
+    if there is not None and not np.array_equal(there, np.isin(np.arange(config.vocab_size), ids)):
+        raise ValueError(f"{TO_DRAFT}: not the {config.vocab_size} flags of the ids that {TO_TARGET} gives")
+    return ids.astype(np.int32)
+
+
+def _is_ours(directory: Path) -> bool:
+    return (directory / "params").is_dir()
+
+
+@contextmanager
+def _open(directory: Path) -> Iterator[dict[str, Any]]:
+    """Lazy views by name: of all tensors of a public directory, or of those that one of ours carries."""
+    if (directory / TORCH).exists() and not any((directory / name).exists() for name in (SINGLE, INDEX)):
+        yield torch_views(directory / TORCH, _DTYPES)
+        return
+    with ExitStack() as stack:
+        if not _is_ours(directory):
+            yield open_tensors(directory, stack)
+        else:
+            carried = directory / CARRIED_TENSORS
+            yield file_views(carried, stack) if carried.exists() else {}

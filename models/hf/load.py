@@ -1,0 +1,152 @@
+"""Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from models.config import DecoderConfig, Dtype
+from models.decoder import init_decoder
+from models.files import optional, read_json
+from models.hf.layout import EMBEDDING, HEAD, Stored, stored_tensors
+from models.hf.mtp_layout import mtp_names
+from models.params import abstract_params, by_path
+from specjax.types import PyTree
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16")}
+_ROWS_COMPARED_AT_ONCE = 4096
+
+
+def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> PyTree:
+    """The parameters of `Decoder(config)` from a Hugging Face directory, sharded over the mesh by their logical axes.
+
+    Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read by itself:
+    the host never holds more than one tensor. An MTP head in the same files is left to `models.hf.mtp_files`.
+
+    Args:
+        directory: the checkpoint.
+        config: what its `config.json` says (`read_hf_config`).
+        mesh: where the parameters go.
+        param_dtype: what to convert to; by default every tensor keeps the dtype of the file.
+
+    Raises ValueError with one line naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
+    other than float32 and bfloat16, an `lm_head.weight` that differs from the embedding it is tied to, a broken file.
+    Raises ImportError without safetensors.
+    """
+    with ExitStack() as stack:
+        views = open_tensors(directory, stack)
+        for names in mtp_names(views, config.num_layers).values():
+            for name in names:
+                del views[name]
+        tensors = stored_tensors(config)
+        tied = views.pop(HEAD, None) if config.tie_embeddings else None
+        check_names(directory, views, tensors)
+        if tied is not None:
+            check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
+        return read_tensors(views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
+
+
+def read_tensors(
+    views: Mapping[str, Any],
+    tensors: Mapping[str, Stored],
+    targets: PyTree,
+    param_dtype: Dtype | None,
+    dtypes: Mapping[str, np.dtype] = DTYPES,
+) -> PyTree:
+    """A parameter tree from lazy views; `targets` has its shapes and shardings. Errors as `load_policy` describes.
+
+    dtypes: those that the file may hold.
+    """
+    flat = by_path(targets)
+    parameters = {}
+    for name, stored in tensors.items():
+        if (found := views[name].get_dtype()) not in dtypes:
+            raise ValueError(f"{name}: dtype {found}, must be {' or '.join(dtypes)}")
+        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[found]
+        parameters[stored.path] = _read(name, views[name], stored, flat[stored.path], dtype)
+    return flax.traverse_util.unflatten_dict(parameters)
+
+
+def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dtype: np.dtype) -> jax.Array:
+    shape = target.shape
+    found, expected = tuple(view.get_shape()), stored.shape(shape)
+    if found != expected:
+        raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # jax allows None in the type alone
+        local = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
+        return stored.unpack(view[stored.index(index, shape)], local).astype(dtype, copy=False)
+
+    # Waiting keeps the promise of one tensor at a time where transfers to the device run behind.
+    return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
+
+
+def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
+    """Lazy views of all tensors by name, but for those that follow from the config; the stack closes their files."""
+    if (directory / SINGLE).exists():
+        return file_views(directory / SINGLE, stack)
+    if not (directory / INDEX).exists():
+        raise ValueError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ValueError(f"{directory / INDEX}: weight_map must be an object of file names")
+    views: dict[str, Any] = {}
+    for file in sorted(set(weight_map.values())):
+        for name, view in file_views(directory / file, stack).items():
+            if weight_map.get(name) != file:
+                raise ValueError(f"{name}: in {file}, but {INDEX} says {weight_map.get(name, 'nothing of it')}")
+            views[name] = view
+    return views
+
+
+def file_views(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """As `open_tensors` has them, of one safetensors file."""
+    safetensors = optional("safetensors")
+    if not path.exists():
+        raise ValueError(f"{path}: no such file")
+    try:
+        file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file, or cut short ({error})") from error
+    return {name: file.get_slice(name) for name in file.keys() if not follows_from_config(name)}
+
+
+def follows_from_config(name: str) -> bool:
+    """Whether a tensor is one that old checkpoints hold beside parameters, and that nothing reads any more."""
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:
+    """Raises ValueError naming the first tensor that is missing or unexpected."""
+
+    def refuse(names: Iterable[str], what: str) -> None:
+        if names := sorted(names):
+            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(f"{names[0]}: {what} {directory}{others}")
+
+    refuse(set(expected) - set(found), "missing from")
+    refuse(set(found) - set(expected), "unexpected in")
+
+
+def check_repeats(copy: Any, original: Any, message: str) -> None:
+    """Raises ValueError with this message unless one view repeats the other bit for bit."""
+
+    def repeats() -> bool:
+        if (copy.get_shape(), copy.get_dtype()) != (original.get_shape(), original.get_dtype()):
+            return False
+        count = copy.get_shape()[0]
+        starts = range(0, count, _ROWS_COMPARED_AT_ONCE)
+        parts = (slice(start, min(start + _ROWS_COMPARED_AT_ONCE, count)) for start in starts)
+        return all(copy[part].tobytes() == original[part].tobytes() for part in parts)
+
+    if not repeats():
+        raise ValueError(message)

@@ -1,0 +1,84 @@
+"""The MTP head in a policy's own directory: beside the policy's tensors in Hugging Face layout, `mtp/` in ours.
+
+Hugging Face's own loaders drop these tensors for several families; here they are read by name.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from models.checkpoints.policy import restore_params
+from models.config import DecoderConfig, Dtype
+from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, mtp_config
+from models.files import read_json, write_json
+from models.hf.layout import EMBEDDING
+from models.hf.load import check_names, check_repeats, open_tensors, read_tensors
+from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
+from models.params import abstract_params
+from specjax.types import PyTree
+
+OURS = "mtp"
+MTPHead = tuple[MTPConfig, PyTree]
+
+
+def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> MTPHead | None:
+    """The head of the policy in a directory of either layout, sharded over the mesh; None where it has none.
+
+    The names of the tensors tell the convention. The policy is as its `config.json` describes it, and so is the head's
+    block. By default every tensor keeps the dtype of the file.
+
+    Raises ValueError with one line naming the field or tensor: for a head of several layers, one that `config.json`
+    announces and the weights lack, tensors of two conventions, a missing, unexpected or mis-shaped one, a copy of the
+    embedding that is none. Raises ImportError without safetensors.
+    """
+    if (directory / "params").is_dir():
+        return _load_ours(directory / OURS, policy, mesh, param_dtype) if (directory / OURS).exists() else None
+    with ExitStack() as stack:
+        views = open_tensors(directory, stack)
+        found = mtp_names(views, policy.num_layers)
+        _check_counts(directory / "config.json", bool(found))
+        if not found:
+            return None
+        (convention, names), *others = found.items()
+        if others:
+            raise ValueError(f"{others[0][1][0]}: of another convention than {names[0]} in {directory}")
+        config = mtp_config(policy, convention)
+        own, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
+        copy = embedding_copy(config, policy.num_layers)
+        check_names(directory, own, tensors.keys() | ({copy} if copy else set()))
+        if copy:
+            check_repeats(own[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
+        return config, read_tensors(own, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
+
+
+def save_mtp(directory: Path, head: MTPHead) -> None:
+    """Write the head into a directory in our layout, beside its policy."""
+    config, params = head
+    (directory / OURS).mkdir()
+    write_json(directory / OURS / "config.json", {"convention": config.convention.name})
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((directory / OURS / "params").absolute(), params)
+
+
+def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None) -> MTPHead:
+    path = directory / "config.json"
+    convention = read_json(path).get("convention")
+    if convention not in CONVENTIONS:
+        raise ValueError(f"{path}: convention = {convention}: must be {' or '.join(CONVENTIONS)}")
+    config = mtp_config(policy, convention)
+    params = restore_params(directory / "params", abstract_params(partial(init_mtp, config), mesh), path)
+    return config, jax.tree.map(lambda x: x.astype(param_dtype or x.dtype), params)
+
+
+def _check_counts(path: Path, found: bool) -> None:
+    fields = read_json(path)
+    for name in COUNTS:
+        count = fields.get(name)
+        if found and count not in (None, 1):
+            raise ValueError(f"{path}: {name} = {count}: must be 1, a head is there and one layer implemented")
+        if count and not found:
+            raise ValueError(f"{path}: {name} = {count}: must be 0, the weights hold no MTP head")

@@ -1,0 +1,108 @@
+"""A parameter tree as a Hugging Face directory that transformers, vLLM and the like load."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.config import DecoderConfig
+from models.decoder import init_decoder
+from models.drafts.mtp import MTPConfig, init_mtp
+from models.files import new_directory, optional, write_json
+from models.hf.config import config_to_hf
+from models.hf.layout import EMBEDDING, Stored, stored_tensors
+from models.hf.load import INDEX, SINGLE
+from models.hf.mtp_layout import NAMES, embedding_copy, mtp_tensors
+from models.params import Init, abstract_params, by_path
+from specjax.types import PyTree
+
+Tensor = tuple[Stored, jax.Array]
+
+
+def save_policy(
+    directory: Path,
+    params: PyTree,
+    config: DecoderConfig,
+    carried: Mapping[str, Any] | None = None,
+    max_file_bytes: int = 5_000_000_000,
+    mtp: tuple[MTPConfig, PyTree] | None = None,
+) -> None:
+    """Write `config.json` and the safetensors of a decoder, all of it or nothing.
+
+    Every tensor keeps its bits and its dtype: what `load_policy` read is written back byte for byte, under the same
+    name. The host holds one file's tensors at a time. For a single process: every shard must be addressable.
+
+    Args:
+        directory: must not exist, or be empty.
+        params: of `Decoder(config)`, unboxed.
+        config: tells the family, too: Qwen3 has q/k norm, Qwen2.5 qkv bias, Llama neither.
+        carried: further fields of `config.json`, of those that `carried_fields` returns.
+        max_file_bytes: beyond it the tensors are split over several files with an index.
+        mtp: a head to stitch into the checkpoint under the names of its convention, config and parameters.
+
+    Raises ValueError where the directory is in use, the parameters do not fit the config or no family does.
+    Raises ImportError without safetensors.
+    """
+    save_file = optional("safetensors.numpy").save_file
+    flat = by_path(params)
+    _check_fit("params", flat, partial(init_decoder, config))
+    tensors = {name: (stored, flat[stored.path]) for name, stored in stored_tensors(config).items()}
+    family, counts = None, {}
+    if mtp is not None:
+        tensors |= _head_tensors(mtp, tensors[EMBEDDING], config.num_layers)
+        names = NAMES[mtp[0].convention.name]
+        family, counts = names.family, {names.count: 1}
+    fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name), family) | counts
+    sizes = {name: parameter.nbytes for name, (_, parameter) in tensors.items()}
+    files = list(_split(sizes, max_file_bytes))
+    with new_directory(directory) as temporary:
+        write_json(temporary / "config.json", {**(carried or {}), **fields})
+        weight_map: dict[str, str] = {}
+        for i, names in enumerate(files, start=1):
+            file = SINGLE if len(files) == 1 else f"model-{i:05}-of-{len(files):05}.safetensors"
+            save_file({n: _host(*tensors[n]) for n in names}, temporary / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(names, file)
+        if len(files) > 1:
+            metadata = {
+                "total_parameters": sum(math.prod(parameter.shape) for _, parameter in tensors.values()),
+                "total_size": sum(sizes.values()),
+            }
+            write_json(temporary / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def _head_tensors(mtp: tuple[MTPConfig, PyTree], embedding: Tensor, policy_layers: int) -> dict[str, Tensor]:
+    config, params = mtp
+    flat = by_path(params)
+    _check_fit("mtp", flat, partial(init_mtp, config))
+    tensors = {name: (stored, flat[stored.path]) for name, stored in mtp_tensors(config, policy_layers).items()}
+    copy = embedding_copy(config, policy_layers)
+    return tensors if copy is None else tensors | {copy: embedding}
+
+
+def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init) -> None:
+    abstract = by_path(abstract_params(init))
+    for path in sorted(flat.keys() | abstract.keys()):
+        found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
+        if found != expected:
+            raise ValueError(f"{what}: {'.'.join(path)} has shape {found}, {expected} by the config")
+
+
+def _host(stored: Stored, parameter: jax.Array) -> np.ndarray:
+    return stored.pack(np.asarray(parameter))
+
+
+def _split(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """The names in order, cut where a file would grow beyond the limit."""
+    names, total = [], 0
+    for name, size in sizes.items():
+        if names and total + size > limit:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    yield names

@@ -1,0 +1,69 @@
+"""Sliding windows in Hugging Face's `config.json`: which layers attend to how many of the last positions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import DecoderConfig
+from models.hf.families import Family
+from models.json_fields import check, integer, one_of, show
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def windows_from_hf(
+    fields: Mapping[str, Any], family: Family, num_layers: int
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """`sliding_window` and `sliding_layers` of the decoder. Raises ValueError naming the field that says otherwise."""
+    if family.windows == "each" and "sliding_window" not in fields:
+        raise ValueError("sliding_window: missing, must be null or a positive integer")
+    switch = (False, True) if family.windows == "any" else (False,)
+    used = one_of({"use_sliding_window": False, **fields}, "use_sliding_window", switch) or family.windows == "each"
+    kinds = fields.get("layer_types") or ()
+    if not used or fields.get("sliding_window") is None:
+        for kind in kinds:
+            check("layer_types", kind, (_FULL,))
+        return None, None
+    window = integer(fields, "sliding_window")
+    for kind in kinds:
+        check("layer_types", kind, (_SLIDING,) if family.windows == "each" else (_FULL, _SLIDING))
+    if kinds and len(kinds) != num_layers:
+        raise ValueError(f"layer_types = {show(kinds)}: must name num_hidden_layers = {num_layers} layers")
+    if kinds or family.windows == "each":
+        within = tuple(i for i, kind in enumerate(kinds or (_SLIDING,) * num_layers) if kind == _SLIDING)
+    else:
+        first = fields.get("max_window_layers")
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise ValueError(f"max_window_layers = {show(first)}: must be the first layer with a sliding window")
+        within = tuple(range(first, num_layers))
+    if not within:
+        return None, None
+    return window, None if len(within) == num_layers else within
+
+
+def has_windows(family: Family, config: DecoderConfig) -> bool:
+    """Whether the family has words for the windows of the decoder."""
+    match family.windows:
+        case "none":
+            return not any(config.windows)
+        case "each":
+            return len(set(config.windows)) == 1
+        case "any":
+            return True
+
+
+def windows_to_hf(family: Family, config: DecoderConfig) -> dict[str, Any]:
+    """The fields that say the windows of a decoder of this family, as transformers 4 and 5 read them."""
+    if not any(config.windows):
+        return {}
+    if family.windows == "each":
+        return {"sliding_window": config.sliding_window}
+    within = [i for i, window in enumerate(config.windows) if window]
+    fields: dict[str, Any] = {
+        "layer_types": [_SLIDING if window else _FULL for window in config.windows],
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": True,
+    }
+    # What was read before there were layer_types can only say from which layer on.
+    if within == list(range(within[0], config.num_layers)):
+        fields["max_window_layers"] = within[0]
+    return fields

@@ -1,0 +1,118 @@
+"""A rollout function over the mesh: every data shard generates on its own, with the parameters gathered once."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from specjax.drafters import Drafter
+from specjax.keys import SeedStep
+from specjax.parallel.mesh import BATCH_AXES, batch_shards, decoding_options, finished
+from specjax.rollout.plan import ChosenConfig, RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout
+
+RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]
+Choice = Int[Array, "phases"] | None
+Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
+
+
+@jax.named_scope("prepare")
+def prepare(params: Params, policy: Policy, drafter: Drafter) -> Params:
+    """The parameters in the compute dtype, laid out for rounds: the cast half of what the paper calls "prepare"."""
+
+    def cast(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
+
+    return Params(policy.for_decoding(cast(params.policy)), drafter.for_decoding(cast(params.draft)), params.memory)
+
+
+def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Params], Params]:
+    """`prepare` as a program of its own, for parameters sharded as `like` is: call it with their mesh set.
+
+    What it returns can be handed to rollouts: nothing is left for them to gather.
+    """
+    layout = prepared_layout(policy, drafter, like)
+    run = partial(prepare, policy=policy, drafter=drafter)
+    return jax.jit(run, out_shardings=layout, compiler_options=decoding_options(policy.dtype))
+
+
+def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
+    """Where `prepare` is to leave each of these parameters: whole over data and fsdp, over tensor as it was.
+
+    What it lays out anew goes where the compiler puts it, which is None; so does what has no mesh.
+    """
+
+    def whole(x: Array) -> NamedSharding | None:
+        if not isinstance(x.sharding, NamedSharding):
+            return None
+        kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
+        return NamedSharding(x.sharding.mesh, P(*kept))
+
+    at = {path: whole(x) for path, x in jax.tree_util.tree_flatten_with_path(params)[0]}
+    prepared = jax.eval_shape(partial(prepare, policy=policy, drafter=drafter), params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: at.get(path), prepared)
+
+
+def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
+    """`rollout_fn` on each data shard: it sees that shard's prompts alone and has its own loop and trip count.
+
+    Parameters enter whole over data and fsdp, which is the gather half of "prepare"; tensor stays with the compiler.
+    The last argument is None, or the `chosen` of `ChosenConfig`.
+    """
+    rows = P(BATCH_AXES)
+
+    def generate(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        options = config if chosen is None else ChosenConfig(**vars(config), chosen=chosen)
+        return rollout_fn(policy, drafter, params, prompts, seed_step, options)
+
+    return jax.shard_map(
+        generate,
+        mesh=mesh,
+        in_specs=(P(), rows, P(), P()),
+        out_specs=rows,
+        axis_names=set(BATCH_AXES),
+        # Loop carries start replicated and become shard-dependent, which the check would want annotated one by one.
+        check_vma=False,
+    )
+
+
+def make_generate(
+    policy: Policy,
+    drafter: Drafter,
+    config: RolloutConfig,
+    mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
+) -> Callable[..., Rollout]:
+    """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
+
+    It is a program of its own: on CPUs jax refuses to trace it into another one (ValueError).
+    """
+    generate = per_shard(rollout_fn, policy, drafter, config, mesh)
+
+    @partial(jax.jit, compiler_options=decoding_options(policy.dtype))
+    def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        return generate(prepare(params, policy, drafter), prompts, seed_step, chosen)
+
+    def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
+        with jax.set_mesh(mesh):
+            return finished(run(params, place(prompts, mesh), seed_step, chosen), mesh)
+
+    return call
+
+
+def place(prompts: Prompts, mesh: Mesh) -> Prompts:
+    """Prompts on the mesh, split over the data shards. Raises ValueError where they do not divide."""
+    shards = batch_shards(mesh)
+    count = len(prompts.lengths)
+    if count % shards:
+        raise ValueError(f"prompts = {count}: must be a multiple of the mesh's data x fsdp = {shards}")
+    return jax.device_put(prompts, NamedSharding(mesh, P(BATCH_AXES)))
+
+
+def _overlaps(axes: str | tuple[str, ...] | None) -> bool:
+    names = axes if isinstance(axes, tuple) else (axes,)
+    return bool(set(names) & set(BATCH_AXES))

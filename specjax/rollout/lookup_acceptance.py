@@ -1,0 +1,41 @@
+"""What a drafter without parameters would have proposed of what has been written.
+
+A draft that learns foretells its acceptance by its loss. One that looks up has none, but needs nothing run to be
+judged: its proposals are functions of the text before them, and one of them is accepted as often as the policy would
+have drawn that very token.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.rollout.rounds import Decoding, RoundState
+
+# Looked at in each completion; and of how many tokens at most side by side.
+PLACES, TOGETHER = 16, 2**18
+
+
+def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
+    """As `drafted` and `accepted` of a `Rollout` count: how often position i of a draft would have been asked for, and
+    how often it and those before it would have been what came.
+
+    At up to 16 places of each row's completion, evenly between its first token and its last: of the rows that are still
+    in their slots, behind a rollout whose slots shrink those of its tail. A round that would have found nothing to
+    propose counts.
+    """
+    drafter, config, longest = decoding.drafter, decoding.config, max(decoding.config.lengths)
+    none = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)
+
+    def at(number: Array) -> Array:
+        known = 1 + number * jnp.maximum(state.emitted - 1, PLACES) // PLACES
+        draft = drafter.align(state.draft, state.prompt + known - 1, state.tokens, known)
+        proposal, _ = drafter.propose(decoding.params, draft, none, config.law)
+        position = jnp.arange(longest)[None]
+        asked = known[:, None] + position < state.emitted[:, None]
+        came = jnp.take_along_axis(state.tokens, known[:, None] + position, axis=1, mode="clip")
+        right = (position < proposal.length[:, None]) & (proposal.tokens == came)
+        kept = asked & (jnp.cumprod(right, axis=1) > 0)
+        return jnp.stack([jnp.sum(x, axis=0, dtype=jnp.int32) for x in (asked, kept)])
+
+    together = min(max(TOGETHER // state.tokens.size, 1), PLACES)
+    return jnp.sum(jax.lax.map(at, jnp.arange(PLACES, dtype=jnp.int32), batch_size=together), axis=0)

@@ -1,0 +1,194 @@
+"""The rounds of speculative decoding.
+
+A round: the drafter proposes K tokens, the policy runs once over the pending token and the proposal, the verifier says
+how many are kept and what follows, `commit` records it. Every row advances by its own length. Plain autoregressive
+sampling is the same code with K = 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from specjax import cache as kv
+from specjax.drafters import Drafter, Proposal
+from specjax.drafters.base import DraftState
+from specjax.rollout.plan import RolloutConfig
+from specjax.sampling import full_log_probs, pick, process_logits
+from specjax.types import Cache, Params, Policy, Writer, pytree
+from specjax.verify import Noise, Verifier, find_verifier
+
+
+@pytree
+class RoundState:
+    """All that a round reads and writes; every array has the row first. K and C as in `specjax.types`.
+
+    sequence: int32, which of the rollout's sequences sits in the row.
+    keys:     one noise key a sequence.
+    prompt:   int32, prompt length.
+    emitted:  int32, completion tokens so far; before the first, the prompt's last token is the one pending.
+    pending:  int32, the last emitted token, whose keys and values are not cached yet.
+    done:     bool, stopped or out of budget. stopped: bool, by a stop token.
+    cache:    the policy's, whose first `visible` positions count; with room for a verification beyond them.
+    draft:    the drafter's own state.
+    The rest accumulates the `Rollout`; what it holds by token has K + 1 columns of slack.
+    """
+
+    sequence: Int[Array, "B"]
+    keys: UInt32[Array, "B 2"]
+    prompt: Int[Array, "B"]
+    emitted: Int[Array, "B"]
+    pending: Int[Array, "B"]
+    done: Bool[Array, "B"]
+    stopped: Bool[Array, "B"]
+    cache: Cache
+    draft: DraftState
+    tokens: Int[Array, "B C+K+1"]
+    law: Float[Array, "B C+K+1"]
+    full: Float[Array, "B C+K+1"]
+    drafted: Int[Array, "B K"]
+    accepted: Int[Array, "B K"]
+    first: Int[Array, "B C+K+1"]
+    wrote: Int[Array, "B C+K+1"]
+    rounds: Int[Array, "B"]
+
+    @property
+    def visible(self) -> Int[Array, "B"]:
+        """Cached positions that count: everything committed but the pending token."""
+        return self.prompt + self.emitted - 1
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What all rounds of a rollout share: the networks as functions, their parameters, and the options."""
+
+    policy: Policy
+    drafter: Drafter
+    params: Params
+    config: RolloutConfig
+
+    @property
+    def verifier(self) -> Verifier:
+        return find_verifier(self.config.verifier)
+
+
+# Whether rounds end here: a function of the state and of how many there have been.
+Border = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
+
+
+def rounds(decoding: Decoding, state: RoundState, k: int, border: Border) -> tuple[RoundState, Int[Array, ""]]:
+    """Rounds at draft length k until the border, and how many they were."""
+    if k and 0 in decoding.config.lengths:
+        draft = decoding.drafter.align(state.draft, state.visible, state.tokens, state.emitted)
+        state = replace(state, draft=draft)
+    whole = partial(kv.whole, like=state)
+    state, trips = jax.lax.while_loop(
+        lambda carry: ~border(whole(carry[0]), carry[1]),
+        lambda carry: (kv.carried(round_once(decoding, whole(carry[0]), k)), carry[1] + 1),
+        (kv.carried(state), jnp.int32(0)),
+    )
+    return whole(state), trips
+
+
+def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
+    """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. k + 1 tokens."""
+    policy, config, params = decoding.policy, decoding.config, decoding.params
+    noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
+    proposal = no_proposal(len(state.done), policy)
+    if k:
+        with jax.named_scope("draft"):
+            proposal, draft = decoding.drafter.propose(params, state.draft, noise.draft, config.law)
+            state = replace(state, draft=draft)
+    with jax.named_scope("verify"):
+        tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
+        output = policy.apply(params.policy, tokens, state.visible, state.cache)
+    state = replace(state, cache=output.cache, rounds=state.rounds + (~state.done).astype(jnp.int32))
+    features = decoding.drafter.reads(output) if k else None
+    return commit(decoding, state, output.logits, features, proposal, noise)
+
+
+def no_proposal(rows: int, policy: Policy) -> Proposal:
+    """The proposal of draft length 0."""
+    empty = jnp.zeros((rows, 0, policy.vocab_size), jnp.float32)
+    return Proposal(jnp.zeros((rows, 0), jnp.int32), empty, jnp.zeros(rows, jnp.int32))
+
+
+def commit(
+    decoding: Decoding,
+    state: RoundState,
+    logits: Float[Array, "B T V"],
+    features: Float[Array, "B T F"] | None,
+    proposal: Proposal,
+    noise: Noise,
+) -> RoundState:
+    """Verify a proposal of T - 1 tokens against the policy's logits, and record what is emitted.
+
+    The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
+    emitted is cut after the first stop token and at the length budget, once it is drawn, so that the law stays. The
+    drafter observes it, unless there are no `features`: at draft length 0.
+    """
+    config = decoding.config
+    with jax.named_scope("commit"):
+        log_p = process_logits(logits, config.law)
+        verdict = decoding.verifier.verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)
+        column = jnp.arange(logits.shape[1])[None]
+        accepted = verdict.accepted[:, None]
+        drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+        tokens = jnp.where(column < accepted, drafts, verdict.token[:, None])
+
+        stop = (column <= accepted) & _is_stop(tokens, config.stop_tokens)
+        ends = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), verdict.accepted) + 1
+        count = jnp.minimum(ends, config.max_new_tokens - state.emitted)
+        count = jnp.where(state.done, 0, count).astype(jnp.int32)
+        stopped = (stop & (column < count[:, None])).any(axis=1)
+        emitted = state.emitted + count
+
+        law = pick(log_p, tokens)
+        full = pick(full_log_probs(logits, config.law), tokens) if config.law.truncates else law
+        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+        kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
+        ending = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
+        reachable = (jnp.cumsum(ending, axis=1) == ending) & ~state.done[:, None]
+        most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
+        offered = reachable & (column[:, :-1] < most[:, None])
+        pending = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+        return replace(
+            state,
+            emitted=emitted,
+            pending=jnp.where(count > 0, pending, state.pending),
+            done=state.done | stopped | (emitted == config.max_new_tokens),
+            stopped=state.stopped | stopped,
+            draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
+            tokens=put(state.tokens, tokens, state.emitted),
+            law=put(state.law, law, state.emitted),
+            full=put(state.full, full, state.emitted),
+            drafted=_count(state.drafted, offered),
+            accepted=_count(state.accepted, kept),
+            first=put(state.first, _of_first(proposal, offered, kept), state.emitted),
+            wrote=put(state.wrote, _writers(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
+        )
+
+
+def _of_first(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:
+    """What `Rollout.first` holds of a verification."""
+    fate = (offered.astype(jnp.int32) + kept.astype(jnp.int32))[:, :1]
+    if proposal.foretold is not None:
+        fate = jnp.where(proposal.foretold[:, None], fate, 0)
+    return jnp.pad(fate, ((0, 0), (0, offered.shape[1] + 1 - fate.shape[1])))
+
+
+def _writers(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> Int[Array, "B T"]:
+    """What `Rollout.wrote` holds of a verification, in `width` columns of which the first accepted + 1 count."""
+    last = jnp.where(accepted < length, Writer.RECOVERED, jnp.where(length == 0, Writer.POLICY, Writer.BONUS))
+    return jnp.where(jnp.arange(width)[None] < accepted[:, None], Writer.DRAFT, last[:, None]).astype(jnp.int8)
+
+
+def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:
+    return total + jnp.pad(new.astype(jnp.int32), ((0, 0), (0, total.shape[1] - new.shape[1])))
+
+
+def _is_stop(tokens: Int[Array, "B T"], stop_tokens: tuple[int, ...]) -> Bool[Array, "B T"]:
+    return jnp.isin(tokens, jnp.array(stop_tokens, jnp.int32))

@@ -1,0 +1,81 @@
+"""Training mirrors the lengths: rows sorted, split into microbatches, each run in the smallest window that holds it.
+
+A rollout is padded to the longest row it could have. Every microbatch picks its window from a short static ladder, so
+that a few long rows are not paid for by all, and nothing is recompiled when lengths change.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.train.batch import Batch
+
+T = TypeVar("T")
+
+
+def check_ladder(ladder: tuple[int, ...]) -> None:
+    """Raise ValueError unless these are windows, shortest first. The third token is the first that a draft predicts."""
+    if any(low >= high for low, high in zip((2, *ladder), ladder, strict=False)):
+        raise ValueError(f"ladder = {ladder}: must be total lengths of at least 3, in ascending order")
+
+
+def windows(ladder: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The rungs shorter than rows of `length`, and `length` itself as the last."""
+    return *(window for window in ladder if window < length), length
+
+
+def rung(lengths: Int[Array, "B"], windows: tuple[int, ...]) -> Int[Array, ""]:
+    """Index of the smallest window, int32, that the longest row fits in; rows are no longer than the last."""
+    return jnp.sum(jnp.max(lengths) > jnp.array(windows[:-1], jnp.int32), dtype=jnp.int32)
+
+
+def in_window(run: Callable[..., T], ladder: tuple[int, ...], batch: Batch, *args: object) -> T:
+    """`run(window, batch, *args)` at the smallest window of the ladder that holds every row of the batch.
+
+    Not to be differentiated through: it would keep what each of the branches needs for its backward pass.
+    """
+    choices = windows(ladder, batch.tokens.shape[1])
+    return jax.lax.switch(rung(batch.lengths, choices), [partial(run, window) for window in choices], batch, *args)
+
+
+def sort_rows(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Batch:
+    """The rows of each data shard in the order in which `split` makes parts of similar length, the shortest first.
+
+    With several minibatches, which `split` makes first, each has the rows it had before, and parts of its own. No row
+    leaves its shard. Rows [R, ..] as before; R must divide over the shards and those over minibatches and parts.
+    """
+    return take_rows(batch, sorted_order(batch, mesh, parts, minibatches), mesh)
+
+
+def sorted_order(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Int[Array, "R"]:
+    """int32 [R]: which of its shard's rows `sort_rows` puts in each place."""
+
+    def order(lengths: Array) -> Array:
+        each = lengths.reshape(-1, minibatches).T
+        # `split` takes every parts-th row.
+        taken = jax.vmap(lambda lengths: jnp.argsort(lengths).reshape(parts, -1).T.ravel())(each)
+        return (taken * minibatches + jnp.arange(minibatches)[:, None]).T.ravel()
+
+    return _per_shard(order, mesh)(batch.lengths)
+
+
+def take_rows(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
+    """Rows of each shard in that order."""
+    return _per_shard(lambda tree, order: jax.tree.map(lambda x: x[order], tree), mesh)(tree, order)
+
+
+def put_back(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
+    """The inverse of `take_rows`."""
+    return take_rows(tree, _per_shard(jnp.argsort, mesh)(order), mesh)
+
+
+def _per_shard(run: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
+    rows = P(BATCH_AXES)
+    return jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(BATCH_AXES))

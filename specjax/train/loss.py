@@ -1,0 +1,198 @@
+"""The policy's loss, token by token, as terms and weights that microbatches and shards can add up.
+
+The family of GRPO in four choices: the ratio, what is made of it, how tokens are weighed against each other, and what
+corrects for the policy that generated not being the one that is trained.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from specjax.choices import check_choices
+from specjax.train.batch import Batch
+
+# Log-ratios beyond this are taken for this: of one that overflows, one token would make the whole gradient NaN.
+FARTHEST = 20.0
+
+Aggregate = Literal["token", "sequence", "budget"]
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The surrogate of the policy gradient. All ratios are of probabilities under temperature alone.
+
+    Attributes:
+        ratio:            theta / old of each token (PPO, GRPO), or one for all tokens of a sequence, the geometric mean
+                          of these (GSPO, arXiv 2507.18071, equation 7), for which clips are of the order of 3e-4.
+        surrogate:        clipped (PPO, arXiv 1707.06347, equation 7), where a ratio beyond its clip has no gradient; or
+                          cispo (arXiv 2506.13585, equation 4), where the clipped ratio is a weight of the log-prob.
+        clip_low:         the ratio is clipped from below at 1 - clip_low; 1 clips nothing there.
+        clip_high:        from above at 1 + clip_high (asymmetric: DAPO, arXiv 2503.14476).
+        dual_clip:        at a negative advantage the clipped surrogate is no lower than this many times it (arXiv
+                          1912.09729, equation 5; 3 there); None leaves it unbounded.
+        aggregate:        every token weighs the same (DAPO); every sequence (GRPO, arXiv 2402.03300); or every token by
+                          one over the number of sequences and the length budget (Dr. GRPO, arXiv 2503.20783).
+        importance:       the weight old / mu: of each token (truncated importance sampling: Yao et al. 2025, Your
+                          Efficient RL Framework Secretly Brings You Off-Policy RL Training), of the whole sequence
+                          (their product), or icepop (arXiv 2510.18855): of each token within importance_floor ..
+                          importance_cap, and 0 for any other. 1 throughout where mu is the anchor, as with several
+                          updates a rollout and no recompute_old.
+        importance_cap:   ceiling of that weight; None leaves it out.
+        importance_floor: for icepop.
+        kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
+                          expectation, and k2 the right one.
+        kl_coefficient:   its weight; 0 needs no reference policy.
+        kl_in:            a term of the loss; or, with the log-probs that it was generated with, taken off the reward of
+                          the sequence, summed over its tokens (RLOO, arXiv 2402.14740); or off that of each token, from
+                          there on (REINFORCE++, arXiv 2501.03262, equation 8).
+    """
+
+    ratio: Literal["token", "sequence"] = "token"
+    surrogate: Literal["clipped", "cispo"] = "clipped"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    aggregate: Aggregate = "token"
+    importance: Literal["token", "sequence", "icepop"] = "token"
+    importance_cap: float | None = 2.0
+    importance_floor: float = 0.5
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_coefficient: float = 0.0
+    kl_in: Literal["loss", "reward", "token"] = "loss"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("clip_low", "clip_high", "importance_floor", "kl_coefficient"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be >= 0")
+        if self.importance_cap is not None and not self.importance_cap > 0:
+            raise ValueError(f"importance_cap = {self.importance_cap}: must be > 0, or none")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be > 1, or none")
+        if self.dual_clip is not None and self.surrogate != "clipped":
+            raise ValueError(f"dual_clip = {self.dual_clip}: must be none with surrogate {self.surrogate}")
+        if self.importance == "icepop" and self.importance_cap is None:
+            raise ValueError("importance_cap = None: must be given with importance icepop")
+        if self.importance == "icepop" and self.importance_floor > (self.importance_cap or 0.0):
+            raise ValueError(
+                f"importance_floor = {self.importance_floor}: must be at most importance_cap = {self.importance_cap}"
+            )
+        if self.in_reward and not self.kl_coefficient:
+            raise ValueError(f"kl_in = {self.kl_in}: must be loss without a kl_coefficient")
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the reward pays for KL."""
+        return self.kl_in != "loss"
+
+
+class LossTerms(NamedTuple):
+    """Per-token terms, float32 [B, T], 0 outside the mask."""
+
+    loss: Float[Array, "B T"]
+    clipped: Float[Array, "B T"]
+    kl: Float[Array, "B T"]
+
+
+def policy_terms(
+    theta: Float[Array, "B T"],
+    old: Float[Array, "B T"],
+    mu: Float[Array, "B T"],
+    reference: Float[Array, "B T"] | None,
+    advantage: Float[Array, "B"] | Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    config: LossConfig,
+) -> LossTerms:
+    """The terms of whole sequences, to be weighed by `token_weights`.
+
+    All log-probs are of the same tokens under temperature alone: `theta` of the policy being trained, `old` of the
+    anchor of the ratio, `mu` of the policy that generated. `mask` marks the tokens that count. A token is `clipped`
+    where its ratio lies beyond a clip that keeps it from pushing further.
+    """
+    theta, old, mu = (jnp.where(mask, x, 0.0) for x in (theta, old, mu))
+    advantage = advantage if advantage.ndim == 2 else advantage[:, None]
+    log_ratio = theta - old
+    if config.ratio == "sequence":
+        log_ratio = jnp.broadcast_to(_mean(log_ratio, mask), mask.shape)
+    ratio = jnp.exp(jnp.clip(log_ratio, -FARTHEST, FARTHEST))
+    bounded = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
+    clipped = ratio * advantage > bounded * advantage
+    if config.surrogate == "cispo":
+        objective = jax.lax.stop_gradient(bounded) * advantage * theta
+    else:
+        objective = jnp.minimum(ratio * advantage, bounded * advantage)
+        if config.dual_clip is not None:
+            least = config.dual_clip * advantage
+            clipped |= (advantage < 0) & (objective < least)
+            objective = jnp.where(advantage < 0, jnp.maximum(objective, least), objective)
+    objective *= jax.lax.stop_gradient(_importance(old - mu, mask, config))
+    kl = jnp.zeros_like(theta)
+    if reference is not None:
+        kl = kl_estimate(theta, jnp.where(mask, reference, 0.0), config.kl_estimator)
+    loss = (0.0 if config.in_reward else config.kl_coefficient * kl) - objective
+    return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped.astype(jnp.float32), kl)))
+
+
+def token_weights(mask: Bool[Array, "R T"], aggregate: Aggregate, budget: int) -> Float[Array, "R T"]:
+    """What each token of a whole batch weighs in the loss, 0 outside the mask.
+
+    Of all shards and microbatches together, so that any split of the batch has the same gradient. budget: the most
+    tokens that a completion may have. A sequence of which no token counts is none.
+    """
+    counts = mask.astype(jnp.float32)
+    lengths = jnp.sum(counts, axis=1, keepdims=True)
+    sequences = jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1.0)
+    match aggregate:
+        case "token":
+            return counts / jnp.maximum(jnp.sum(lengths), 1.0)
+        case "sequence":
+            return counts / (jnp.maximum(lengths, 1.0) * sequences)
+        case "budget":
+            return counts / (sequences * budget)
+
+
+def kl_estimate(
+    theta: Float[Array, "*any"], reference: Float[Array, "*any"], estimator: Literal["k1", "k2", "k3"]
+) -> Float[Array, "*any"]:
+    """KL(theta || reference) from tokens of theta (Schulman 2020): k1 and k3 unbiased, k2 and k3 never negative."""
+    gap = reference - theta
+    match estimator:
+        case "k1":
+            return -gap
+        case "k2":
+            return gap**2 / 2
+        case "k3":
+            return jnp.exp(jnp.minimum(gap, FARTHEST)) - gap - 1
+
+
+def price_of_kl(batch: Batch, config: LossConfig) -> Float[Array, "R S"]:
+    """What a reward pays for the KL of each completion token from the reference policy, with its coefficient; else 0.
+
+    By the log-probs that anchor its ratio, or else those that it was generated with.
+    """
+    anchor = batch.mu if batch.old is None else batch.old
+    if anchor is None or batch.reference is None:
+        raise ValueError(f"kl_in = {config.kl_in}: the batch has no log-probs to compare")
+    gaps = kl_estimate(anchor, batch.reference, config.kl_estimator)
+    return jnp.where(batch.completion, config.kl_coefficient * gaps, 0.0)
+
+
+def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:
+    """Truncated importance weights; log_weight is 0 outside the mask."""
+    if config.importance_cap is None:
+        return jnp.ones_like(log_weight)
+    if config.importance == "sequence":
+        log_weight = jnp.broadcast_to(jnp.sum(log_weight, axis=1, keepdims=True), mask.shape)
+    weight = jnp.exp(log_weight)
+    if config.importance == "icepop":
+        inside = (weight >= config.importance_floor) & (weight <= config.importance_cap)
+        return jnp.where(inside, weight, 0.0)
+    return jnp.minimum(weight, config.importance_cap)
+
+
+def _mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B 1"]:
+    count = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
+    return jnp.sum(x, axis=1, keepdims=True) / jnp.maximum(count, 1.0)

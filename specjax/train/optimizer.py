@@ -1,0 +1,176 @@
+"""One optax chain for each network."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool
+
+from specjax.choices import check_choices
+from specjax.param_labels import hidden_matrices, matrices
+from specjax.train.adaptation import when
+from specjax.types import Params, PyTree
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (arXiv 1711.05101) or Muon (Jordan et al. 2024) behind a clip of the global gradient norm.
+
+    Muon orthogonalises the momentum of the matrices within the network; embeddings, vocabulary heads, norms and biases
+    go by Adam (`specjax.param_labels` says what is what). Its updates have the size of AdamW's, by the factor 0.2
+    sqrt(max(in, out)) of arXiv 2502.16982, so that one learning rate and one weight decay serve both.
+
+    Weight decay is for matrices, embeddings included: it bounds what a product can grow to, and pulls a norm's scale or
+    a bias to zero for nothing.
+
+    Attributes:
+        kind:          the optimiser.
+        learning_rate: reached after a linear warm-up.
+        warmup_steps:  steps of that warm-up; 0 starts at the full rate.
+        schedule:      how the rate goes on from there: constant, or falling in a line or by a cosine.
+        decay_steps:   steps in which it falls; later ones have the floor.
+        floor:         what it falls to, as a fraction of learning_rate.
+        b1:            Adam's decay of the first moment.
+        b2:            Adam's decay of the second moment.
+        momentum:      Muon's decay of the first moment, which is looked ahead by (Nesterov).
+        weight_decay:  decoupled, in units of the learning rate.
+        clip_norm:     ceiling of the gradient's global norm.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    decay_steps: int = 0
+    floor: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.999
+    momentum: float = 0.95
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("learning_rate", "warmup_steps", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and finite")
+        for name in ("b1", "b2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor = {self.floor}: must be in [0, 1]")
+        if self.schedule != "constant" and self.decay_steps < 1:
+            raise ValueError(f"decay_steps = {self.decay_steps}: must be at least 1 with schedule {self.schedule}")
+        if self.schedule == "constant" and (self.decay_steps or self.floor):
+            name = "decay_steps" if self.decay_steps else "floor"
+            raise ValueError(f"{name} = {getattr(self, name)}: must be 0 with schedule constant")
+
+
+def make_optimizer(c: OptimizerConfig, steps: int | None = None) -> optax.GradientTransformation:
+    """The chain for one network. With `steps`, the rate falls behind the warm-up, by a cosine to zero in that step."""
+    if steps is not None:
+        c = replace(c, schedule="cosine", decay_steps=max(steps - c.warmup_steps, 1), floor=0.0)
+    adam = optax.scale_by_adam(c.b1, c.b2)
+    by_kind = {
+        "adamw": adam,
+        "muon": optax.partition({"muon": _scale_by_muon(c.momentum), "adam": adam}, _labels),
+    }
+    return optax.chain(
+        optax.clip_by_global_norm(c.clip_norm),
+        optax.chain(
+            by_kind[c.kind],
+            optax.add_decayed_weights(c.weight_decay, matrices),
+            optax.scale_by_learning_rate(_schedule(c)),
+        ),
+    )
+
+
+def _schedule(c: OptimizerConfig) -> optax.Schedule:
+    rise = optax.linear_schedule(c.learning_rate / (c.warmup_steps + 1), c.learning_rate, c.warmup_steps)
+    match c.schedule:
+        case "constant":
+            return rise
+        case "linear":
+            fall = optax.linear_schedule(c.learning_rate, c.floor * c.learning_rate, c.decay_steps)
+        case "cosine":
+            fall = optax.cosine_decay_schedule(c.learning_rate, c.decay_steps, c.floor)
+    return optax.join_schedules((rise, fall), (c.warmup_steps,))
+
+
+def _labels(params: PyTree) -> PyTree:
+    axes = hidden_matrices(params)
+    return jax.tree.map(lambda x, own: "adam" if own is None else "muon", params, axes)
+
+
+def _scale_by_muon(momentum: float) -> optax.GradientTransformation:
+    """Orthogonal updates whose entries have the root mean square 0.2, that of AdamW's."""
+
+    def resize(update: Array, axes: optax.contrib.MuonDimensionNumbers) -> Array:
+        contracted, given = cast(tuple[tuple[int, ...], tuple[int, ...]], axes)
+        sizes = (math.prod(update.shape[axis] for axis in own) for own in (contracted, given))
+        return update * (0.2 * math.sqrt(max(sizes)))
+
+    return optax.chain(
+        optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=hidden_matrices),
+        optax.stateless(lambda updates, params: jax.tree.map(resize, updates, hidden_matrices(updates))),
+    )
+
+
+def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> PyTree:
+    """The optimiser's state on the mesh: moments laid out as their parameters, counters and constants everywhere."""
+    everywhere, laid_out = NamedSharding(mesh, P()), {x.sharding for x in jax.tree.leaves(params)}
+    return jax.tree.map(
+        lambda x: x if x.ndim and x.sharding in laid_out else jax.device_put(x, everywhere), optimizer.init(params)
+    )
+
+
+def usable(gradient: PyTree, loss: Array) -> Bool[Array, ""]:
+    """Whether a loss and its gradient are finite."""
+    return jnp.isfinite(optax.tree.norm(gradient)) & jnp.isfinite(loss)
+
+
+def update(
+    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, finite: Bool[Array, ""]
+) -> tuple[PyTree, PyTree]:
+    """(params, optimiser state) after one step of one network; as they were where its gradient is not `usable`."""
+    # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
+        updates, next_state = optimizer.update(gradient, state, params)
+        after = optax.apply_updates(params, updates), next_state
+    # Chosen element by element, in the pass that writes them: a conditional would hold both.
+    return jax.tree.map(partial(jnp.where, finite), after, (params, state))
+
+
+def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
+    """A chain for each network, as `Params` of optax transformations; without a config the draft stands still."""
+    return Params(make_optimizer(policy), optax.set_to_zero() if draft is None else make_optimizer(draft))
+
+
+def apply_gradients(
+    optimizers: Params,
+    gradients: Params,
+    states: Params,
+    params: Params,
+    finite: Params,
+    train_draft: bool | Bool[Array, ""] = True,
+) -> tuple[Params, Params]:
+    """(params, optimiser states) after one update of each network by its own chain.
+
+    Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not `finite`.
+    """
+    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, finite.policy)
+    draft, draft_state = when(
+        train_draft,
+        partial(update, optimizers.draft),
+        lambda _, state, draft, finite: (draft, state),
+        *(gradients.draft, states.draft, params.draft, finite.draft),
+    )
+    return Params(policy, draft, params.memory), Params(policy_state, draft_state)

@@ -1,0 +1,70 @@
+"""What the policy learns from: the groups and sequences that count, and what length costs them (DAPO)."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float
+
+from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.train.batch import Batch
+from specjax.types import Rollout
+
+
+@dataclass(frozen=True)
+class SelectionConfig:
+    """DAPO (arXiv 2503.14476, sections 3.2 and 3.4); by default every sequence that was scored counts.
+
+    Attributes:
+        groups:           dynamic sampling: of a step's prompts train on so many, the first whose samples differ in
+                          reward. The others are generated and no more: DAPO samples again for them, here a step has
+                          more prompts than groups. Where fewer differ, as many count. 0 trains on all, equal or not.
+        drop_truncated:   overlong filtering: sequences that the length budget ended do not count in the loss.
+        overlong_buffer:  soft punishment: over this many last tokens of the length budget the reward falls, in a line;
+                          0 punishes no length.
+        overlong_penalty: by how much it has fallen where the budget is used up.
+    """
+
+    groups: int = 0
+    drop_truncated: bool = False
+    overlong_buffer: int = 0
+    overlong_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "overlong_buffer", "overlong_penalty"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0")
+
+
+def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) -> Float[Array, "R"]:
+    """What a completion of each length is given beside its reward, <= 0 (DAPO, equation 13)."""
+    buffer = max(config.overlong_buffer, 1)
+    over = (lengths - (budget - buffer)).astype(jnp.float32) / buffer
+    return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)
+
+
+def drop_truncated(batch: Batch, rollout: Rollout) -> Batch:
+    """The batch of that rollout, in which sequences that no stop token ended do not count."""
+    if rollout.stopped is None:
+        raise ValueError("drop_truncated = True: the rollout does not tell which sequences it stopped")
+    return replace(batch, counted=batch.counted & rollout.stopped)
+
+
+def keep_groups(batch: Batch, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> Batch:
+    """The rows of the first `groups` groups that are not `equal`; where there are fewer, others that do not count.
+
+    Chosen from those of all data shards, whatever the mesh: rows move between shards, as tokens. Rows that do not count
+    have no reward either, and are in no statistics. Raises ValueError where the groups do not divide over the shards,
+    or are more than there are.
+    """
+    shards, size = batch_shards(mesh), len(batch.tokens) // len(equal)
+    if groups % shards or groups > len(equal):
+        raise ValueError(f"groups = {groups}: must be a multiple of {shards} data shards, and at most {len(equal)}")
+    kept = jnp.argsort(equal, stable=True)[:groups]
+    counts = jnp.repeat(~equal[kept], size)
+    rows = (kept[:, None] * size + jnp.arange(size)[None]).ravel()
+    batch = jax.tree.map(lambda x: x[rows], batch)
+    batch = replace(batch, counted=batch.counted & counts, reward=jnp.where(counts, batch.reward, jnp.nan))
+    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P(BATCH_AXES)))

@@ -1,0 +1,160 @@
+"""A step run stage by stage against the clock: the same functions, tokens and gradients as the fused program."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from specjax.drafters import Drafter
+from specjax.parallel.mesh import decoding_options
+from specjax.rewards import RewardFn
+from specjax.rollout.generate import Choice, RolloutFn, place, prepared_layout
+from specjax.rollout.speculative import speculative_rollout
+from specjax.train.batch import Batch
+from specjax.train.metrics import Metrics
+from specjax.train.stages import TrainConfig, make_stages
+from specjax.train.train_step import StepResult, chosen_lengths, with_experience
+from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+
+Seconds = dict[str, float]
+
+
+class Clock:
+    """Functions compiled on first use, as the fused program is, and run to their end, one behind the other."""
+
+    def __init__(self, dtype: jnp.dtype) -> None:
+        self._dtype = dtype
+        self._compiled: dict[str, jax.stages.Compiled] = {}
+        self._last = 0.0
+
+    def start(self) -> None:
+        """The next call begins now."""
+        self._last = time.perf_counter()
+
+    def __call__(
+        self, name: str, run: Callable, *args: PyTree, pure: bool = False, **jit_options: Any
+    ) -> tuple[Any, float]:
+        """What `run(*args)` returns, and the seconds since the call before ended, so that they add up.
+
+        Compiling, the first time that a name comes, is not in them, nor, where nothing is donated and no host is
+        asked (`pure`), the first run, which is slower than those behind it.
+        """
+        if name not in self._compiled:
+            program = jax.jit(run, compiler_options=decoding_options(self._dtype), **jit_options)
+            self._compiled[name] = program.lower(*args).compile()
+            if pure:
+                jax.block_until_ready(self._compiled[name](*args))
+            self.start()
+        result = jax.block_until_ready(self._compiled[name](*args))
+        seconds = time.perf_counter() - self._last
+        self._last += seconds
+        return result, seconds
+
+
+class StagedStep:
+    """Called as the fused step is, it returns the step's result and the seconds of each stage, in their order.
+
+    `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
+    selected by them, `logprob` the forwards of policies that are not trained, `train` forward, backward and updates.
+    Compilation, on first use, is in none of them, nor the first run of a rollout; the first run of another program is,
+    which is slower than those behind it. The state is donated.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        drafter: Drafter,
+        reward_fn: RewardFn,
+        config: TrainConfig,
+        mesh: Mesh,
+        rollout_fn: RolloutFn = speculative_rollout,
+    ) -> None:
+        self._mesh, self._policy, self._drafter, self._config = mesh, policy, drafter, config
+        self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+        self._timed = Clock(policy.dtype)
+        self._layout = self._gathered = None
+
+    def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
+        """chosen: the draft length of each phase, an index; None leaves the choice to the state."""
+        if chosen is None:
+            chosen = chosen_lengths(state, self._config)
+        jax.block_until_ready((state, chosen))
+        self._timed.start()
+        with jax.set_mesh(self._mesh):
+            prompts, stages, seconds = place(prompts, self._mesh), self._stages, {}
+            params, seconds["prepare"] = self.prepare(state)
+            rollout, seconds["generation"] = self._timed(
+                "generate", stages.generate, params, prompts, state.step, chosen, pure=True
+            )
+            # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
+            del params
+            (scores, batch, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
+            batch, seconds["logprob"] = self._timed("logprob", stages.logprob, state, batch)
+            update = state, batch, prompts, rollout
+            options: dict[str, Any] = dict(out_shardings=(self._layout, None), donate_argnums=0)
+            (state, losses), seconds["train"] = self._timed("update", self._update, *update, **options)
+        return (state, replace(rollout, reward=scores, batch=batch), metrics | losses), seconds
+
+    def prepare(self, state: TrainState) -> tuple[Params, float]:
+        """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
+        if self._layout is None:
+            self._layout = jax.tree.map(lambda x: x.sharding, state)
+            self._gathered = prepared_layout(self._policy, self._drafter, state.params)
+        return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
+
+    def _update(
+        self, state: TrainState, batch: Batch, prompts: Prompts, rollout: Rollout
+    ) -> tuple[TrainState, Metrics]:
+        state, losses = self._stages.update(state, batch)
+        return with_experience(state, prompts, rollout, losses, self._drafter, self._config), losses
+
+
+class ProbeStep:
+    """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
+
+    `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
+    `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0.
+    Neither that nor compilation, on first use, is part of a step's time, nor the first run of a rollout. Those of other
+    programs are, but where the step before was a rehearsal (`rehearse`). The state is donated.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        drafter: Drafter,
+        reward_fn: RewardFn,
+        config: TrainConfig,
+        mesh: Mesh,
+        rollout_fn: RolloutFn = speculative_rollout,
+    ) -> None:
+        plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
+        self._mesh, self._timed = mesh, Clock(policy.dtype)
+        self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn)
+        self._generate_plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
+
+    def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+        with jax.set_mesh(self._mesh):
+            prompts = place(prompts, self._mesh)
+            params, _ = self._step.prepare(state)
+            self._timed.start()
+            plain, plain_s = self._timed("generate", self._generate_plain, params, prompts, state.step, None, pure=True)
+            del params
+        (state, rollout, metrics), seconds = self._step(state, prompts)
+        speed = int(rollout.lengths.sum()) / seconds["generation"]
+        times: dict[str, Any] = {f"time/{stage}": value for stage, value in seconds.items()}
+        times |= {
+            "time/step": sum(seconds.values()),
+            "perf/generation_tokens_per_s": speed,
+            "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
+        }
+        return state, rollout, metrics | times
+
+    def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
+        """A step by the programs that a probe times, whose metrics have the seconds of all of it alone."""
+        (state, rollout, metrics), seconds = self._step(state, prompts)
+        whole: dict[str, Any] = {"time/step": sum(seconds.values())}
+        return state, rollout, metrics | whole

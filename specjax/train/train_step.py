@@ -1,0 +1,149 @@
+"""The one program: prompts to updates in a single jit.
+
+`make_train_step` fuses the stages of `specjax.train.stages`; `specjax.train.timed_step` runs them one by one against
+the clock.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Float
+
+from specjax.cost import choose, nothing_known, remember
+from specjax.drafters import Drafter
+from specjax.parallel.mesh import BATCH_AXES, decoding_options, finished
+from specjax.rewards import RewardFn
+from specjax.rollout.generate import Choice, RolloutFn, place
+from specjax.rollout.speculative import speculative_rollout
+from specjax.train.adaptation import nothing_seen
+from specjax.train.metrics import Metrics
+from specjax.train.optimizer import init_moments
+from specjax.train.stages import TrainConfig, make_stages, optimizers_of
+from specjax.types import Params, Policy, Prompts, Rollout, TrainState
+
+StepResult = tuple[TrainState, Rollout, Metrics]
+
+
+def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
+    """The draft length of each phase, as an index; None where there is but one."""
+    return None if state.drafting is None else choose(state.drafting, config.rollout.lengths)
+
+
+def with_experience(
+    state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics, drafter: Drafter, config: TrainConfig
+) -> TrainState:
+    """The state with what the drafter keeps of the rollout, how it went, and what the draft promises."""
+    memory = drafter.remember(state.params.memory, prompts, rollout)
+    state = replace(state, params=replace(state.params, memory=memory))
+    if state.drafting is None:
+        return state
+    predicted = metrics.get("draft/predicted_acceptance")
+    return replace(state, drafting=remember(state.drafting, rollout, predicted, config.rollout.lengths))
+
+
+class TrainStep:
+    """A step compiled for its mesh, with the layout of the first state it is given, in and out."""
+
+    def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh, dtype: jnp.dtype) -> None:
+        self._step, self._mesh, self._dtype, self._jitted = step, mesh, dtype, None
+
+    def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+        with jax.set_mesh(self._mesh):
+            return finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
+
+    def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
+        """The program, for those who want to read it."""
+        with jax.set_mesh(self._mesh):
+            return self._jit(state).lower(state, place(prompts, self._mesh))
+
+    def _jit(self, state: TrainState) -> jax.stages.Wrapped:
+        if self._jitted is None:
+            layout = jax.tree.map(lambda x: x.sharding, state)
+            rows = NamedSharding(self._mesh, P(BATCH_AXES))
+            # The old parameters and moments are dead once the update is done: donated, they are updated in place.
+            self._jitted = jax.jit(
+                self._step,
+                in_shardings=(layout, rows),
+                out_shardings=(layout, rows, None),
+                donate_argnums=0,
+                compiler_options=decoding_options(self._dtype),
+            )
+        return self._jitted
+
+
+def make_train_step(
+    policy: Policy,
+    drafter: Drafter,
+    reward_fn: RewardFn,
+    config: TrainConfig,
+    mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
+) -> TrainStep:
+    """`state, rollout, metrics = step(state, prompts)`: one compiled program, traced once.
+
+    reward_fn:  (rollout, prompts) -> Reward, traced, or `host_reward` around a host scorer.
+    rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
+                that shard's prompts alone. Of its Rollout only tokens and lengths are required.
+
+    The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts, or the
+    groups that are kept, do not divide over the mesh, or the sequences of a shard that train over minibatches and
+    microbatches, where a rollout has not group_size sequences of each prompt, and where a KL coefficient finds no
+    reference policy.
+    """
+    stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+
+    def step(state: TrainState, prompts: Prompts) -> StepResult:
+        params = stages.prepare(state.params)
+        rollout = stages.generate(params, prompts, state.step, chosen_lengths(state, config))
+        scores, batch, metrics = stages.reward(rollout, prompts)
+        batch = stages.logprob(state, batch)
+        state, losses = stages.update(state, batch)
+        state = with_experience(state, prompts, rollout, losses, drafter, config)
+        return state, replace(rollout, reward=scores, batch=batch), metrics | losses
+
+    return TrainStep(step, mesh, policy.dtype)
+
+
+def init_train_state(
+    params: Params,
+    config: TrainConfig,
+    mesh: Mesh,
+    with_reference: bool = False,
+    seconds: Float[np.ndarray, "phases lengths"] | None = None,
+    prompts: tuple[int, int] | None = None,
+) -> TrainState:
+    """A fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
+
+    with_reference: keep a copy of the policy as it is now, for KL.
+    seconds:        of a round, for each phase that `lay_out` gives and each of the rollout's draft_lengths; needed
+                    where there are several, and used for nothing else.
+    prompts:        how many a step has and how wide they are padded; needed where rollouts are replayed, and used for
+                    nothing else.
+    """
+    lengths, rollout = config.rollout.draft_lengths, config.rollout
+    rows = None
+    if prompts is not None:
+        trained = config.selection.groups or prompts[0]
+        rows = trained * rollout.group_size, prompts[1] + rollout.max_new_tokens
+    if lengths and seconds is None:
+        raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
+    drafting = None
+    if seconds is not None:
+        drafting = jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P()))
+    optimizers = optimizers_of(config)
+    return TrainState(
+        step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
+        params=params,
+        optimizer=Params(
+            policy=init_moments(optimizers.policy, params.policy, mesh),
+            draft=init_moments(optimizers.draft, params.draft, mesh),
+        ),
+        reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
+        drafting=drafting,
+        adaptation=nothing_seen(config.draft_training, rows, mesh) if jax.tree.leaves(params.draft) else None,
+    )

@@ -1,0 +1,81 @@
+"""Imports run downward only: packages one way, and within each package room by room."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("specjax", "models", "configs", "launch")
+# Lowest first. A room imports itself and the rows below its own; rooms in one row do not know each other. Programs and
+# a package's own `__init__` are listed nowhere and stand above all rooms.
+ROOMS = {
+    "specjax": (
+        ("types", "choices"),
+        ("kernels", "keys", "parallel"),
+        ("cache", "param_labels", "sampling"),
+        ("log_probs", "verify"),
+        ("drafters",),
+        ("rollout",),
+        ("cost", "rewards"),
+        ("train",),
+        ("checkpoint_integrity",),
+        ("checkpoint", "testing"),
+    ),
+    "models": (
+        ("files", "json_fields", "rope"),
+        ("config",),
+        ("params", "projection"),
+        ("layers",),
+        ("decoder",),
+        ("drafts",),
+        ("checkpoints",),
+        ("hf",),
+    ),
+    "configs": (("schema",),),
+    "launch": (
+        ("cli", "timing"),
+        ("data",),
+        ("rewards",),
+        ("build",),
+        ("costs",),
+        ("comparison", "distillation", "evaluation"),
+        ("run",),
+        ("bench", "report"),
+    ),
+}
+
+
+def rank(module: str) -> tuple[int, int, str]:
+    """(row of the package, row of the room, room)."""
+    package, room = (module.split(".") + [""])[:2]
+    rows = ROOMS[package]
+    found = [row for row, rooms in enumerate(rows) if room in rooms and not module.endswith("__main__")]
+    return PACKAGES.index(package), found[0] if found else len(rows), room
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> set[str]:
+    """The project's own modules that a file imports, wherever in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from package import room` names the room.
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return {name for name in found if name.split(".")[0] in PACKAGES}
+
+
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_run_downward(path: Path):
+    own = rank(module_of(path))
+    for name in imports(path):
+        other = rank(name)
+        assert other[:2] < own[:2] or other == own, f"{module_of(path)} imports {name}"
