@@ -25,7 +25,7 @@ from rich.console import Console
 
 from configs import narrow
 from configs.schema import EvalConfig, RunConfig
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
 from launch.data.batches import PromptPipeline, fixed_batches
@@ -168,11 +168,11 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
     return {"sums": sums, "sorting": sorts}
 
 
-def evaluator(setup: Setup) -> Evaluate:
-    reward = make_reward(None, setup.problems.held_out, setup.tokenizer, setup.mesh)
-    batches = fixed_batches(setup.held_out_prompts, HELD_OUT)
-    parts = setup.networks.policy, setup.networks.drafter, reward, setup.train.rollout
-    return make_evaluate(*parts, setup.config.eval.samples, batches, setup.config.seed, setup.mesh)
+def evaluator(experiment: Experiment) -> Evaluate:
+    reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer, experiment.mesh)
+    batches = fixed_batches(experiment.held_out_prompts, HELD_OUT)
+    parts = experiment.networks.policy, experiment.networks.drafter, reward, experiment.train.rollout
+    return make_evaluate(*parts, experiment.config.eval.samples, batches, experiment.config.seed, experiment.mesh)
 
 
 def coarse_rollout(
@@ -193,29 +193,33 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
     return reward
 
 
-def begin(setup: Setup) -> tuple[Params, Evaluate, float]:
+def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """The parameters that every run of a task starts from, and their accuracy."""
-    params, evaluate = warmed_up(setup, Console(quiet=True)), evaluator(setup)
+    params, evaluate = warmed_up(experiment, Console(quiet=True)), evaluator(experiment)
     return params, evaluate, evaluate(params)
 
 
-def learn(setup: Setup, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float) -> Learned:
+def learn(
+    experiment: Experiment, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float
+) -> Learned:
     """A run of one algorithm from these parameters, whose accuracy is `before`."""
-    config, prompts = ALGORITHMS[algorithm](setup.train), setup.config.data.prompts
+    config, prompts = ALGORITHMS[algorithm](experiment.train), experiment.config.data.prompts
     if config.selection.groups:
         # Of twice the prompts.
         config = replace(config, selection=replace(config.selection, groups=prompts))
         prompts *= 2
-    reward = make_reward(None, setup.problems.train, setup.tokenizer, setup.mesh)
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     if algorithm == CONTROL:
         reward = of_others(reward)
     rollout_fn = coarse_rollout if config.updates.recompute_old else speculative_rollout
-    step = make_train_step(setup.networks.policy, setup.networks.drafter, reward, config, setup.mesh, rollout_fn)
-    pipeline = PromptPipeline(setup.train_prompts, prompts, setup.config.seed)
+    step = make_train_step(
+        experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh, rollout_fn
+    )
+    pipeline = PromptPipeline(experiment.train_prompts, prompts, experiment.config.seed)
     # Steps donate their state, and these parameters start other runs too.
-    state = init_train_state(jax.tree.map(jnp.copy, params), config, setup.mesh, config.loss.kl_coefficient > 0)
+    state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, config.loss.kl_coefficient > 0)
     accuracy, gaps = [], []
-    for _ in range(setup.config.steps):
+    for _ in range(experiment.config.steps):
         state, _, metrics = step(state, next(pipeline))
         accuracy.append(float(metrics["reward/accuracy"]))
         gaps.append(float(metrics["rollout/logprob_gap_mean"]))
@@ -257,7 +261,7 @@ def main(argv: list[str]) -> int:
         known = {(run["task"], run["algorithm"]): Learned(**run) for run in json.loads(options.json.read_text())}
     with tempfile.TemporaryDirectory() as directory:
         setups = {
-            task: set_up(replace(config, steps=options.steps or config.steps))
+            task: build_experiment(replace(config, steps=options.steps or config.steps))
             for task, config in recipes(Path(directory)).items()
         }
         # Behind the first mesh, which decides how many devices there are.
@@ -265,15 +269,15 @@ def main(argv: list[str]) -> int:
         print(f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after")
         print(f"learned: after is at least {100 * MARGIN:.0f} points above before")
         print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
-        for task, setup in setups.items():
-            start = cache(partial(begin, setup))
+        for task, experiment in setups.items():
+            start = cache(partial(begin, experiment))
             for algorithm in options.algorithms:
                 run = known.get((task, algorithm))
-                if run is None or len(run.accuracy) != setup.config.steps:
-                    run = learn(setup, task, algorithm, *start())
+                if run is None or len(run.accuracy) != experiment.config.steps:
+                    run = learn(experiment, task, algorithm, *start())
                 said = "learned" if run.learned else "did not learn"
                 warning = "" if run.as_expected else ": NOT AS IT SHOULD"
-                shares, steps = f"{run.before:6.1%} {run.after:6.1%}", f"{setup.config.steps} steps"
+                shares, steps = f"{run.before:6.1%} {run.after:6.1%}", f"{experiment.config.steps} steps"
                 print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {said}{warning}", flush=True)
                 runs.append(run)
                 known[task, algorithm] = run

@@ -31,7 +31,7 @@ from benchmarks.draft_runs import (
 )
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
 from launch.distillation.trainer import distill
@@ -88,19 +88,19 @@ def main(argv: list[str]) -> int:
     if options.plots is not None:
         load_pyplot()
     use_compile_cache()
-    setup = set_up(recipe(options))
+    experiment = build_experiment(recipe(options))
     print(provenance("benchmarks.draft_findings"), flush=True)
-    params = warmed_up(setup, Console(quiet=True))
-    drafts = starts(setup, params)
-    found = by_draft_length(setup, drafts, options.draft_lengths, options.repeats)
+    params = warmed_up(experiment, Console(quiet=True))
+    drafts = starts(experiment, params)
+    found = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)
-    config = setup.config
-    once = set_up(replace(config, draft=replace(config.draft, unroll=1)))
+    config = experiment.config
+    once = build_experiment(replace(config, draft=replace(config.draft, unroll=1)))
     single = replace(params, draft=distill(once, params, print).draft)
-    rates = by_position(setup, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
+    rates = by_position(experiment, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
     arms = [(name, mode) for name in drafts for mode in ("frozen", "online")]
     arms += [("in-domain", mode) for mode in MODES if ("in-domain", mode) not in arms]
-    runs = [reinforce(setup, drafts[start], start, mode) for start, mode in arms]
+    runs = [reinforce(experiment, drafts[start], start, mode) for start, mode in arms]
     show(found, runs, rates)
     if options.json is not None:
         written = {

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.comparison.best_plans import Measurement, Program
 from launch.data.batches import PromptPipeline
 from launch.data.responses import Answers, of_rollout
@@ -75,38 +75,42 @@ class Position:
         return (self.rate * (1 - self.rate) / self.drafted) ** 0.5
 
 
-def generic_answers(setup: Setup, params: Params, number: int) -> Answers:
+def generic_answers(experiment: Experiment, params: Params, number: int) -> Answers:
     """The policy's to `number` strings of random tokens, as long as prompts of the task are."""
-    rng, width = np.random.default_rng(0), setup.config.data.max_prompt_tokens
-    ordinary = np.setdiff1d(np.arange(setup.networks.decoder.vocab_size), setup.tokenizer.stop_tokens)
-    lengths = rng.choice([len(row) for row in setup.train_prompts.rows], number)
+    rng, width = np.random.default_rng(0), experiment.config.data.max_prompt_tokens
+    ordinary = np.setdiff1d(np.arange(experiment.networks.decoder.vocab_size), experiment.tokenizer.stop_tokens)
+    lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
     tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
     prompts = Prompts(*(jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number))))
-    options = replace(setup.train.rollout, group_size=1, draft_length=0)
-    rollout = make_generate(setup.networks.policy, NoDrafter(), options, setup.mesh)(params, prompts, seed_step(1, 0))
+    options = replace(experiment.train.rollout, group_size=1, draft_length=0)
+    rollout = make_generate(experiment.networks.policy, NoDrafter(), options, experiment.mesh)(
+        params, prompts, seed_step(1, 0)
+    )
     return of_rollout(prompts, rollout)
 
 
-def starts(setup: Setup, params: Params) -> dict[str, Params]:
+def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
     """The drafts to compare, by what they start from; as many answers and steps for each that is trained."""
-    drafts = {"in-domain": None, "generic": generic_answers(setup, params, setup.config.distill.answers)}
+    drafts = {"in-domain": None, "generic": generic_answers(experiment, params, experiment.config.distill.answers)}
     made = {}
     for name, given in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        made[name] = replace(params, draft=distill(setup, params, print, given=given).draft)
+        made[name] = replace(params, draft=distill(experiment, params, print, given=given).draft)
     return made | {"random": params}
 
 
-def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int) -> list[Drafted]:
+def by_draft_length(
+    experiment: Experiment, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int
+) -> list[Drafted]:
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
-    rows = np.arange(setup.config.speedup.prompts * setup.train.rollout.group_size)
-    prompts = setup.held_out_prompts.batch(rows % len(setup.held_out_prompts.rows))
-    networks, turns = (setup.networks.policy, setup.networks.drafter), count()
+    rows = np.arange(experiment.config.speedup.prompts * experiment.train.rollout.group_size)
+    prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
+    networks, turns = (experiment.networks.policy, experiment.networks.drafter), count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[Measurement, Measurement]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
-        config = replace(setup.train.rollout, group_size=1, draft_lengths=(0, length))
-        program = Program(*networks, prepared, config, [prompts], setup.mesh)
+        config = replace(experiment.train.rollout, group_size=1, draft_lengths=(0, length))
+        program = Program(*networks, prepared, config, [prompts], experiment.mesh)
 
         def measure() -> tuple[Measurement, Measurement]:
             turn = next(turns)
@@ -126,19 +130,21 @@ def by_draft_length(setup: Setup, drafts: Mapping[str, Params], lengths: Sequenc
     return found
 
 
-def reinforce(setup: Setup, params: Params, start: str, mode: str) -> Run:
+def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> Run:
     """Steps of RL from these parameters, the draft learning from its rollouts as MODES says."""
     draft_training, share = MODES[mode]
-    optimizer = replace(setup.train.draft_optimizer, learning_rate=share * setup.train.draft_optimizer.learning_rate)
-    config = replace(setup.train, draft_training=draft_training, draft_optimizer=optimizer)
-    reward = make_reward(None, setup.problems.train, setup.tokenizer, setup.mesh)
-    step = make_train_step(setup.networks.policy, setup.networks.drafter, reward, config, setup.mesh)
-    pipeline = PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed)
-    shape = setup.config.data.prompts, setup.config.data.max_prompt_tokens
+    optimizer = replace(
+        experiment.train.draft_optimizer, learning_rate=share * experiment.train.draft_optimizer.learning_rate
+    )
+    config = replace(experiment.train, draft_training=draft_training, draft_optimizer=optimizer)
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
+    step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
+    pipeline = PromptPipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
+    shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens
     # Steps donate their state, and these parameters start other runs too.
-    state = init_train_state(jax.tree.map(jnp.copy, params), config, setup.mesh, prompts=shape)
+    state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, prompts=shape)
     run = Run(start, mode, [], [], [])
-    for _ in range(setup.config.steps):
+    for _ in range(experiment.config.steps):
         state, rollout, metrics = step(state, next(pipeline))
         run.alpha.append(float(metrics["rollout/acceptance_length"]))
         run.accuracy.append(float(metrics["reward/accuracy"]))
@@ -152,10 +158,12 @@ def parted(runs: Sequence[Run]) -> int | None:
     return next((i + 1 for i in different), None)
 
 
-def by_position(setup: Setup, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
+def by_position(experiment: Experiment, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
     """What becomes of each position of a draft on held-out prompts, whatever became of those before it."""
     positions = {}
     for name, params in drafts.items():
-        counts = measure_acceptance(setup, setup.networks.drafter, params, setup.train.rollout.law.temperature).counts
+        counts = measure_acceptance(
+            experiment, experiment.networks.drafter, params, experiment.train.rollout.law.temperature
+        ).counts
         positions[name] = [Position(*pair) for pair in zip(counts.drafted, counts.accepted, strict=True)]
     return positions

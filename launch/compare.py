@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import Numbers, check_directory, check_writable, parse_run_and, run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
@@ -91,86 +91,94 @@ def main(argv: list[str]) -> int:
         load_pyplot()
         check_directory("plots", own.plots)
     lengths = tuple(sorted({0, *own.draft_lengths}))
-    setup = set_up(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
-    cells = None if config.cost_table is None else load_cells(Path(config.cost_table), setup.phases, lengths)
-    _check(setup, own)
+    experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
+    cells = None if config.cost_table is None else load_cells(Path(config.cost_table), experiment.phases, lengths)
+    _check(experiment, own)
     found = origin("launch.compare") | {"recipe": config.name}
     found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
     pool = make_pool(config.reward)
     with pool or nullcontext():
         console.print(provenance("launch.compare"))
-        params = _begin(setup, own)
-        table = round_seconds(cells or _cells(setup, params), setup.phases, lengths)
-        reward_fn = make_reward(pool, setup.problems.train, setup.tokenizer, setup.mesh)
-        arms, drafting = make_arms(setup, reward_fn, params, table)
-        found |= {"verifier": config.rollout.verifier, "arms": _measure(setup, arms, drafting)}
+        params = _begin(experiment, own)
+        table = round_seconds(cells or _cells(experiment, params), experiment.phases, lengths)
+        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
+        arms, drafting = make_arms(experiment, reward_fn, params, table)
+        found |= {"verifier": config.rollout.verifier, "arms": _measure(experiment, arms, drafting)}
         if own.train_steps:
-            found["training"] = _train(setup, arms, own)
+            found["training"] = _train(experiment, arms, own)
     if own.json is not None:
         write_atomically(Path(own.json), json.dumps(found, indent=2) + "\n")
     return 0
 
 
-def _measure(setup: Setup, arms: Mapping[str, Arm], drafting: Drafting) -> dict[str, Any]:
+def _measure(experiment: Experiment, arms: Mapping[str, Arm], drafting: Drafting) -> dict[str, Any]:
     """Time the arms in turns, and print what that comes to."""
-    lengths = setup.train.rollout.lengths
-    turns = in_turns({name: arm.turn for name, arm in arms.items()}, setup.config.steps)
+    lengths = experiment.train.rollout.lengths
+    turns = in_turns({name: arm.turn for name, arm in arms.items()}, experiment.config.steps)
     chosen = {name: tuple(lengths[index] for index in arm.chosen or ()) for name, arm in arms.items()}
     reports = compare(turns, chosen)
     print_comparison(reports, console)
-    console.print(f"automatic:\n{reasons(setup.phases, lengths, drafting)}")
+    console.print(f"automatic:\n{reasons(experiment.phases, lengths, drafting)}")
     print_partings(reports, console)
     return arms_as_json(reports, turns)
 
 
-def _train(setup: Setup, arms: Mapping[str, Arm], own: CompareArgs) -> dict[str, Any]:
+def _train(experiment: Experiment, arms: Mapping[str, Arm], own: CompareArgs) -> dict[str, Any]:
     """Train both, print and draw what they are rewarded."""
     plain, other, apart = train_both(arms[PLAIN], arms[AUTOMATIC], own.train_steps)
     curves = {PLAIN: plain, AUTOMATIC: other}
     print_curves(
-        curves, apart, str(setup.config.rollout.verifier), jnp.dtype(setup.networks.policy.dtype).name, console
+        curves,
+        apart,
+        str(experiment.config.rollout.verifier),
+        jnp.dtype(experiment.networks.policy.dtype).name,
+        console,
     )
     if own.plots is not None:
         save_plot(Path(own.plots), curves)
     return curves_as_json(curves, apart)
 
 
-def _check(setup: Setup, own: CompareArgs) -> None:
+def _check(experiment: Experiment, own: CompareArgs) -> None:
     """Raise ConfigError where the run could not begin."""
-    config = setup.config
+    config = experiment.config
     if own.checkpoint is not None:
         saved_step(Path(own.checkpoint), own.checkpoint_step)
         return
     if config.warmup.steps:
-        check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
-    if _distils(setup):
-        check_distillation(setup)
+        check_supervised(
+            experiment.problems.train, experiment.tokenizer, config.warmup.batch_size, warmup_length(experiment)
+        )
+    if _distils(experiment):
+        check_distillation(experiment)
 
 
-def _distils(setup: Setup) -> bool:
+def _distils(experiment: Experiment) -> bool:
     """Whether a draft is distilled first: as the recipe has it, and always one that would tell of nothing."""
-    networks = setup.networks
+    networks = experiment.networks
     random = networks.draft_from is None and bool(jax.tree.leaves(networks.params.draft))
-    return setup.config.distill.steps > 0 or random
+    return experiment.config.distill.steps > 0 or random
 
 
-def _begin(setup: Setup, own: CompareArgs) -> Params:
+def _begin(experiment: Experiment, own: CompareArgs) -> Params:
     """The networks to compare with."""
     if own.checkpoint is not None:
-        return restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
-    params = warmed_up(setup, console)
-    if not _distils(setup):
+        return restore_params(Path(own.checkpoint), experiment, own.checkpoint_step)
+    params = warmed_up(experiment, console)
+    if not _distils(experiment):
         return params
-    if not setup.config.distill.steps:
+    if not experiment.config.distill.steps:
         console.print(
             "the draft has random weights: distilled first, as launch.distill would (--checkpoint takes a run's)"
         )
-    return replace(params, draft=distill(setup, params, console.print).draft)
+    return replace(params, draft=distill(experiment, params, console.print).draft)
 
 
-def _cells(setup: Setup, params: Params) -> list[Cell]:
-    prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
-    clock = RoundClock(setup.networks, setup.train.rollout, setup.phases, prompts, setup.mesh, beyond=False)
+def _cells(experiment: Experiment, params: Params) -> list[Cell]:
+    prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
+    clock = RoundClock(
+        experiment.networks, experiment.train.rollout, experiment.phases, prompts, experiment.mesh, beyond=False
+    )
     return clock.measure(params, 0)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
 from launch.data.responses import Answers, answers_file, load_answers
@@ -89,38 +89,38 @@ def main(argv: list[str]) -> int:
     _check(config, own)
     # What a lookup beside the draft finds is no merit of the draft.
     config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
-    setup = set_up(config)
+    experiment = build_experiment(config)
     dialect = None if own.dialect == "ours" else own.dialect
-    check_trained(setup.networks, config.draft.kind, dialect)
-    given = None if own.responses is None else _given(Path(own.responses), setup)
-    check_distillation(setup, given)
-    if not setup.held_out_prompts.rows:
+    check_trained(experiment.networks, config.draft.kind, dialect)
+    given = None if own.responses is None else _given(Path(own.responses), experiment)
+    check_distillation(experiment, given)
+    if not experiment.held_out_prompts.rows:
         raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
-    params = _start(setup, own)
+    params = _start(experiment, own)
     keep = None
     if own.save_responses is not None:
-        keep = answers_file(Path(own.save_responses), setup.problems.train, setup.tokenizer)
+        keep = answers_file(Path(own.save_responses), experiment.problems.train, experiment.tokenizer)
     out.mkdir(parents=True, exist_ok=True)
 
     # A draft that has been trained has its vocabulary.
     trained = own.start == "checkpoint"
     own_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
-        setup, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+        experiment, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
     )
     distilled = replace(params, draft=result.draft)
     policy = own.checkpoint or config.model.path
     ids = getattr(result.drafter, "target_ids", None)
-    written = _write(out, setup, distilled, ids, dialect, own.verifier or policy)
+    written = _write(out, experiment, distilled, ids, dialect, own.verifier or policy)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
-    acceptance = [measure_acceptance(setup, result.drafter, distilled, temperature, untrained=params)]
+    acceptance = [measure_acceptance(experiment, result.drafter, distilled, temperature, untrained=params)]
     for other in sorted(set(own.temperatures) - {temperature}):
-        acceptance.append(measure_acceptance(setup, result.drafter, distilled, other))
+        acceptance.append(measure_acceptance(experiment, result.drafter, distilled, other))
     for directory in written:
-        state_made_for(directory, of_distillation(policy, setup.networks.decoder, acceptance[0]))
-    paybacks = measure_payback(setup, result.drafter, distilled, result.cost, own.repeats)
+        state_made_for(directory, of_distillation(policy, experiment.networks.decoder, acceptance[0]))
+    paybacks = measure_payback(experiment, result.drafter, distilled, result.cost, own.repeats)
     said = {"recipe": config.name, "policy": policy, "responses": own.responses}
     report = said | as_json(result, acceptance, paybacks)
     write_atomically(out / REPORT, json.dumps(report, indent=2) + "\n")
@@ -128,28 +128,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _start(setup: Setup, own: DistillArgs) -> Params:
+def _start(experiment: Experiment, own: DistillArgs) -> Params:
     """The networks to begin with."""
-    params = setup.networks.params
+    params = experiment.networks.params
     if own.checkpoint is None:
         return params
     if own.start == "checkpoint":
-        return restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
-    return replace(params, policy=restore_policy(Path(own.checkpoint), setup, own.checkpoint_step))
+        return restore_params(Path(own.checkpoint), experiment, own.checkpoint_step)
+    return replace(params, policy=restore_policy(Path(own.checkpoint), experiment, own.checkpoint_step))
 
 
 def _write(
     out: Path,
-    setup: Setup,
+    experiment: Experiment,
     params: Params,
     target_ids: np.ndarray | None,
     dialect: Dialect | None,
     verifier: str | None,
 ) -> list[Path]:
     """The draft by itself, or the policy with the head that is a part of it; returns the directories."""
-    networks = setup.networks
+    networks = experiment.networks
     if isinstance(networks.head, MTPConfig):
-        source, head = setup.config.model.path, (networks.head, params.draft)
+        source, head = experiment.config.model.path, (networks.head, params.draft)
         write_policy(out / POLICY, networks.decoder, params.policy, source, head)
         return [out / POLICY]
     write_draft(out / DRAFT, networks, params.draft, target_ids)
@@ -170,10 +170,10 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
     check_writable("save_responses", own.save_responses)
 
 
-def _given(path: Path, setup: Setup) -> Answers:
-    config, vocab_size = setup.config, setup.networks.decoder.vocab_size
+def _given(path: Path, experiment: Experiment) -> Answers:
+    config, vocab_size = experiment.config, experiment.networks.decoder.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
-    answers, dropped = load_answers(path, setup.tokenizer, *limits, vocab_size)
+    answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)
     if dropped:
         console.print(f"{dropped} responses belong to prompts that are empty or over {limits[0]} tokens: dropped")
     return answers

@@ -17,7 +17,7 @@ import jax
 from rich.console import Console
 
 from configs.schema import RunConfig
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.build.networks import build_problems, load_problems
 from launch.cli.errors import ConfigError
 from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
@@ -92,12 +92,12 @@ def main(argv: list[str]) -> int:
     )
     check_source(config, own.checkpoint)
     sets = {path: load_problems(path, config.data) for path in own.files} or {HELD_OUT: _held_out(config)}
-    setup = set_up(config, training=False)
-    tables = {name: _table(setup, name, problems, own.prompts) for name, problems in sets.items()}
-    draft_length, sample = _sampler(setup, own)
-    save = None if own.save is None else _completions_file(Path(own.save), setup)
+    experiment = build_experiment(config, training=False)
+    tables = {name: _table(experiment, name, problems, own.prompts) for name, problems in sets.items()}
+    draft_length, sample = _sampler(experiment, own)
+    save = None if own.save is None else _completions_file(Path(own.save), experiment)
     largest = max(len(table.rows) for table in tables.values())
-    batch_size = prompts_a_batch(setup.sequences, own.samples, largest, setup.mesh)
+    batch_size = prompts_a_batch(experiment.sequences, own.samples, largest, experiment.mesh)
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():
@@ -106,12 +106,12 @@ def main(argv: list[str]) -> int:
         if final_answer is None and own.counts:
             console.print(f"no majority@k: no function final_answer beside reward.scorer = {config.reward.scorer}")
         for name, table in tables.items():
-            score, parts = jax.jit(make_reward(pool, sets[name], setup.tokenizer, setup.mesh)), []
+            score, parts = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
             for prompts in fixed_batches(table, batch_size):
                 parts.append(sample(score, prompts))
                 if save is not None:
                     save(name, parts[-1])
-            reports.append(report(name, parts, own.samples, own.counts, setup.tokenizer, final_answer))
+            reports.append(report(name, parts, own.samples, own.counts, experiment.tokenizer, final_answer))
             print_report(reports[-1], draft_length, console)
     if own.json is not None:
         said = origin("launch.evaluate") | {
@@ -130,8 +130,8 @@ def _held_out(config: RunConfig) -> list[Problem]:
     return build_problems(config).held_out if held_out is None else load_problems(held_out, config.data)
 
 
-def _table(setup: Setup, name: str, problems: list[Problem], count: int | None) -> PromptTable:
-    table = PromptTable.build(problems, setup.tokenizer, setup.config.data.max_prompt_tokens)
+def _table(experiment: Experiment, name: str, problems: list[Problem], count: int | None) -> PromptTable:
+    table = PromptTable.build(problems, experiment.tokenizer, experiment.config.data.max_prompt_tokens)
     if not table.rows:
         raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
     if table.dropped:
@@ -139,19 +139,21 @@ def _table(setup: Setup, name: str, problems: list[Problem], count: int | None) 
     return table if count is None else table.first(count)
 
 
-def _sampler(setup: Setup, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:
+def _sampler(experiment: Experiment, own: EvaluateArgs) -> tuple[int, Callable[[RewardFn, Prompts], Sampled]]:
     """The draft length, and what samples at it."""
-    networks = setup.networks
-    params = params_of(own.checkpoint, setup, own.checkpoint_step)
+    networks = experiment.networks
+    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
     drafter = networks.drafter
     if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
         console.print("the draft has random weights: decoding without it")
         params, drafter = replace(params, draft={}), NoDrafter()
-    sampler = Sampler(networks.policy, drafter, setup.train.rollout, own.samples, setup.config.seed, setup.mesh)
+    sampler = Sampler(
+        networks.policy, drafter, experiment.train.rollout, own.samples, experiment.config.seed, experiment.mesh
+    )
     return sampler.draft_length, partial(sampler, params)
 
 
-def _completions_file(path: Path, setup: Setup) -> Callable[[str, Sampled], None]:
+def _completions_file(path: Path, experiment: Experiment) -> Callable[[str, Sampled], None]:
     """What writes completions behind those before, a line each; the file is empty to begin with."""
 
     def write(text: str, mode: Literal["w", "a"]) -> None:
@@ -164,7 +166,7 @@ def _completions_file(path: Path, setup: Setup) -> Callable[[str, Sampled], None
     def append(name: str, sampled: Sampled) -> None:
         lines = []
         for row, value in enumerate(sampled.value.tolist()):
-            text = setup.tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
+            text = experiment.tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
             prompt, reward = int(sampled.ids[row]), value if math.isfinite(value) else None
             lines.append(json.dumps({"set": name, "id": prompt, "completion": text, "reward": reward}) + "\n")
         write("".join(lines), "a")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program
 from launch.distillation.export import check_draft, check_verifier, write_draft, write_policy
@@ -52,22 +52,22 @@ def main(argv: list[str]) -> int:
     if own.part == "policy" and own.dialect != "ours":
         raise ConfigError(f"dialect = {own.dialect}: for part draft alone")
     check_verifier(own.verifier, own.dialect)
-    setup = set_up(config, training=False)
+    experiment = build_experiment(config, training=False)
     try:
-        (_export_draft if own.part == "draft" else _export_policy)(out, setup, own)
+        (_export_draft if own.part == "draft" else _export_policy)(out, experiment, own)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     print(f"{own.checkpoint} -> {out} ({own.part})")
     return 0
 
 
-def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
-    config, ids = setup.config, setup.draft_vocabulary
+def _export_draft(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+    config, ids = experiment.config, experiment.draft_vocabulary
     dialect = None if own.dialect == "ours" else own.dialect
-    check_draft(setup.networks, config.draft.kind, dialect)
+    check_draft(experiment.networks, config.draft.kind, dialect)
     dtype = None if own.param_dtype == "kept" else own.param_dtype
-    draft = cast(restore_params(Path(own.checkpoint), setup, own.checkpoint_step).draft, dtype)
-    networks, head = setup.networks, setup.networks.head
+    draft = cast(restore_params(Path(own.checkpoint), experiment, own.checkpoint_step).draft, dtype)
+    networks, head = experiment.networks, experiment.networks.head
     if head is not None and dtype is not None:
         networks = replace(networks, head=replace(head, param_dtype=dtype))
     target_ids = None if ids is None else np.array(ids, np.int32)
@@ -75,16 +75,16 @@ def _export_draft(out: Path, setup: Setup, own: ExportArgs) -> None:
     state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
 
 
-def _export_policy(out: Path, setup: Setup, own: ExportArgs) -> None:
-    networks, path, mtp = setup.networks, setup.config.model.path, None
+def _export_policy(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+    networks, path, mtp = experiment.networks, experiment.config.model.path, None
     dtype = None if own.param_dtype == "kept" else own.param_dtype
     if isinstance(networks.head, MTPConfig):
-        params = restore_params(Path(own.checkpoint), setup, own.checkpoint_step)
+        params = restore_params(Path(own.checkpoint), experiment, own.checkpoint_step)
         policy, mtp = params.policy, (networks.head, cast(params.draft, dtype))
     else:
-        policy = restore_policy(Path(own.checkpoint), setup, own.checkpoint_step)
+        policy = restore_policy(Path(own.checkpoint), experiment, own.checkpoint_step)
         if path is not None:  # a head that the run has not drafted with stays as it came
-            mtp = load_mtp(Path(path), networks.decoder, setup.mesh, dtype)
+            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, dtype)
     write_policy(out, networks.decoder, cast(policy, dtype), path, mtp)
     if isinstance(networks.head, MTPConfig):
         state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))

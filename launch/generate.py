@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.data.batches import PromptTable, fixed_batches
@@ -51,28 +51,28 @@ def main(argv: list[str]) -> int:
     if own.samples < 1:
         raise ConfigError(f"samples = {own.samples}: must be at least 1")
     check_source(config, own.checkpoint)
-    setup = set_up(config, training=False)
-    params = params_of(own.checkpoint, setup, own.checkpoint_step)
-    rollout, seconds = _generate(setup, params, own)
+    experiment = build_experiment(config, training=False)
+    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
+    rollout, seconds = _generate(experiment, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.
     for tokens, length in itertools.islice(rows, own.samples):
-        console.print(setup.tokenizer.decode(tokens[:length].tolist()), end="\n\n")
+        console.print(experiment.tokenizer.decode(tokens[:length].tolist()), end="\n\n")
     console.print(_summary(rollout, seconds))
     return 0
 
 
-def _generate(setup: Setup, params: Params, own: GenerateArgs) -> tuple[Rollout, float]:
+def _generate(experiment: Experiment, params: Params, own: GenerateArgs) -> tuple[Rollout, float]:
     """The rollout of one prompt, and the seconds it took once compiled."""
-    limit = setup.config.data.max_prompt_tokens
-    table = PromptTable.build([Problem(prompt=own.prompt, answer="")], setup.tokenizer, limit)
+    limit = experiment.config.data.max_prompt_tokens
+    table = PromptTable.build([Problem(prompt=own.prompt, answer="")], experiment.tokenizer, limit)
     if table.dropped:
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
-    (prompts,) = fixed_batches(table, batch_shards(setup.mesh))
-    networks = setup.networks
-    config = replace(at_one_length(setup.train.rollout, networks.drafter), group_size=own.samples)
-    generate = make_generate(networks.policy, networks.drafter, config, setup.mesh)
-    noise = seed_step(setup.config.seed, 0)
+    (prompts,) = fixed_batches(table, batch_shards(experiment.mesh))
+    networks = experiment.networks
+    config = replace(at_one_length(experiment.train.rollout, networks.drafter), group_size=own.samples)
+    generate = make_generate(networks.policy, networks.drafter, config, experiment.mesh)
+    noise = seed_step(experiment.config.seed, 0)
     jax.block_until_ready(generate(params, prompts, noise))
     start = time.perf_counter()
     answers = jax.block_until_ready(generate(params, prompts, noise))

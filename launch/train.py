@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
@@ -53,42 +53,42 @@ def main(argv: list[str]) -> int:
     """
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
-    setup = set_up(config)
+    experiment = build_experiment(config)
     pool = make_pool(config.reward)
     with pool or nullcontext():
         return train(
-            setup,
-            make_reward(pool, setup.problems.train, setup.tokenizer, setup.mesh),
-            make_reward(pool, setup.problems.held_out, setup.tokenizer, setup.mesh),
+            experiment,
+            make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh),
+            make_reward(pool, experiment.problems.held_out, experiment.tokenizer, experiment.mesh),
         )
 
 
-def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
+def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
     """The run: warm-up and distillation or resume, the steps, the closing comparison. Returns the exit code."""
-    config, networks = setup.config, setup.networks
-    pipeline = PromptPipeline(setup.train_prompts, config.data.prompts, config.seed)
-    evaluate = _evaluator(setup, held_out_reward)
-    parts = networks.policy, networks.drafter, reward_fn, setup.train, setup.mesh
+    config, networks = experiment.config, experiment.networks
+    pipeline = PromptPipeline(experiment.train_prompts, config.data.prompts, config.seed)
+    evaluate = _evaluator(experiment, held_out_reward)
+    parts = networks.policy, networks.drafter, reward_fn, experiment.train, experiment.mesh
     step, probe = make_train_step(*parts), ProbeStep(*parts)
     continuing = resumes(config)
-    cells = checked(setup, continuing)
+    cells = checked(experiment, continuing)
     directory = open_run(config, report=lambda said: console.print(said, markup=False))
-    _say_what_was_read(setup, directory)
+    _say_what_was_read(experiment, directory)
     costs = None
     if config.rollout.draft_lengths:
-        costs = CostTable(setup, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
+        costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
         if continuing:
-            begun = resume(setup, saves, pipeline, costs, console)
+            begun = resume(experiment, saves, pipeline, costs, console)
         else:
-            begun = begin(setup, evaluate, costs, console)
+            begun = begin(experiment, evaluate, costs, console)
         last = begun.step if config.resume else None
         diary = Diary(directory, console, begun.step)
         if config.resume and not continuing:
             diary.warn(0, "nothing had been saved: the run begins anew")
         if not continuing:
-            _say_what_is_dropped(setup, diary)
-        samples = SampleLog(directory, setup, last)
+            _say_what_is_dropped(experiment, diary)
+        samples = SampleLog(directory, experiment, last)
         try:
             with (
                 wandb_log(config, directory) as also,
@@ -97,11 +97,11 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 ) as logger,
                 Stopping(console.print) as stopping,
             ):
-                switches = Switches(setup.phases, config.rollout.draft_lengths, diary.warn)
+                switches = Switches(experiment.phases, config.rollout.draft_lengths, diary.warn)
                 skipped = SkippedUpdates(directory, config.max_skipped, begun.step)
-                record = StepRecord(logger, switches, _first_step(setup, begun, diary), skipped)
+                record = StepRecord(logger, switches, _first_step(experiment, begun, diary), skipped)
                 kept = costs, saves, record, stopping, skipped, samples, diary
-                state = Steps(setup, begun, step, probe, pipeline, evaluate, *kept).run()
+                state = Steps(experiment, begun, step, probe, pipeline, evaluate, *kept).run()
             if skipped.reason is not None:
                 raise RunStopped(skipped.reason)
             if stopping.signal is not None:
@@ -113,8 +113,14 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
                 console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {after:.1%} after")
                 diary.result(config.steps, accuracy_before=begun.accuracy, accuracy_after=after)
             if config.speedup.slots:
-                compared = networks.policy, networks.drafter, state.params, setup.train.rollout, setup.held_out_prompts
-                both = compare_plans(*compared, config.speedup, setup.mesh)
+                compared = (
+                    networks.policy,
+                    networks.drafter,
+                    state.params,
+                    experiment.train.rollout,
+                    experiment.held_out_prompts,
+                )
+                both = compare_plans(*compared, config.speedup, experiment.mesh)
                 print_speedup(*both, console)
                 diary.result(config.steps, speedup=both[0].speedup[0], speedup_of_the_tail=both[1].speedup[0])
         finally:
@@ -126,7 +132,7 @@ def train(setup: Setup, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
 class Steps:
     """The steps of a run that has begun, with what is due after each: log, evaluation, save."""
 
-    setup: Setup
+    experiment: Experiment
     begun: Begun
     step: Callable
     probe: ProbeStep
@@ -142,7 +148,7 @@ class Steps:
 
     def run(self) -> TrainState:
         """The state after the last step, or the one in which the run was told to stop, or found to skip updates."""
-        config, clock, state = self.setup.config, CompileClock(), self.begun.state
+        config, clock, state = self.experiment.config, CompileClock(), self.begun.state
         if self.begun.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
             # These may have taken longer than many steps.
             self._save(0, state)
@@ -179,7 +185,7 @@ class Steps:
         start = time.perf_counter()
         prompts = next(self.pipeline)
         data_s = time.perf_counter() - start
-        probing, ahead = (_due(n, self.setup.config.probe_every) for n in (number, number + 1))
+        probing, ahead = (_due(n, self.experiment.config.probe_every) for n in (number, number + 1))
         # Before every probe, though one would do: a resumed run takes the programs that the whole one did.
         staged = probing or ahead
         if staged:
@@ -211,18 +217,18 @@ class Steps:
         if self.costs is not None and self.costs.due(number, probing):
             state = replace(state, drafting=self.costs.refresh(state, number))
         if probing and state.drafting is not None:
-            console.print(reasons(self.setup.phases, self.setup.config.rollout.draft_lengths, state.drafting))
+            console.print(reasons(self.experiment.phases, self.experiment.config.rollout.draft_lengths, state.drafting))
         return state
 
     def _say_what_it_gains(self, number: int, metrics: Values) -> None:
         measured = float(metrics["perf/speedup_vs_autoregressive"])
         if self.costs is not None:
             console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
-        elif said := losing(measured, self.setup.config.rollout.draft_length):
+        elif said := losing(measured, self.experiment.config.rollout.draft_length):
             self.diary.warn(number, said)
 
     def _save(self, number: int, state: TrainState) -> None:
-        extra, best = beside_the_state(self.setup, self.begun, self.costs), self.setup.config.checkpoint.best
+        extra, best = beside_the_state(self.experiment, self.begun, self.costs), self.experiment.config.checkpoint.best
         score = None if best is None else self.record.logged.get(best)
         self.saves.save(number, state, self.pipeline.get_state(), extra, score)
 
@@ -235,26 +241,26 @@ def _report(directory: Path) -> None:
         console.print(f"no report: {type(error).__name__}: {error}", markup=False)
 
 
-def _say_what_was_read(setup: Setup, directory: Path) -> None:
-    networks, head = setup.networks, setup.networks.head
+def _say_what_was_read(experiment: Experiment, directory: Path) -> None:
+    networks, head = experiment.networks, experiment.networks.head
     console.print(f"run directory: {directory}")
     if networks.draft_from is not None and isinstance(head, Eagle3Config):
         if (said := made_with(head, networks.decoder, networks.made_for)) is not None:
             console.print(said, markup=False)
 
 
-def _say_what_is_dropped(setup: Setup, diary: Diary) -> None:
-    for which, table in (("training", setup.train_prompts), ("held-out", setup.held_out_prompts)):
+def _say_what_is_dropped(experiment: Experiment, diary: Diary) -> None:
+    for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:
             diary.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")
 
 
-def _first_step(setup: Setup, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
+def _first_step(experiment: Experiment, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
     """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
-    networks, read_from = setup.networks, setup.networks.draft_from
+    networks, read_from = experiment.networks, experiment.networks.draft_from
     if read_from is None or begun.step > 0:
         return None
-    temperature = setup.config.rollout.law.temperature
+    temperature = experiment.config.rollout.law.temperature
 
     def check(metrics: Values) -> None:
         predicted = metrics.get("draft/predicted_acceptance")
@@ -271,19 +277,19 @@ def _due(number: int, every: int) -> bool:
     return every > 0 and number % every == 0
 
 
-def _evaluator(setup: Setup, reward_fn: RewardFn) -> Evaluate:
-    config, networks, table = setup.config, setup.networks, setup.held_out_prompts
+def _evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
+    config, networks, table = experiment.config, experiment.networks, experiment.held_out_prompts
     count, samples = min(config.eval.prompts, len(table.rows)), config.eval.samples
-    size = prompts_a_batch(max(setup.sequences, EVALUATED_AT_ONCE), samples, count, setup.mesh)
+    size = prompts_a_batch(max(experiment.sequences, EVALUATED_AT_ONCE), samples, count, experiment.mesh)
     return make_evaluate(
         networks.policy,
         networks.drafter,
         reward_fn,
-        setup.train.rollout,
+        experiment.train.rollout,
         samples,
         fixed_batches(table.first(count), size),
         config.seed,
-        setup.mesh,
+        experiment.mesh,
     )
 
 

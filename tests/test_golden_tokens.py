@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import load_recipe
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.keys import seed_step
@@ -19,16 +19,16 @@ DRAFT_LENGTH = {"none": 0, "eagle3": 4, "ngram": 4}
 
 
 @pytest.fixture(scope="module")
-def setup() -> Setup:
+def experiment() -> Experiment:
     recipe = load_recipe("tiny")
-    return set_up(replace(recipe, model=replace(recipe.model, dtype="float32")))
+    return build_experiment(replace(recipe, model=replace(recipe.model, dtype="float32")))
 
 
 @pytest.mark.parametrize("kind", DRAFT_LENGTH)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tokens_stay_what_they_were(setup: Setup, kind: str, temperature: float):
+def test_tokens_stay_what_they_were(experiment: Experiment, kind: str, temperature: float):
     """Whatever drafts, and through every later change of the code."""
-    networks, base = setup.networks, setup.train.rollout
+    networks, base = experiment.networks, experiment.train.rollout
     drafters: dict[str, Drafter] = {
         "none": NoDrafter(),
         "eagle3": networks.drafter,
@@ -37,10 +37,10 @@ def test_tokens_stay_what_they_were(setup: Setup, kind: str, temperature: float)
     law = replace(base.law, temperature=temperature)
     config = replace(base, verifier="coupled", draft_length=DRAFT_LENGTH[kind], law=law)
     params = networks.params if kind == "eagle3" else Params(networks.params.policy, {})
-    generate = make_generate(networks.policy, drafters[kind], config, setup.mesh)
-    prompts = setup.train_prompts.batch(np.arange(4))
+    generate = make_generate(networks.policy, drafters[kind], config, experiment.mesh)
+    prompts = experiment.train_prompts.batch(np.arange(4))
     for step in (0, 1):
-        rollout = generate(params, prompts, seed_step(setup.config.seed, step))
+        rollout = generate(params, prompts, seed_step(experiment.config.seed, step))
         rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
         tokens = [" ".join(map(str, row[:length])) for row, length in rows]
         assert tokens == GOLDEN[f"{temperature} {step}"]

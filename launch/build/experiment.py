@@ -22,7 +22,7 @@ from specjax.train.stages import TrainConfig
 
 
 @dataclass(frozen=True)
-class Setup:
+class Experiment:
     """A run's mesh, networks and problems; `train` is its configuration with the tokenizer's stop tokens filled in."""
 
     config: RunConfig
@@ -68,7 +68,7 @@ class Setup:
         return lay_out(self.train.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
 
-def set_up(config: RunConfig, training: bool = True) -> Setup:
+def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
 
     Without `training`, problems are read only where the draft's vocabulary was chosen from them.
@@ -88,7 +88,7 @@ def set_up(config: RunConfig, training: bool = True) -> Setup:
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
     train = config.train_config()
     train = replace(train, rollout=replace(train.rollout, stop_tokens=stop_tokens))
-    return Setup(config, train, mesh, tokenizer, problems, networks)
+    return Experiment(config, train, mesh, tokenizer, problems, networks)
 
 
 def _offer_cpu_devices(count: int) -> None:

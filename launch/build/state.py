@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, TrainState
 
 
-def fresh_state(setup: Setup, params: Params, seconds: np.ndarray | None) -> TrainState:
+def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | None) -> TrainState:
     """The state of a run before its first step. seconds: of a round, where draft lengths are chosen."""
-    config = setup.config
+    config = experiment.config
     prompts = config.data.prompts, config.data.max_prompt_tokens
-    return init_train_state(params, setup.train, setup.mesh, config.loss.kl_coefficient > 0, seconds, prompts)
+    return init_train_state(params, experiment.train, experiment.mesh, config.loss.kl_coefficient > 0, seconds, prompts)

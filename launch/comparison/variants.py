@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.data.batches import PromptPipeline
 from specjax.cost import Drafting, choose, remember
@@ -48,10 +48,15 @@ class Arm:
     """Steps of a run, at the draft lengths that are `chosen` for its phases, indices; None without a draft."""
 
     def __init__(
-        self, setup: Setup, step: StagedStep, start: TrainState, chosen: Sequence[int] | None, automatic: bool = False
+        self,
+        experiment: Experiment,
+        step: StagedStep,
+        start: TrainState,
+        chosen: Sequence[int] | None,
+        automatic: bool = False,
     ) -> None:
         self.step, self.start, self.chosen, self.automatic = step, start, chosen, automatic
-        self._setup, self._everywhere = setup, NamedSharding(setup.mesh, P())
+        self._experiment, self._everywhere = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
         self._pipeline, self._count = self._prompts(), 0
 
@@ -61,7 +66,7 @@ class Arm:
         self._count += 1
         jax.block_until_ready(state)
         start = time.perf_counter()
-        prompts = jax.block_until_ready(place(next(self._pipeline), self._setup.mesh))
+        prompts = jax.block_until_ready(place(next(self._pipeline), self._experiment.mesh))
         data_s = time.perf_counter() - start
         (_, rollout, _), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
@@ -79,7 +84,9 @@ class Arm:
             yield np.asarray(prompts.id), jax.device_get(rollout), metrics, sum(seconds.values())
 
     def _prompts(self) -> PromptPipeline:
-        return PromptPipeline(self._setup.train_prompts, self._setup.config.data.prompts, self._setup.config.seed)
+        return PromptPipeline(
+            self._experiment.train_prompts, self._experiment.config.data.prompts, self._experiment.config.seed
+        )
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
         return jax.device_put(value, self._everywhere)
@@ -92,33 +99,37 @@ def plain_config(config: TrainConfig) -> TrainConfig:
 
 
 def make_arms(
-    setup: Setup, reward_fn: RewardFn, params: Params, seconds: np.ndarray
+    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray
 ) -> tuple[dict[str, Arm], Drafting]:
     """By name: `autoregressive`, which keeps and trains no draft, each draft length above 0 and `automatic`.
 
-    setup: of a run that chooses among the draft lengths. seconds: [phases, lengths], of a round. All but the first arm
+    experiment: a run that chooses among the draft lengths. seconds: [phases, lengths], of a round. All arms but one
     are one program, for which a draft length is data. Each has taken its first step, by which programs are compiled and
     by which `automatic` knows what is accepted; what it chose by is returned too.
     """
-    lengths, policy, everywhere = setup.train.rollout.lengths, setup.networks.policy, NamedSharding(setup.mesh, P())
-    plain = plain_config(setup.train)
-    without = init_train_state(
-        Params(params.policy, {}), plain, setup.mesh, with_reference=plain.loss.kl_coefficient > 0
+    lengths, policy, everywhere = (
+        experiment.train.rollout.lengths,
+        experiment.networks.policy,
+        NamedSharding(experiment.mesh, P()),
     )
-    drafted = fresh_state(setup, replace(params, memory=setup.networks.params.memory), seconds)
+    plain = plain_config(experiment.train)
+    without = init_train_state(
+        Params(params.policy, {}), plain, experiment.mesh, with_reference=plain.loss.kl_coefficient > 0
+    )
+    drafted = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
     # Of one policy, and nothing is updated in place: once is enough.
     moments = replace(drafted.optimizer, policy=without.optimizer.policy)
     drafted = replace(drafted, optimizer=moments, reference=without.reference)
-    arms = {PLAIN: Arm(setup, StagedStep(policy, NoDrafter(), reward_fn, plain, setup.mesh), without, None)}
+    arms = {PLAIN: Arm(experiment, StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh), without, None)}
     arms[PLAIN].turn()
-    step = StagedStep(policy, setup.networks.drafter, reward_fn, setup.train, setup.mesh)
+    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, experiment.mesh)
     drafting: Drafting | None = drafted.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):
         if length > 0:
-            arms[str(length)] = Arm(setup, step, drafted, [index] * len(setup.phases))
+            arms[str(length)] = Arm(experiment, step, drafted, [index] * len(experiment.phases))
             drafting = remember(drafting, arms[str(length)].turn().rollout, None, lengths)
     drafted = replace(drafted, drafting=jax.device_put(drafting, everywhere))
-    arms[AUTOMATIC] = Arm(setup, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
+    arms[AUTOMATIC] = Arm(experiment, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
     arms[AUTOMATIC].turn()
     return arms, drafting

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
 from launch.timing import in_turns, seconds, without_start
@@ -44,12 +44,12 @@ class CostTable:
     cells of another one, sees at each step what that run saw.
     """
 
-    def __init__(self, setup: Setup, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
+    def __init__(self, experiment: Experiment, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
         """Of the cells given, kept at `path` for people and for other runs. Nothing is measured if `replayed`."""
         self.cells = list(cells)
-        self._path, self._phases, self._lengths = path, setup.phases, setup.train.rollout.lengths
-        prompts = setup.train_prompts.batch(np.arange(setup.config.data.prompts))
-        parts = setup.networks, setup.train.rollout, setup.phases, prompts, setup.mesh
+        self._path, self._phases, self._lengths = path, experiment.phases, experiment.train.rollout.lengths
+        prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
+        parts = experiment.networks, experiment.train.rollout, experiment.phases, prompts, experiment.mesh
         self._clock = None if replayed else RoundClock(*parts)
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:

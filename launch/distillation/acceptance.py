@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.data.batches import fixed_batches
 from launch.data.responses import of_rollout
 from specjax.drafters import Drafter
@@ -77,16 +77,16 @@ class Acceptance:
 
 
 def measure_acceptance(
-    setup: Setup, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
+    experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
 ) -> Acceptance:
     """Real rollouts of the held-out prompts that evaluation takes, at the run's longest draft length."""
-    config, policy, mesh = setup.config, setup.networks.policy, setup.mesh
-    rollout = setup.train.rollout
+    config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
+    rollout = experiment.train.rollout
     law = replace(rollout.law, temperature=temperature)
     options = replace(
         rollout, law=law, group_size=config.eval.samples, draft_length=max(rollout.lengths), draft_lengths=()
     )
-    table = setup.held_out_prompts
+    table = experiment.held_out_prompts
     size, shards = min(config.eval.prompts, len(table.rows)), batch_shards(mesh)
     (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
     # The noise of evaluation, which no training step uses.

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.distillation.trainer import Cost
 from launch.timing import in_turns, interval, seconds
 from specjax.drafters import Drafter, NoDrafter
@@ -75,21 +75,23 @@ def best(paybacks: Sequence[Payback]) -> Payback:
     return max(paybacks, key=lambda payback: payback.saved_s[0])
 
 
-def measure_payback(setup: Setup, drafter: Drafter, params: Params, cost: Cost, repeats: int) -> list[Payback]:
+def measure_payback(
+    experiment: Experiment, drafter: Drafter, params: Params, cost: Cost, repeats: int
+) -> list[Payback]:
     """Rollouts of a step's batch of training prompts, at draft length 0 and at each of the run's.
 
     A turn has the same noise for all; programs are compiled before the clock starts.
     """
-    rollout, mesh = setup.train.rollout, setup.mesh
-    prompts = place(setup.train_prompts.batch(np.arange(setup.config.data.prompts)), mesh)
+    rollout, mesh = experiment.train.rollout, experiment.mesh
+    prompts = place(experiment.train_prompts.batch(np.arange(experiment.config.data.prompts)), mesh)
     everywhere = NamedSharding(mesh, P())
 
     def program(drafter: Drafter, draft_length: int):
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
-        generate = make_generate(setup.networks.policy, drafter, config, mesh)
+        generate = make_generate(experiment.networks.policy, drafter, config, mesh)
 
         def measure(turns: Iterator[int]) -> float:
-            noise = jax.device_put(seed_step(setup.config.seed, -2 - next(turns)), everywhere)
+            noise = jax.device_put(seed_step(experiment.config.seed, -2 - next(turns)), everywhere)
             return seconds(partial(generate, params, prompts, noise))
 
         measure(itertools.count())

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from launch.build.draft_vocabulary import most_frequent
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptPipeline
@@ -60,26 +60,26 @@ class Distillation:
     cost: Cost
 
 
-def check_distillation(setup: Setup, given: Answers | None = None) -> None:
+def check_distillation(experiment: Experiment, given: Answers | None = None) -> None:
     """Raise ConfigError where this run cannot distil a draft, before anything has been done."""
-    config, options = setup.config, setup.config.distill
-    if not jax.tree.leaves(setup.networks.params.draft):
+    config, options = experiment.config, experiment.config.distill
+    if not jax.tree.leaves(experiment.networks.params.draft):
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
-    PromptPipeline(setup.train_prompts, config.data.prompts, config.seed)
-    parts = batch_shards(setup.mesh) * options.microbatches
+    PromptPipeline(experiment.train_prompts, config.data.prompts, config.seed)
+    parts = batch_shards(experiment.mesh) * options.microbatches
     if options.batch_size % parts:
         raise ConfigError(
             f"distill.batch_size = {options.batch_size}: must be a multiple of distill.microbatches x mesh.data x "
             f"mesh.fsdp = {parts}"
         )
-    fewest = _chunks(setup)[0] * _rows(setup) if given is None else len(given)
+    fewest = _chunks(experiment)[0] * _rows(experiment) if given is None else len(given)
     if options.batch_size > fewest:
         where = "of the first of distill.chunks" if given is None else "given"
         raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {fewest}, the answers {where}")
 
 
 def distill(
-    setup: Setup,
+    experiment: Experiment,
     params: Params,
     report: Report,
     *,
@@ -99,23 +99,25 @@ def distill(
     The first answers are generated without the draft where it is random, the others with it as it is by then; their law
     is the same.
     """
-    cost, clock, chunks = Cost(), CompileClock(), _chunks(setup)
-    answers, drafter = given, setup.networks.drafter
-    batches = enumerate(PromptPipeline(setup.train_prompts, setup.config.data.prompts, setup.config.seed))
-    known = trained or setup.networks.draft_from is not None
-    generator = _Generator(setup, drafter if known else NoDrafter(), report, cost)
+    cost, clock, chunks = Cost(), CompileClock(), _chunks(experiment)
+    answers, drafter = given, experiment.networks.drafter
+    batches = enumerate(
+        PromptPipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
+    )
+    known = trained or experiment.networks.draft_from is not None
+    generator = _Generator(experiment, drafter if known else NoDrafter(), report, cost)
     if answers is None:
         answers = generator.answers(params, islice(batches, chunks[0]))
         if keep is not None:
             keep(answers)
     if own_vocabulary:
-        drafter = with_vocabulary(setup, answers)
-    planned = sum(chunks) * _rows(setup) if given is None else len(given)
-    steps = setup.config.distill.steps or -(-PASSES * planned // setup.config.distill.batch_size)
-    trainer = _Trainer(setup, drafter, params, steps, report, cost)
+        drafter = with_vocabulary(experiment, answers)
+    planned = sum(chunks) * _rows(experiment) if given is None else len(given)
+    steps = experiment.config.distill.steps or -(-PASSES * planned // experiment.config.distill.batch_size)
+    trainer = _Trainer(experiment, drafter, params, steps, report, cost)
     if given is None:
         if not known:
-            generator = _Generator(setup, drafter, report, cost)
+            generator = _Generator(experiment, drafter, report, cost)
         for number, rollouts in enumerate(chunks[1:], start=1):
             trainer.train(answers, steps * number // len(chunks))
             new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
@@ -127,25 +129,25 @@ def distill(
     return Distillation(drafter, trainer.draft, answers, cost)
 
 
-def with_vocabulary(setup: Setup, answers: Answers) -> Drafter:
+def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     """The run's drafter, its reduced vocabulary the stop tokens and what comes most often in the answers."""
-    drafter = setup.networks.drafter
+    drafter = experiment.networks.drafter
     if not isinstance(drafter, HeadDrafter) or drafter.target_ids is None:
         return drafter
     counts = np.bincount(answers.completions, minlength=drafter.vocab_size)
-    ids = most_frequent(counts, setup.train.rollout.stop_tokens, len(drafter.target_ids))
+    ids = most_frequent(counts, experiment.train.rollout.stop_tokens, len(drafter.target_ids))
     return replace(drafter, target_ids=ids)
 
 
 class _Generator:
     """The policy's answers to training prompts, drafted or, by `NoDrafter`, not."""
 
-    def __init__(self, setup: Setup, drafter: Drafter, report: Report, cost: Cost) -> None:
-        self._seed, self._report, self._cost = setup.config.seed, report, cost
-        rollout = setup.train.rollout
+    def __init__(self, experiment: Experiment, drafter: Drafter, report: Report, cost: Cost) -> None:
+        self._seed, self._report, self._cost = experiment.config.seed, report, cost
+        rollout = experiment.train.rollout
         length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
         config = replace(rollout, draft_length=length, draft_lengths=())
-        self._generate = make_generate(setup.networks.policy, drafter, config, setup.mesh)
+        self._generate = make_generate(experiment.networks.policy, drafter, config, experiment.mesh)
 
     def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
         """Those to some batches of prompts, each with its number, which keys its noise."""
@@ -166,18 +168,20 @@ class _Generator:
 class _Trainer:
     """The draft as it learns."""
 
-    def __init__(self, setup: Setup, drafter: Drafter, params: Params, steps: int, report: Report, cost: Cost) -> None:
-        config = setup.config
+    def __init__(
+        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, report: Report, cost: Cost
+    ) -> None:
+        config = experiment.config
         optimizer = make_optimizer(config.draft_optimizer, steps)
         self._policy, self._seed, self._rows = params.policy, config.seed, config.distill.batch_size
         self._report, self._cost = report, cost
-        self._state = init_distill_state(params.draft, optimizer, setup.mesh)
+        self._state = init_distill_state(params.draft, optimizer, experiment.mesh)
         self._step = make_distill_step(
-            setup.networks.policy,
+            experiment.networks.policy,
             drafter,
-            setup.train.rollout.law,
+            experiment.train.rollout.law,
             optimizer,
-            setup.mesh,
+            experiment.mesh,
             microbatches=config.distill.microbatches,
             ladder=config.ladder,
             logit_chunk=config.logit_chunk,
@@ -206,14 +210,14 @@ class _Trainer:
         self._cost.training_s += time.perf_counter() - start
 
 
-def _rows(setup: Setup) -> int:
+def _rows(experiment: Experiment) -> int:
     """Answers that a rollout of the run has."""
-    return setup.config.data.prompts * setup.config.rollout.group_size
+    return experiment.config.data.prompts * experiment.config.rollout.group_size
 
 
-def _chunks(setup: Setup) -> list[int]:
+def _chunks(experiment: Experiment) -> list[int]:
     """Rollouts in each chunk, the fewest in the first."""
-    options = setup.config.distill
-    rollouts = -(-options.answers // _rows(setup))
+    options = experiment.config.distill
+    rollouts = -(-options.answers // _rows(experiment))
     chunks = min(options.chunks, rollouts)
     return [rollouts * (i + 1) // chunks - rollouts * i // chunks for i in range(chunks)]

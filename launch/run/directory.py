@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from configs.schema import RunConfig
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from models.files import write_atomically
 from specjax.checkpoint import Checkpointer, Which
@@ -80,9 +80,9 @@ def check_source(config: RunConfig, checkpoint: str | None) -> None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
 
 
-def params_of(checkpoint: str | None, setup: Setup, which: Which = "newest") -> Params:
+def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
     """Those that `restore_params` reads, or the networks as the recipe starts them."""
-    return setup.networks.params if checkpoint is None else restore_params(Path(checkpoint), setup, which)
+    return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 
 
 def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
@@ -102,22 +102,22 @@ def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
     return max((step for step, _ in kept), default=None)
 
 
-def restore_params(directory: Path, setup: Setup, which: Which = "newest") -> Params:
-    """The networks of a run's save, on the mesh of `setup`, without what the drafter remembers of its prompts.
+def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:
+    """The networks of a run's save, on the mesh of `experiment`, without what the drafter remembers of its prompts.
 
     Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
     """
     with _saves(directory) as saves:
-        params, extra = saves.restore_params(_abstract(setup.networks.params), which)
-    if extra["draft_vocabulary"] != setup.draft_vocabulary:
+        params, extra = saves.restore_params(_abstract(experiment.networks.params), which)
+    if extra["draft_vocabulary"] != experiment.draft_vocabulary:
         raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
     return params
 
 
-def restore_policy(directory: Path, setup: Setup, which: Which = "newest") -> PyTree:
+def restore_policy(directory: Path, experiment: Experiment, which: Which = "newest") -> PyTree:
     """The policy alone of what `restore_params` reads, whatever the draft beside it."""
     with _saves(directory) as saves:
-        return saves.restore_policy(_abstract(setup.networks.params.policy), which)
+        return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
 
 
 def saved_step(directory: Path, which: Which = "newest") -> int:

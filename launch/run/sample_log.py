@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.data.tokenizers import token_texts
 from launch.run.directory import cut_lines
 from specjax.types import Prompts, Rollout
@@ -20,14 +20,14 @@ class SampleLog:
     resume_step: the step that was restored; lines of later ones are dropped.
     """
 
-    def __init__(self, directory: Path, setup: Setup, resume_step: int | None = None) -> None:
-        self._path, self._setup = directory / SAMPLES_FILE, setup
+    def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
+        self._path, self._experiment = directory / SAMPLES_FILE, experiment
         if resume_step is not None:
             cut_lines(self._path, resume_step)
 
     def due(self, step: int) -> bool:
         """Whether completions of this step are wanted: of the first, of those that are evaluated, and of the last."""
-        config = self._setup.config
+        config = self._experiment.config
         evaluated = config.eval.every > 0 and step % config.eval.every == 0
         return config.log.samples > 0 and (step in (1, config.steps) or evaluated)
 
@@ -40,7 +40,7 @@ class SampleLog:
         """
         lengths, budget = np.asarray(rollout.lengths), rollout.tokens.shape[1]
         group = len(lengths) // len(prompts.id)
-        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._setup.config.log.samples]
+        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
         completions = [self._completion(row, int(prompts.id[row // group]), rollout) for row in rows]
         line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
         with self._path.open("a", encoding="utf-8") as file:
@@ -49,9 +49,9 @@ class SampleLog:
     def _completion(self, row: int, problem: int, rollout: Rollout) -> dict[str, Any]:
         length = int(rollout.lengths[row])
         reward = np.nan if rollout.reward is None else float(rollout.reward.value[row])
-        texts = token_texts(self._setup.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
+        texts = token_texts(self._experiment.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
         writers = [None] * length if rollout.wrote is None else np.asarray(rollout.wrote[row, :length]).tolist()
-        asked = self._setup.problems.train[problem]
+        asked = self._experiment.problems.train[problem]
         return {
             "prompt": asked.prompt,
             "answer": asked.answer,

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from configs.schema import RunConfig
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.cli.errors import ConfigError
 from launch.comparison.best_plans import check_plans
@@ -36,25 +36,27 @@ class Begun(NamedTuple):
     accuracy: float | None
 
 
-def checked(setup: Setup, continuing: bool) -> list[Cell]:
+def checked(experiment: Experiment, continuing: bool) -> list[Cell]:
     """The costs to choose by that are known already. Raises ConfigError where options clash: nothing is made yet.
 
     continuing: from a save.
     """
-    config = setup.config
+    config = experiment.config
     if config.cost_table is not None and not config.rollout.draft_lengths:
         raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
     check_wandb(config.log.wandb_project)
     if config.warmup.steps and not continuing:
-        check_supervised(setup.problems.train, setup.tokenizer, config.warmup.batch_size, warmup_length(setup))
+        check_supervised(
+            experiment.problems.train, experiment.tokenizer, config.warmup.batch_size, warmup_length(experiment)
+        )
     if config.distill.steps and not continuing:
-        check_distillation(setup)
+        check_distillation(experiment)
     _check_best(config)
-    check_plans(config.speedup, setup.held_out_prompts, config.draft, batch_shards(setup.mesh))
+    check_plans(config.speedup, experiment.held_out_prompts, config.draft, batch_shards(experiment.mesh))
     # A resumed run keeps to the cells in its checkpoint.
     if config.cost_table is None or continuing:
         return []
-    return load_cells(Path(config.cost_table), setup.phases, config.rollout.draft_lengths)
+    return load_cells(Path(config.cost_table), experiment.phases, config.rollout.draft_lengths)
 
 
 def _check_best(config: RunConfig) -> None:
@@ -69,29 +71,29 @@ def _check_best(config: RunConfig) -> None:
         )
 
 
-def begin(setup: Setup, evaluate: Evaluate, costs: CostTable | None, console: Console) -> Begun:
+def begin(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, console: Console) -> Begun:
     """A new run, before its first step."""
-    config, params = setup.config, warmed_up(setup, console)
+    config, params = experiment.config, warmed_up(experiment, console)
     if config.distill.steps:
-        params = replace(params, draft=distill(setup, params, console.print).draft)
-    state = fresh_state(setup, params, None if costs is None else costs.update(params, 0))
+        params = replace(params, draft=distill(experiment, params, console.print).draft)
+    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0))
     return Begun(state, 0, evaluate(state.params) if config.eval.every else None)
 
 
-def warmed_up(setup: Setup, console: Console) -> Params:
+def warmed_up(experiment: Experiment, console: Console) -> Params:
     """The networks as the recipe starts them, behind its supervised steps where it has any."""
-    config, params = setup.config, setup.networks.params
+    config, params = experiment.config, experiment.networks.params
     if not config.warmup.steps:
         return params
     policy = warm_up(
-        setup.networks.policy,
+        experiment.networks.policy,
         params.policy,
-        setup.problems.train,
-        setup.tokenizer,
-        warmup_length(setup),
+        experiment.problems.train,
+        experiment.tokenizer,
+        warmup_length(experiment),
         config.warmup,
         config.seed,
-        setup.mesh,
+        experiment.mesh,
         report=lambda step, loss: console.print(f"warm-up step {step}: loss {loss:.3f}"),
         logit_chunk=config.logit_chunk,
     )
@@ -99,16 +101,16 @@ def warmed_up(setup: Setup, console: Console) -> Params:
 
 
 def resume(
-    setup: Setup, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None, console: Console
+    experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None, console: Console
 ) -> Begun:
-    """The run of the newest save, its `pipeline` and `costs` put back too; the networks of `setup` are given up for it.
+    """Restore the run from its newest save, `pipeline` and `costs` too, and free the networks of `experiment`.
 
     Raises ConfigError where it does not fit.
     """
-    config = setup.config
+    config = experiment.config
     lengths = config.rollout.draft_lengths
-    seconds = np.ones((len(setup.phases), len(lengths)), np.float32) if lengths else None
-    fresh = fresh_state(setup, setup.networks.params, seconds)
+    seconds = np.ones((len(experiment.phases), len(lengths)), np.float32) if lengths else None
+    fresh = fresh_state(experiment, experiment.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
     # Else the networks that the recipe starts with, and their moments, would take memory for as long as the run lasts.
     for x in jax.tree.leaves(fresh):
@@ -118,7 +120,7 @@ def resume(
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
     # Saves from before it was kept do not tell.
-    if checkpoint.extra.get("problems", setup.checksum) != setup.checksum:
+    if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
         raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
@@ -127,16 +129,16 @@ def resume(
     return Begun(checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
 
-def beside_the_state(setup: Setup, begun: Begun, costs: CostTable | None) -> dict[str, Any]:
+def beside_the_state(experiment: Experiment, begun: Begun, costs: CostTable | None) -> dict[str, Any]:
     """What a save holds beside the state and the pipeline for `resume`."""
     return {
         "accuracy_before": begun.accuracy,
-        "draft_vocabulary": setup.draft_vocabulary,
-        "problems": setup.checksum,
+        "draft_vocabulary": experiment.draft_vocabulary,
+        "problems": experiment.checksum,
         "cost_cells": [] if costs is None else costs.cells,
     }
 
 
-def warmup_length(setup: Setup) -> int:
+def warmup_length(experiment: Experiment) -> int:
     """Tokens of a problem with its solution, at most."""
-    return setup.config.data.max_prompt_tokens + setup.config.rollout.max_new_tokens
+    return experiment.config.data.max_prompt_tokens + experiment.config.rollout.max_new_tokens

@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from launch.build.experiment import Setup
+from launch.build.experiment import Experiment
 from launch.run.directory import CHECKPOINTS
 from specjax.checkpoint import Checkpointer
 from specjax.train.train_step import init_train_state
@@ -103,11 +103,11 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def leave_run(directory: Path, setup: Setup) -> None:
+def leave_run(directory: Path, experiment: Experiment) -> None:
     """What a run leaves that has not taken a step, as far as other programs read it."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
-        state = init_train_state(setup.networks.params, setup.train, setup.mesh)
-        made.save(1, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
+        state = init_train_state(experiment.networks.params, experiment.train, experiment.mesh)
+        made.save(1, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})
 
 
 def saves(run: Path) -> list[int]:

@@ -24,7 +24,7 @@ from launch.bench.sections.generation import Generation, acceptance
 from launch.bench.sections.layout import Runs
 from launch.bench.sections.trained import trained
 from launch.bench.stubs import STOP, FreeDrafter, forced_lengths
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import load_recipe
 from launch.comparison.best_plans import ANY_LENGTH
@@ -306,9 +306,9 @@ def test_bad_input_is_one_line(option: str, message: str):
 
 @pytest.mark.slow
 def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
-    setup = set_up(replace(load_recipe("tiny"), mesh=MeshConfig()))
-    leave_run(tmp_path, setup)
-    many = len(setup.held_out_prompts.rows) + 1
+    experiment = build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig()))
+    leave_run(tmp_path, experiment)
+    many = len(experiment.held_out_prompts.rows) + 1
     message = f"^recipe = tiny: has {many - 1} held-out prompts that can be used, must be at least {many}$"
     with pytest.raises(ConfigError, match=message):
         trained(tmp_path, "newest", "tiny", many)
@@ -316,7 +316,7 @@ def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_save_of_a_run_that_is_measured_is_the_one_asked_for(tmp_path: Path):
-    leave_run(tmp_path, set_up(replace(load_recipe("tiny"), mesh=MeshConfig())))
+    leave_run(tmp_path, build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig())))
     with pytest.raises(ConfigError, match="no save of step 7, only of 1$"):
         bench.main(["--recipe", "tiny", "--checkpoint", str(tmp_path), "--checkpoint-step", "7"])
 

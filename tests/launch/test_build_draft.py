@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.train
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.distillation.export import write_draft
@@ -59,8 +59,8 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def run(options: Options) -> Setup:
-    return set_up(parse_run(argv("gsm8k", options), "", ""))
+def run(options: Options) -> Experiment:
+    return build_experiment(parse_run(argv("gsm8k", options), "", ""))
 
 
 def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
@@ -96,9 +96,9 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
     options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}
     # Of a recipe that states none either.
-    assert set_up(parse_run(argv("narrow", options), "", "")).networks.decoder.feature_layers == (2, 4, 5)
+    assert build_experiment(parse_run(argv("narrow", options), "", "")).networks.decoder.feature_layers == (2, 4, 5)
     asked = options | {"--model.feature-layers": "1 2 3"}
-    assert set_up(parse_run(argv("narrow", asked), "", "")).networks.decoder.feature_layers == (1, 2, 3)
+    assert build_experiment(parse_run(argv("narrow", asked), "", "")).networks.decoder.feature_layers == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from models.drafts.mtp import init_mtp, mtp_config
@@ -24,8 +24,8 @@ from tests.launch.programs import Options, argv
 MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 
 
-def run(options: Options) -> Setup:
-    return set_up(parse_run(argv("gsm8k", options), "", ""))
+def run(options: Options) -> Experiment:
+    return build_experiment(parse_run(argv("gsm8k", options), "", ""))
 
 
 @pytest.fixture

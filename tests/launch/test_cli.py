@@ -234,10 +234,10 @@ def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
         "import dataclasses, jax, launch.train; from configs.tiny import config; "
-        "from launch.build.experiment import set_up; "
+        "from launch.build.experiment import build_experiment; "
         "from specjax.parallel.mesh import MeshConfig; "
         "data = dataclasses.replace(config.data, prompts=4);"
-        "set_up(dataclasses.replace(config, mesh=MeshConfig(data=4), data=data));"
+        "build_experiment(dataclasses.replace(config, mesh=MeshConfig(data=4), data=data));"
         "assert jax.device_count() == 4"
     )
 

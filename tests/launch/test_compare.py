@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import launch.compare
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.comparison.first_difference import Parting, parting
@@ -142,7 +142,7 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
     assert found["training"]["parting"] is None and "identical: the same tokens in all 3 steps" in said
-    leave_run(tmp_path / "run", set_up(parse_run(argv("tiny", SMALL), "", "")))
+    leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
     assert "warm-up step" not in said and "distilled first" not in said
     assert "training" not in found

@@ -101,7 +101,7 @@ class Clock:
 
 
 @pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Any:
+def experiment(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("launch.costs.cost_table.RoundClock", Clock)
     return SimpleNamespace(
         phases=(Phase(8, 40),),
@@ -125,19 +125,19 @@ def test_cells_that_leave_a_round_without_cost_are_refused(tmp_path: Path):
     )
 
 
-def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(setup: Any, tmp_path: Path):
+def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(experiment: Any, tmp_path: Path):
     """Killed behind the probe of step 4, and resumed from a save of step 3."""
     path = tmp_path / "cost_table.json"
-    whole = CostTable(setup, path, [], replayed=False)
+    whole = CostTable(experiment, path, [], replayed=False)
     first, saved = whole.update(None, 0), list(whole.cells)  # pyright: ignore[reportArgumentType]
     assert whole.due(4, True) and not whole.due(4, False)
     second = whole.update(None, 4)  # pyright: ignore[reportArgumentType]
     assert (first != second).any()
 
-    resumed = CostTable(setup, path, [], replayed=False)
+    resumed = CostTable(experiment, path, [], replayed=False)
     resumed.resume(saved, 3)
     assert resumed.due(4, False) and resumed.due(5, True)
-    replayed = CostTable(setup, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
+    replayed = CostTable(experiment, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
     assert replayed.due(4, False) and not replayed.due(5, True)
     for table in (resumed, replayed):
         np.testing.assert_array_equal(table.update(None, 0), first)  # pyright: ignore[reportArgumentType]

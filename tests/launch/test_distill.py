@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 import launch.distill
 import launch.train
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
@@ -218,20 +218,20 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
 
     monkeypatch.setattr("launch.distillation.trainer.make_generate", first)
     options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
-    setup = set_up(parse_run(argv("gsm8k", shrunk | options), "", ""))
+    experiment = build_experiment(parse_run(argv("gsm8k", shrunk | options), "", ""))
     with pytest.raises(Seen) as seen:
-        distill(setup, setup.networks.params, print, trained=trained)
+        distill(experiment, experiment.networks.params, print, trained=trained)
     assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 
 @pytest.mark.slow
 def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, shrunk: Options):
-    setup = set_up(parse_run(argv("gsm8k", shrunk), "", ""))
-    law = replace(setup.train.rollout.law, top_k=2)
-    train = replace(setup.train, allow_truncated_law=True, rollout=replace(setup.train.rollout, law=law))
-    setup = replace(setup, train=train)
-    networks = setup.networks
-    cut, greedy = (measure_acceptance(setup, networks.drafter, networks.params, x) for x in (1.0, 0.0))
+    experiment = build_experiment(parse_run(argv("gsm8k", shrunk), "", ""))
+    law = replace(experiment.train.rollout.law, top_k=2)
+    train = replace(experiment.train, allow_truncated_law=True, rollout=replace(experiment.train.rollout, law=law))
+    experiment = replace(experiment, train=train)
+    networks = experiment.networks
+    cut, greedy = (measure_acceptance(experiment, networks.drafter, networks.params, x) for x in (1.0, 0.0))
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
 
 
@@ -264,13 +264,13 @@ def test_other_drafts_are_saved_and_go_on_from_there(
     assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [name]
     assert read_made_for(saved) == MadeFor(report["policy"], 16, 2, 1.0, own["predicted"])
 
-    before = set_up(parse_run(argv("gsm8k", shrunk | fresh), "", "")).networks
+    before = build_experiment(parse_run(argv("gsm8k", shrunk | fresh), "", "")).networks
     again = MTP | {"--draft.kind": kind, f"--{read_by}": str(saved)}
-    setup = set_up(parse_run(argv("gsm8k", shrunk | again), "", ""))
-    assert setup.networks.draft_from == read_by
-    measured = measure_acceptance(setup, setup.networks.drafter, setup.networks.params, 1.0)
+    experiment = build_experiment(parse_run(argv("gsm8k", shrunk | again), "", ""))
+    assert experiment.networks.draft_from == read_by
+    measured = measure_acceptance(experiment, experiment.networks.drafter, experiment.networks.params, 1.0)
     assert measured.predicted == pytest.approx(own["predicted"], abs=1e-4)
-    assert jax.tree.all(jax.tree.map(np.array_equal, setup.networks.params.policy, before.params.policy))
+    assert jax.tree.all(jax.tree.map(np.array_equal, experiment.networks.params.policy, before.params.policy))
 
 
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):

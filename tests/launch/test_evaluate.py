@@ -11,7 +11,7 @@ import pytest
 import launch.evaluate
 import launch.evaluation.sampler
 from configs.schema import RewardConfig
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from launch.evaluate import EvaluateArgs
 from launch.evaluation.sampler import Sampler, make_evaluate, prompts_a_batch
@@ -35,7 +35,7 @@ def asked(shrunk: Options) -> Options:
 @pytest.fixture(scope="module")
 def run(files: Path, asked: Options) -> Path:
     options = {name: value for name, value in asked.items() if name != "--samples"}
-    leave_run(files / "run", set_up(parse_run(argv("gsm8k", options), "", "")))
+    leave_run(files / "run", build_experiment(parse_run(argv("gsm8k", options), "", "")))
     return files / "run"
 
 

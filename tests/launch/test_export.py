@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import launch.export
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.run.records import made_for
 from models.checkpoints.draft import load_draft_checkpoint
@@ -34,17 +34,17 @@ REDUCED = {"--draft.vocab-size": "4"}
 MTP = {"--draft.kind": "mtp", "--draft.mtp-convention": "mimo", "--model.feature-layers": "0"}
 
 
-def save(run: Path, options: Options) -> Setup:
-    """A run whose networks are no longer those that it started with; the setup that has them."""
-    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
-    trained = jax.tree.map(lambda x: 2 * x, setup.networks.params)
-    state = init_train_state(trained, setup.train, setup.mesh)
+def save(run: Path, options: Options) -> Experiment:
+    """A run whose networks are no longer those that it started with; the experiment that has them."""
+    experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
+    trained = jax.tree.map(lambda x: 2 * x, experiment.networks.params)
+    state = init_train_state(trained, experiment.train, experiment.mesh)
     with Checkpointer(run / "checkpoints", keep=2) as saves:
         for step in (1, 2):
-            saves.save(step, state, {}, {"draft_vocabulary": setup.draft_vocabulary})
-    write_json(run / "config.json", asdict(setup.config))
+            saves.save(step, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})
+    write_json(run / "config.json", asdict(experiment.config))
     write_lines(run / "metrics.jsonl", [{"step": step, PREDICTED: PREDICTED_AT.get(step)} for step in (1, 2, 3)])
-    return setup
+    return experiment
 
 
 def stated_by(run: Path, step: int = 2) -> MadeFor:
@@ -58,14 +58,14 @@ def same(found: PyTree, started: PyTree) -> bool:
 
 @pytest.mark.parametrize(("dialect", "verifier"), [("ours", None), ("speculators", None), ("speculators", "me/mine")])
 def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | None):
-    setup = save(tmp_path / "run", shrunk | REDUCED | LAW)
+    experiment = save(tmp_path / "run", shrunk | REDUCED | LAW)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
     own |= {"--part": "draft", "--dialect": dialect} | ({} if verifier is None else {"--verifier": verifier})
     assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
     load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
     _, params, ids, layers = load(tmp_path / "out", ONE)
-    assert same(params, setup.networks.params.draft) and layers == (0, 1)
-    assert ids.tolist() == setup.draft_vocabulary
+    assert same(params, experiment.networks.params.draft) and layers == (0, 1)
+    assert ids.tolist() == experiment.draft_vocabulary
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     if dialect == "speculators":
         # Of the run, whose policy is no longer the one at model.path.
@@ -87,19 +87,19 @@ def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tm
 @pytest.mark.slow
 def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path):
     options = shrunk | MTP | LAW
-    setup = save(tmp_path / "run", options)
+    experiment = save(tmp_path / "run", options)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
     assert launch.export.main(argv("gsm8k", options | own)) == 0
     config = read_hf_config(tmp_path / "out", ())
-    assert same(load_policy(tmp_path / "out", config, ONE), setup.networks.params.policy)
+    assert same(load_policy(tmp_path / "out", config, ONE), experiment.networks.params.policy)
     found = load_mtp(tmp_path / "out", config, ONE)
-    assert found is not None and same(found[1], setup.networks.params.draft)
+    assert found is not None and same(found[1], experiment.networks.params.draft)
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (files / "policy/tokenizer.json").read_bytes()
     # It is a policy to start from, head and all, and may be narrower.
     own_head = {name: value for name, value in options.items() if name != "--draft.mtp-convention"}
-    again = set_up(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
-    assert same(again.networks.params.draft, setup.networks.params.draft)
+    again = build_experiment(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
+    assert same(again.networks.params.draft, experiment.networks.params.draft)
     own |= {"--out": str(tmp_path / "narrow"), "--param-dtype": "bfloat16"}
     assert launch.export.main(argv("gsm8k", options | own)) == 0
     assert read_hf_config(tmp_path / "narrow", ()).param_dtype == "bfloat16"

@@ -11,7 +11,7 @@ import launch.comparison.best_plans
 import launch.evaluation.sampler
 from configs.schema import ArithmeticConfig, DataConfig, RunConfig, SpeedupConfig
 from configs.schema.networks import DraftConfig, HeadConfig, LookupConfig, ModelConfig
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
 from models.checkpoints.policy import save_policy_checkpoint
@@ -38,7 +38,7 @@ CONFIG = RunConfig(
 
 
 def networks(draft: DraftConfig, training: bool = True) -> Networks:
-    return set_up(replace(CONFIG, draft=draft), training).networks
+    return build_experiment(replace(CONFIG, draft=draft), training).networks
 
 
 def test_a_lookup_is_the_drafter_or_stands_beside_it():
@@ -46,8 +46,8 @@ def test_a_lookup_is_the_drafter_or_stands_beside_it():
     assert alone.drafter == NGramDrafter(15, min_n=2, max_n=5)
     assert alone.params.draft == {} and alone.params.memory == ()
     lookup = LookupConfig(kind="history", kept=2, factor=2.0, offset=1)
-    setup = set_up(replace(CONFIG, draft=DraftConfig(vocab_size=9, lookup=lookup)))
-    both, vocabulary = setup.networks, setup.draft_vocabulary
+    experiment = build_experiment(replace(CONFIG, draft=DraftConfig(vocab_size=9, lookup=lookup)))
+    both, vocabulary = experiment.networks, experiment.draft_vocabulary
     assert isinstance(both.drafter, EitherDrafter) and isinstance(both.drafter.trained, HeadDrafter)
     assert both.drafter.lookup == HistoryDrafter(15, kept=2, siblings=2, factor=2.0, offset=1)
     assert both.params.draft and vocabulary is not None and len(vocabulary) == 9
@@ -55,11 +55,11 @@ def test_a_lookup_is_the_drafter_or_stands_beside_it():
 
 def test_history_remembers_every_training_problem_and_nothing_where_none_are_read():
     draft = DraftConfig(kind="none", lookup=LookupConfig(kind="history", kept=2))
-    setup = set_up(replace(CONFIG, draft=draft))
-    memory = setup.networks.params.memory
-    assert memory.shape == (len(setup.problems.train), 2, 7) and not np.asarray(memory).any()
+    experiment = build_experiment(replace(CONFIG, draft=draft))
+    memory = experiment.networks.params.memory
+    assert memory.shape == (len(experiment.problems.train), 2, 7) and not np.asarray(memory).any()
     assert memory.sharding.is_fully_replicated
-    assert max(setup.train_prompts.ids) < len(memory)
+    assert max(experiment.train_prompts.ids) < len(memory)
     assert networks(draft, training=False).params.memory == ()
 
 
@@ -131,11 +131,11 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
 
         return generate
 
-    setup = set_up(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
-    policy, drafter, params = setup.networks.policy, setup.networks.drafter, setup.networks.params
+    experiment = build_experiment(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
+    policy, drafter, params = experiment.networks.policy, experiment.networks.drafter, experiment.networks.params
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", watched)
     monkeypatch.setattr(launch.comparison.best_plans, "per_shard", watched)
-    table, mesh = setup.held_out_prompts, setup.mesh
+    table, mesh = experiment.held_out_prompts, experiment.mesh
     evaluate = launch.evaluation.sampler.make_evaluate(
         policy, drafter, lambda *_: None, CONFIG.rollout, 1, [table.batch(np.arange(2))], 0, mesh
     )
@@ -144,4 +144,4 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     options = SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2)
     with pytest.raises(Enough):
         launch.comparison.best_plans.compare_plans(policy, drafter, params, CONFIG.rollout, table, options, mesh)
-    assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(setup.problems.train)
+    assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(experiment.problems.train)

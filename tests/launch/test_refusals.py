@@ -6,7 +6,7 @@ import pytest
 
 import launch.generate
 import launch.train
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from specjax.checkpoint import Checkpointer
 from specjax.train.train_step import init_train_state
@@ -141,8 +141,8 @@ def test_a_refusal_is_one_line_from_outside_too(shrunk: Options, tmp_path: Path)
 
 def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:
     """A checkpoint of networks that nobody has trained."""
-    setup = set_up(parse_run(argv("gsm8k", options), "", ""))
-    state = init_train_state(setup.networks.params, setup.train, setup.mesh)
+    experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
+    state = init_train_state(experiment.networks.params, experiment.train, experiment.mesh)
     with Checkpointer(run / "checkpoints", keep=1) as saves:
         saves.save(1, state, {}, {"draft_vocabulary": draft_vocabulary})
 

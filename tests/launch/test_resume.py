@@ -13,7 +13,7 @@ import pytest
 
 from configs.schema import ArithmeticConfig, CheckpointConfig, DataConfig, RewardConfig, RunConfig
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.run.directory import restore_params
 from launch.train import train
@@ -70,7 +70,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 
 def run(config: RunConfig) -> int:
-    return train(set_up(config), odd, odd)
+    return train(build_experiment(config), odd, odd)
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +153,11 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
 @pytest.mark.parametrize("field", ["prompt", "answer"])
 def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str):
     """As many as before, and with the tokens that the draft knows."""
-    setup = set_up(copy(whole, tmp_path / "run"))
-    first, second, *rest = setup.problems.train
+    experiment = build_experiment(copy(whole, tmp_path / "run"))
+    first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
     with pytest.raises(ConfigError, match="^resume: the problems to train on are not those of the run: data or token"):
-        train(replace(setup, problems=replace(setup.problems, train=problems)), odd, odd)
+        train(replace(experiment, problems=replace(experiment.problems, train=problems)), odd, odd)
 
 
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
@@ -183,14 +183,14 @@ def test_other_networks_are_no_damage(whole: Path, tmp_path: Path):
 
 
 def test_programs_name_a_save(whole: Path):
-    setup = set_up(CONFIG)
-    by_step = {step: restore_params(whole, setup, step) for step in (3, 6)}
+    experiment = build_experiment(CONFIG)
+    by_step = {step: restore_params(whole, experiment, step) for step in (3, 6)}
     means = {step: metrics(whole)[step - 1]["reward/mean"] or 0.0 for step in by_step}
     best = max(means, key=lambda step: (means[step], step))
     for which, step in (("newest", 6), ("best", best)):
-        jax.tree.map(np.testing.assert_array_equal, restore_params(whole, setup, which), by_step[step])  # pyright: ignore[reportArgumentType]
+        jax.tree.map(np.testing.assert_array_equal, restore_params(whole, experiment, which), by_step[step])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"^checkpoint: \S+: no save of step 4, only of 3, 6$"):
-        restore_params(whole, setup, 4)
+        restore_params(whole, experiment, 4)
 
 
 @pytest.mark.slow

@@ -28,12 +28,12 @@ ROLLOUT = Rollout(
 def log_in(directory: Path, count: int, resume_step: int | None = None) -> SampleLog:
     config = replace(tiny, steps=9, eval=replace(tiny.eval, every=4), log=replace(tiny.log, samples=count))
     problems = [Problem(prompt="a+a=", answer="0"), Problem(prompt="b+b=", answer="1")]
-    setup: Any = SimpleNamespace(
+    experiment: Any = SimpleNamespace(
         config=config,
         tokenizer=CharacterTokenizer("ab"),
         problems=SimpleNamespace(train=problems),
     )
-    return SampleLog(directory, setup, resume_step)
+    return SampleLog(directory, experiment, resume_step)
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:

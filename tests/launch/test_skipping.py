@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.build.experiment import Setup, set_up
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.run.directory import restore_params
 from specjax.train.batch import Batch
@@ -30,10 +30,17 @@ OPTIONS = LEAST | {
 }
 
 
-def finite(setup: Setup, params: Params, batch: Batch) -> Params:
+def finite(experiment: Experiment, params: Params, batch: Batch) -> Params:
     """Whether the gradient of each network is."""
-    parts = setup.networks.policy, setup.networks.drafter, params, batch, setup.train.rollout.law, setup.train.loss
-    found, sums = accumulate(*parts, budget=setup.train.rollout.max_new_tokens)
+    parts = (
+        experiment.networks.policy,
+        experiment.networks.drafter,
+        params,
+        batch,
+        experiment.train.rollout.law,
+        experiment.train.loss,
+    )
+    found, sums = accumulate(*parts, budget=experiment.train.rollout.max_new_tokens)
     return Params(usable(found.policy, sums.policy_loss), usable(found.draft, sums.draft_loss))
 
 
@@ -56,13 +63,15 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     diary = (run / "diary.jsonl").read_text()
     assert "--resume continues it" in diary and "updates were skipped in" in diary
 
-    setup = set_up(parse_run([*argv("tiny", options), "--speedup.slots"], "test", "a run"))
-    params = restore_params(run, setup)
-    for here, there in zip(jax.tree.leaves(params.policy), jax.tree.leaves(setup.networks.params.policy), strict=True):
+    experiment = build_experiment(parse_run([*argv("tiny", options), "--speedup.slots"], "test", "a run"))
+    params = restore_params(run, experiment)
+    for here, there in zip(
+        jax.tree.leaves(params.policy), jax.tree.leaves(experiment.networks.params.policy), strict=True
+    ):
         np.testing.assert_array_equal(here, there)
     with np.load(run / f"skipped_step_{len(lines)}.npz") as saved:
         batch = Batch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})
     assert np.isfinite(batch.advantage).all() and np.ptp(batch.reward) > 1e29
     # The file and the save show what is wrong, and that it is the advantages.
-    assert not finite(setup, params, batch).policy and finite(setup, params, batch).draft
-    assert finite(setup, params, replace(batch, advantage=batch.advantage * 1e-30)).policy
+    assert not finite(experiment, params, batch).policy and finite(experiment, params, batch).draft
+    assert finite(experiment, params, replace(batch, advantage=batch.advantage * 1e-30)).policy

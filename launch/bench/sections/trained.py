@@ -12,7 +12,7 @@ from launch.bench.models import Networks
 from launch.bench.presets import Preset
 from launch.bench.report import Section
 from launch.bench.sections.generation import NOTES, speedups
-from launch.build.experiment import set_up
+from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import load_recipe
 from launch.run.directory import restore_params
@@ -23,18 +23,18 @@ from specjax.parallel.mesh import MeshConfig
 
 def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[[Networks, Preset], Section]:
     """The section, once the run is read: bad input is found before anything is measured."""
-    setup = set_up(replace(load_recipe(recipe), mesh=MeshConfig()))
-    own = setup.networks
+    experiment = build_experiment(replace(load_recipe(recipe), mesh=MeshConfig()))
+    own = experiment.networks
     if isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft to measure")
-    networks = Networks(own.decoder, own.policy, own.drafter, restore_params(directory, setup, which))
-    rollout = replace(setup.train.rollout, group_size=1, draft_lengths=(), phases=())
+    networks = Networks(own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which))
+    rollout = replace(experiment.train.rollout, group_size=1, draft_lengths=(), phases=())
 
-    if (found := len(setup.held_out_prompts.rows)) < batch:
+    if (found := len(experiment.held_out_prompts.rows)) < batch:
         raise ConfigError(f"recipe = {recipe}: has {found} held-out prompts that can be used, must be at least {batch}")
 
     def measure(_: Networks, preset: Preset) -> Section:
-        prompts = jax.tree.map(jnp.asarray, setup.held_out_prompts.batch(np.arange(batch)))
+        prompts = jax.tree.map(jnp.asarray, experiment.held_out_prompts.batch(np.arange(batch)))
         title = f"speed-up of {directory}, held-out prompts, batch {batch}"
         return Section(title, speedups(networks, prompts, preset, rollout, None), NOTES)
 
