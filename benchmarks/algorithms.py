@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 
 from configs import narrow
-from configs.schema import EvalConfig, RunConfig
+from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
@@ -40,10 +40,9 @@ from specjax.parallel.mesh import MeshConfig
 from specjax.rewards import RewardFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.advantage import AdvantageConfig
-from specjax.train.loss import LossConfig
+from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
-from specjax.train.stages import TrainConfig
 from specjax.train.updates import UpdateConfig
 
 # By how much accuracy on held-out prompts has to rise. Its standard error is at most 0.031, were both samples of a
@@ -64,7 +63,7 @@ def _advantage(**options: str) -> Callable[[TrainConfig], TrainConfig]:
 def _dapo(config: TrainConfig) -> TrainConfig:
     # As many groups as the others have prompts, once they are known.
     selection = SelectionConfig(groups=1, drop_truncated=True, overlong_buffer=4)
-    return replace(config, selection=selection, loss=LossConfig(clip_high=0.28, aggregate="token"))
+    return replace(config, selection=selection, loss=LossOptions(clip_high=0.28, aggregate="token"))
 
 
 def _recomputed(config: TrainConfig) -> TrainConfig:
@@ -146,7 +145,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
         narrow.config,
         steps=200,
         rollout=replace(narrow.config.rollout, group_size=8),
-        loss=LossConfig(aggregate="sequence", clip_high=0.2),
+        loss=LossOptions(aggregate="sequence", clip_high=0.2),
         updates=UpdateConfig(minibatches=2),
         policy_optimizer=replace(narrow.config.policy_optimizer, learning_rate=1e-4),
         eval=EvalConfig(prompts=HELD_OUT, samples=SAMPLES),
@@ -160,7 +159,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
         mesh=MeshConfig(),
         model=replace(sums.model, architecture=shape, feature_layers=(0, 2, 3)),
         data=replace(sums.data, prompts=8, **fields),
-        rollout=RolloutConfig(group_size=8, max_new_tokens=28, draft_length=2),
+        rollout=RolloutOptions(group_size=8, max_new_tokens=28, draft_length=2),
         policy_optimizer=OptimizerConfig(learning_rate=1e-4, b2=0.99, warmup_steps=10),
         draft_optimizer=OptimizerConfig(learning_rate=3e-3, b2=0.98, warmup_steps=10),
         warmup=replace(sums.warmup, steps=150),

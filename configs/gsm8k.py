@@ -8,9 +8,15 @@ $SPECJAX_DATA, by default ./data.
 import os
 from pathlib import Path
 
-from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.train.optimizer import OptimizerConfig
+from configs.schema import (
+    DataConfig,
+    DistillConfig,
+    EvalConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RolloutOptions,
+    RunConfig,
+)
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 
@@ -30,7 +36,7 @@ config = RunConfig(
         max_prompt_tokens=320,
     ),
     reward=RewardConfig(scorer="math", workers=4),
-    rollout=RolloutConfig(group_size=8, max_new_tokens=512, draft_length=3),
+    rollout=RolloutOptions(group_size=8, max_new_tokens=512, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
     distill=DistillConfig(microbatches=8),

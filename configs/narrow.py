@@ -8,18 +8,19 @@ from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
+    DecoderConfig,
     DistillConfig,
+    DraftConfig,
     EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
     RewardConfig,
+    RolloutOptions,
     RunConfig,
     SpeedupConfig,
     WarmupConfig,
 )
-from configs.schema.networks import DraftConfig, ModelConfig
-from models.config import DecoderConfig
-from specjax.parallel.mesh import MeshConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="narrow",
@@ -48,7 +49,7 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=4096, min_terms=3, max_terms=5, max_value=9),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=4, max_new_tokens=40, draft_length=3),
+    rollout=RolloutOptions(group_size=4, max_new_tokens=40, draft_length=3),
     policy_optimizer=OptimizerConfig(learning_rate=1.3e-4, b2=0.99, warmup_steps=30),
     draft_optimizer=OptimizerConfig(learning_rate=5e-3, b2=0.98, warmup_steps=20),
     warmup=WarmupConfig(steps=300, batch_size=32, optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=30)),

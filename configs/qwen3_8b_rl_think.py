@@ -22,13 +22,19 @@ moments in float32, 2 of gradients and as many of those being added, 2 of the bf
 XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
 """
 
-from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
-from configs.schema.networks import DraftConfig
-from specjax.parallel.mesh import MeshConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.sampling import SamplingLaw
-from specjax.train.loss import LossConfig
-from specjax.train.optimizer import OptimizerConfig
+from configs.schema import (
+    DataConfig,
+    DistillConfig,
+    DraftConfig,
+    EvalConfig,
+    LossOptions,
+    MeshConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RolloutOptions,
+    RunConfig,
+    SamplingLaw,
+)
 
 config = RunConfig(
     name="qwen3_8b_rl_think",
@@ -46,14 +52,14 @@ config = RunConfig(
         max_prompt_tokens=2048,
     ),
     reward=RewardConfig(scorer="math", workers=8),
-    rollout=RolloutConfig(
+    rollout=RolloutOptions(
         group_size=16,
         max_new_tokens=4096,
         draft_lengths=(0, 3),
         phases=((256, 6144), (64, 6144), (16, 6144)),
         law=SamplingLaw(temperature=1.0),
     ),
-    loss=LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
+    loss=LossOptions(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),
     draft_optimizer=OptimizerConfig(learning_rate=1e-4),
     distill=DistillConfig(microbatches=16),

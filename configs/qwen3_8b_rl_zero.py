@@ -21,13 +21,19 @@ activations (without phases and ladder, for a draft of the whole vocabulary), fo
 must be 0.95.
 """
 
-from configs.schema import DataConfig, DistillConfig, EvalConfig, RewardConfig, RunConfig
-from configs.schema.networks import DraftConfig
-from specjax.parallel.mesh import MeshConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.sampling import SamplingLaw
-from specjax.train.loss import LossConfig
-from specjax.train.optimizer import OptimizerConfig
+from configs.schema import (
+    DataConfig,
+    DistillConfig,
+    DraftConfig,
+    EvalConfig,
+    LossOptions,
+    MeshConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RolloutOptions,
+    RunConfig,
+    SamplingLaw,
+)
 
 config = RunConfig(
     name="qwen3_8b_rl_zero",
@@ -44,7 +50,7 @@ config = RunConfig(
         max_prompt_tokens=1024,
     ),
     reward=RewardConfig(scorer="math", workers=8),
-    rollout=RolloutConfig(
+    rollout=RolloutOptions(
         group_size=16,
         max_new_tokens=3072,
         draft_lengths=(0, 3),
@@ -53,7 +59,7 @@ config = RunConfig(
         # The base model's own <|endoftext|>, and <|im_end|>, by which the chat template ends a turn.
         stop_tokens=(151643, 151645),
     ),
-    loss=LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
+    loss=LossOptions(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),
     draft_optimizer=OptimizerConfig(learning_rate=1e-4),
     distill=DistillConfig(microbatches=32),

@@ -9,17 +9,18 @@ from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
+    DecoderConfig,
     DistillConfig,
+    DraftConfig,
     EvalConfig,
+    ModelConfig,
+    OptimizerConfig,
     RewardConfig,
+    RolloutOptions,
     RunConfig,
     SpeedupConfig,
     WarmupConfig,
 )
-from configs.schema.networks import DraftConfig, ModelConfig
-from models.config import DecoderConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="scratch_100m",
@@ -49,7 +50,7 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=65_536, min_terms=4, max_terms=8, max_value=99),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=8, max_new_tokens=128, draft_lengths=(0, 1, 3, 5)),
+    rollout=RolloutOptions(group_size=8, max_new_tokens=128, draft_lengths=(0, 1, 3, 5)),
     policy_optimizer=OptimizerConfig(learning_rate=1e-5, b2=0.99, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, b2=0.98, warmup_steps=10),
     warmup=WarmupConfig(steps=1500, batch_size=256, optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=100)),

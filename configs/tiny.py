@@ -9,17 +9,18 @@ from configs.schema import (
     ArithmeticConfig,
     CheckpointConfig,
     DataConfig,
+    DecoderConfig,
     DistillConfig,
+    DraftConfig,
     EvalConfig,
+    ModelConfig,
+    OptimizerConfig,
     RewardConfig,
+    RolloutOptions,
     RunConfig,
     SpeedupConfig,
     WarmupConfig,
 )
-from configs.schema.networks import DraftConfig, ModelConfig
-from models.config import DecoderConfig
-from specjax.rollout.plan import RolloutConfig
-from specjax.train.optimizer import OptimizerConfig
 
 config = RunConfig(
     name="tiny",
@@ -51,7 +52,7 @@ config = RunConfig(
         arithmetic=ArithmeticConfig(problems=3072, min_terms=3, max_terms=5, max_value=5),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=3, max_new_tokens=40, draft_length=4),
+    rollout=RolloutOptions(group_size=3, max_new_tokens=40, draft_length=4),
     policy_optimizer=OptimizerConfig(learning_rate=4e-5, b2=0.99, warmup_steps=30),
     # Of six sequences a step, a draft learns more the smaller its steps become.
     draft_optimizer=OptimizerConfig(

@@ -18,10 +18,10 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
+from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
-from specjax.train.stages import TrainConfig
 from specjax.train.timed_step import ProbeStep, StagedStep
 from specjax.train.train_step import init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig

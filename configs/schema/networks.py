@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from configs.schema.functions import check_function, is_function
 from models.config import DecoderConfig, Dtype, Remat, at_least_one
 from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, check_passes
 from specjax.drafters.lookup import check_lengths
+
+DRAFT_KINDS = ("eagle3", "mtp", "model", "none")
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class ModelConfig:
 
     Attributes:
         path:           a directory in Hugging Face layout, or one that launch.convert made; None starts from scratch.
+        family:         builds a policy of one's own, as package.module:name. Checkpoints name a built-in family.
         architecture:   the network to start from scratch.
         feature_layers: the layers on whose entry an EAGLE-3 draft reads the policy; empty for the paper's choice.
         dtype:          of the computation.
@@ -24,11 +28,15 @@ class ModelConfig:
     """
 
     path: str | None = None
+    family: str | None = None
     architecture: DecoderConfig | None = None
     feature_layers: tuple[int, ...] = ()
     dtype: Dtype = "bfloat16"
     param_dtype: Dtype = "float32"
     remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        check_function("family", self.family)
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,8 @@ class DraftConfig:
 
     Attributes:
         kind:         eagle3; mtp, a head of the policy's own shape, from the policy's checkpoint; model, a small policy
-                      of the same vocabulary; or none, which drafts by the lookup alone, and without one decodes
-                      autoregressively.
+                      of the same vocabulary; none, which drafts by the lookup alone, and without one decodes
+                      autoregressively; or package.module:name, which builds a drafter of one's own.
         path:         a directory of ours, or of SpecForge, SafeAILab or speculators; None starts from random weights.
                       Of a model, what model.path is of the policy.
         vocab_size:   draft the most frequent tokens of the training problems alone; None drafts all of the policy's.
@@ -110,7 +118,7 @@ class DraftConfig:
         lookup:       drafting from texts that are known, by itself or beside the draft.
     """
 
-    kind: Literal["eagle3", "mtp", "model", "none"] = "eagle3"
+    kind: str = "eagle3"
     path: str | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
@@ -126,10 +134,14 @@ class DraftConfig:
     lookup: LookupConfig = field(default_factory=LookupConfig)
 
     def __post_init__(self) -> None:
+        if self.kind not in DRAFT_KINDS and not is_function(self.kind):
+            raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
         sizes = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
         given = [name for name in sizes if getattr(self, name) is not None]
         at_least_one(self, *given)
         check_passes(self.unroll, self.decay)
+        if self.kind not in DRAFT_KINDS:
+            return
         if self.kind == "model" and given:
             raise ValueError(f"{given[0]} = {getattr(self, given[0])}: must be none with kind model")
         # Neither widths nor passes: a recipe has them for its draft, and is to be run without a draft too.

@@ -112,7 +112,9 @@ def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, 
 
 def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
     draft = config.draft
-    model = ModelConfig(draft.path, draft.architecture, (), policy.dtype, policy.param_dtype)
+    model = ModelConfig(
+        path=draft.path, architecture=draft.architecture, dtype=policy.dtype, param_dtype=policy.param_dtype
+    )
     decoder, params = build_policy(model, mesh, key, "draft", features=False)
     if decoder.vocab_size != policy.vocab_size:
         raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")

@@ -18,7 +18,8 @@ from launch.data.tokenizers import Tokenizer
 from specjax.drafters import EitherDrafter
 from specjax.parallel.mesh import batch_shards, make_mesh
 from specjax.rollout.plan import Phase, lay_out
-from specjax.train.stages import TrainConfig
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,9 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     problems = build_problems(config) if needed else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train)
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
-    train = config.train_config()
-    train = replace(train, rollout=replace(train.rollout, stop_tokens=stop_tokens))
+    train = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
+    if config.draft.kind == "none":
+        train = replace(train, draft_training=DraftTrainingConfig(mode="frozen"))
     return Experiment(config, train, mesh, tokenizer, problems, networks)
 
 

@@ -162,7 +162,7 @@ def parse_run_and(
     if not argv or argv[0].startswith("-"):
         raise ConfigError(f"CONFIG must come first: {_choices()}")
     try:
-        recipe = replace(load_recipe(argv[0]), **defaults)
+        recipe = replace(load_recipe(argv[0]), **defaults, **({} if trains else {"allow_truncated_law": True}))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     fields[1] += (dataclasses.field(default=recipe),)
@@ -171,12 +171,7 @@ def parse_run_and(
     if "--resume" in options and options[options.index("--resume") + 1 :][:1] not in (["True"], ["False"]):
         options.insert(options.index("--resume") + 1, "True")
     arguments: Any = parse(dataclasses.make_dataclass("Arguments", fields), options, f"{prog} {argv[0]}", description)
-    recipe = arguments.recipe if trains else replace(arguments.recipe, allow_truncated_law=True)
-    try:
-        recipe.train_config()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return recipe, arguments.own
+    return arguments.recipe, arguments.own
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:

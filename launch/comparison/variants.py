@@ -19,8 +19,8 @@ from specjax.drafters import NoDrafter
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
 from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.config import TrainConfig
 from specjax.train.metrics import Metrics, rollout_metrics
-from specjax.train.stages import TrainConfig
 from specjax.train.timed_step import StagedStep
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout, TrainState

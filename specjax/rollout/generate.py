@@ -1,6 +1,7 @@
 """A rollout function over the mesh: every data shard generates on its own, with the parameters gathered once."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 
 import jax
@@ -66,7 +67,10 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
     rows = P(BATCH_AXES)
 
     def generate(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        options = config if chosen is None else ChosenConfig(**vars(config), chosen=chosen)
+        options = config
+        if chosen is not None:
+            known = {field.name: getattr(config, field.name) for field in fields(RolloutConfig)}
+            options = ChosenConfig(**known, chosen=chosen)
         return rollout_fn(policy, drafter, params, prompts, seed_step, options)
 
     return jax.shard_map(

@@ -15,8 +15,9 @@ from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, place, prepared_layout
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.batch import Batch
+from specjax.train.config import TrainConfig
 from specjax.train.metrics import Metrics
-from specjax.train.stages import TrainConfig, make_stages
+from specjax.train.stages import make_stages
 from specjax.train.train_step import StepResult, chosen_lengths, with_experience
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
 

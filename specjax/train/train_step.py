@@ -21,9 +21,10 @@ from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import nothing_seen
+from specjax.train.config import TrainConfig
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments
-from specjax.train.stages import TrainConfig, make_stages, optimizers_of
+from specjax.train.stages import make_stages, optimizers_of
 from specjax.types import Params, Policy, Prompts, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]

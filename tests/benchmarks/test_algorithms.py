@@ -45,7 +45,7 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_it_changes_a_run_to_one_that_goes_together(name: str, tmp_path: Path) -> None:
-    plain = [recipe.train_config() for recipe in algorithms.recipes(tmp_path).values()]
+    plain = [recipe for recipe in algorithms.recipes(tmp_path).values()]
     changed = [algorithms.ALGORITHMS[name](config) for config in plain]
     assert (changed == plain) == (name in ("GRPO", algorithms.CONTROL))
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from configs.schema import RunConfig
+from configs.schema import RolloutOptions, RunConfig
 from launch.build.networks import build_problems
 from launch.cli.errors import ConfigError
 from launch.cli.options import load_recipe, recipes
@@ -19,7 +19,6 @@ from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.layers import init_cache
 from models.params import Init, abstract_params
 from specjax.parallel.mesh import AXES, spec
-from specjax.rollout.plan import RolloutConfig
 from specjax.train.optimizer import make_optimizers
 from specjax.types import PyTree
 from specjax.verify import VERIFIERS, Verifier
@@ -58,7 +57,7 @@ def test_recipe(name: str):
     config = load_recipe(name)
     assert config.name == name
     assert json.loads(json.dumps(asdict(config)))["steps"] == config.steps
-    rollout = config.train_config().rollout
+    rollout = config.rollout
     shards = config.mesh.data * config.mesh.fsdp
     assert config.data.prompts % shards == 0
     assert config.data.prompts // shards * rollout.group_size % config.microbatches == 0
@@ -67,7 +66,7 @@ def test_recipe(name: str):
 
 def test_what_a_step_reads_reaches_it():
     config = RunConfig(name="own", steps=1, seed=5, microbatches=4, ladder=(16, 32), allow_truncated_law=True)
-    step = config.train_config()
+    step = config
     assert (step.seed, step.microbatches, step.ladder, step.allow_truncated_law) == (5, 4, (16, 32), True)
 
 
@@ -147,7 +146,7 @@ def count(tree: PyTree) -> int:
 def test_a_recipe_names_its_verifier():
     own = Verifier(VERIFIERS["block"].noise, VERIFIERS["block"].verify)
     with pytest.raises(ValueError, match=r"^rollout\.verifier: must be one of rejection, block, coupled in a recipe"):
-        RunConfig(name="mine", steps=1, rollout=RolloutConfig(verifier=own))
+        RunConfig(name="mine", steps=1, rollout=RolloutOptions(verifier=own))
 
 
 def test_scratch_100m_has_as_many_parameters():

@@ -9,7 +9,7 @@ import pytest
 
 import launch.comparison.best_plans
 import launch.evaluation.sampler
-from configs.schema import ArithmeticConfig, DataConfig, RunConfig, SpeedupConfig
+from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig, SpeedupConfig
 from configs.schema.networks import DraftConfig, HeadConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
@@ -17,7 +17,6 @@ from launch.cli.errors import ConfigError
 from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
-from specjax.rollout.plan import RolloutConfig
 from specjax.types import Params
 
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
@@ -33,7 +32,7 @@ CONFIG = RunConfig(
         held_out_count=4,
         arithmetic=ArithmeticConfig(problems=24, max_terms=4),
     ),
-    rollout=RolloutConfig(group_size=2, max_new_tokens=7, draft_length=2),
+    rollout=RolloutOptions(group_size=2, max_new_tokens=7, draft_length=2),
 )
 
 

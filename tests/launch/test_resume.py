@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import ArithmeticConfig, CheckpointConfig, DataConfig, RewardConfig, RunConfig
+from configs.schema import (
+    ArithmeticConfig,
+    CheckpointConfig,
+    DataConfig,
+    LossOptions,
+    RewardConfig,
+    RolloutOptions,
+    RunConfig,
+)
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
@@ -20,9 +28,7 @@ from launch.train import train
 from models.config import DecoderConfig
 from specjax.cost import Cell
 from specjax.parallel.mesh import MeshConfig
-from specjax.rollout.plan import RolloutConfig
 from specjax.train.adaptation import DraftTrainingConfig
-from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Reward, Rollout
@@ -50,8 +56,8 @@ CONFIG = RunConfig(
         arithmetic=ArithmeticConfig(problems=15, min_terms=2, max_terms=4),
     ),
     reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutConfig(group_size=2, max_new_tokens=8, draft_lengths=(0, 2)),
-    loss=LossConfig(kl_coefficient=0.1),
+    rollout=RolloutOptions(group_size=2, max_new_tokens=8, draft_lengths=(0, 2)),
+    loss=LossOptions(kl_coefficient=0.1),
     updates=UpdateConfig(minibatches=2, recompute_old=True),
     reference_every=2,
     policy_optimizer=OptimizerConfig(kind="muon", learning_rate=0.1, schedule="cosine", decay_steps=20),
@@ -196,7 +202,7 @@ def test_programs_name_a_save(whole: Path):
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
     """From one device to two and back, in other microbatches: the same tokens, and the same numbers up to rounding."""
-    rollout = RolloutConfig(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
+    rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
     fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2))
     lines = {}
     for before, after in ((1, 1), (1, 2), (2, 1)):

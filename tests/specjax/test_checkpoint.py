@@ -20,7 +20,7 @@ from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.adaptation import DraftTrainingConfig
-from specjax.train.stages import TrainConfig
+from specjax.train.config import TrainConfig
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, PyTree, TrainState
 

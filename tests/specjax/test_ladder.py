@@ -15,10 +15,10 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives
 from specjax.train.batch import Batch, split
+from specjax.train.config import TrainConfig
 from specjax.train.gradients import Sums, accumulate, log_probs_of
 from specjax.train.ladder import rung, sort_rows, windows
 from specjax.train.loss import LossConfig
-from specjax.train.stages import TrainConfig
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
 from tests.specjax.training import (

@@ -18,9 +18,9 @@ from specjax.log_probs import by_position, teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
 from specjax.train.batch import Batch
+from specjax.train.config import TrainConfig
 from specjax.train.gradients import Sums, accumulate, log_probs_of
 from specjax.train.loss import LossConfig
-from specjax.train.stages import TrainConfig
 from specjax.types import Params, PyTree
 from tests.specjax.training import DECODER, HEAD, mesh_of, relative_gap
 

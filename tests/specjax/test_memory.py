@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from specjax.checkpoint import Checkpointer
 from specjax.drafters import HistoryDrafter
 from specjax.rollout.plan import RolloutConfig
-from specjax.train.stages import TrainConfig
+from specjax.train.config import TrainConfig
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import init_train_state, make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout, TrainState

@@ -15,9 +15,9 @@ from specjax.rollout.generate import per_shard, place
 from specjax.rollout.plan import lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program, collectives, within_tensor
+from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import Metrics
-from specjax.train.stages import TrainConfig
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState

@@ -17,10 +17,11 @@ from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.batch import Batch
+from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
-from specjax.train.stages import TrainConfig, make_stages
+from specjax.train.stages import make_stages
 from specjax.train.train_step import StepResult, TrainStep, init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState

@@ -21,8 +21,8 @@ from models.params import abstract_params, param_shardings
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
+from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
-from specjax.train.stages import TrainConfig
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 

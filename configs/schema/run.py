@@ -1,0 +1,69 @@
+"""A whole run: a training step, the networks, problems and rewards it is about, and what is measured and saved."""
+
+from dataclasses import dataclass, field
+
+from configs.schema.before_rl import DistillConfig, WarmupConfig
+from configs.schema.data import DataConfig
+from configs.schema.functions import LossOptions, RolloutOptions
+from configs.schema.networks import DraftConfig, ModelConfig
+from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
+from configs.schema.rewards import RewardConfig
+from models.config import at_least_one
+from specjax.parallel.mesh import MeshConfig
+from specjax.train.config import TrainConfig
+from specjax.verify import VERIFIERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainConfig):
+    """A run of launch.train. The options of `TrainConfig` belong to it, and it can be used wherever one is wanted.
+
+    Attributes:
+        name:         name of the recipe.
+        steps:        RL steps in total, including those before a resume.
+        out:          directory to write. Default of launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
+        resume:       continue the run in `out`, or the newest run of the recipe, from its last checkpoint.
+        probe_every:  measure the stages of every n-th step; 0 never does. The step before it runs in stages too.
+        print_every:  print every n-th step, and every step that was probed or evaluated. metrics.jsonl has all steps.
+        profile_step: write a profiler trace of this step to profile/ in the run directory; 0 writes none.
+        max_skipped:  stop the run after this many skipped updates in a row (loss or gradient not finite); 0 never does.
+        cost_table:   cost_table.json to choose draft lengths by. Default: measure at the start and at probes.
+    """
+
+    name: str
+    steps: int
+    out: str | None = None
+    resume: bool = False
+    probe_every: int = 20
+    print_every: int = 1
+    profile_step: int = 0
+    max_skipped: int = 10
+    cost_table: str | None = None
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("rollout", RolloutOptions), ("loss", LossOptions)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} = {getattr(self, name)}: must be {kind.__name__} of configs.schema")
+        super().__post_init__()
+        at_least_one(self, "steps", "print_every")
+        if self.max_skipped < 0:
+            raise ValueError(f"max_skipped = {self.max_skipped}: must be at least 0")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
+        if not 0 <= self.profile_step <= self.steps:
+            raise ValueError(f"profile_step = {self.profile_step}: must be between 0 and steps = {self.steps}")
+        if self.rollout.verifier not in VERIFIERS:
+            raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

@@ -1,0 +1,84 @@
+"""The options of one training step, and which of them go together."""
+
+from dataclasses import dataclass, field
+
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.advantage import AdvantageConfig
+from specjax.train.ladder import check_ladder
+from specjax.train.loss import LossConfig
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.selection import SelectionConfig
+from specjax.train.updates import UpdateConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One GRPO step.
+
+    Attributes:
+        seed:                all noise is keyed by (seed, step).
+        updates:             how often a rollout is learnt from.
+        microbatches:        parts in which the gradient of an update is accumulated; any number gives the same.
+        reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
+        gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
+                             before a step counts in rollout/logprob_alarm.
+        ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
+                             holds its rows. The full length is always the last rung; empty pads every row to it.
+        logit_chunk:         positions of each row whose logits exist at a time, in both losses; 0 for all of them.
+        allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
+    """
+
+    seed: int = 0
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    updates: UpdateConfig = field(default_factory=UpdateConfig)
+    microbatches: int = 1
+    reference_every: int = 0
+    gap_alarm: float = 0.05
+    ladder: tuple[int, ...] = ()
+    logit_chunk: int = 0
+    draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
+    allow_truncated_law: bool = False
+
+    def __post_init__(self) -> None:
+        if self.microbatches < 1:
+            raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        loss, updates = self.loss, self.updates
+        if self.reference_every < 0:
+            raise ValueError(f"reference_every = {self.reference_every}: must be at least 0")
+        if self.reference_every and not loss.kl_coefficient:
+            raise ValueError(f"reference_every = {self.reference_every}: must be 0 without a kl_coefficient")
+        if updates.recompute_old and not updates.several:
+            raise ValueError("recompute_old = True: must be False with one update, whose own forward anchors the ratio")
+        if updates.several and not updates.recompute_old and loss.importance != "token":
+            raise ValueError(
+                f"importance = {loss.importance}: with several updates old / mu is 1, unless recompute_old = True"
+            )
+        whole_batch = AdvantageConfig(baseline="batch", scale="batch")
+        if loss.kl_in == "token" and self.advantage != whole_batch:
+            raise ValueError("kl_in = token: must go with advantage.baseline = batch and advantage.scale = batch")
+        if loss.in_reward and self.advantage.scale == "group":
+            raise ValueError(
+                "kl_in = reward: must go with advantage.scale = batch or none; over the deviation of a group of equal "
+                "rewards KL would be all that counts, whatever its coefficient"
+            )
+        if not self.gap_alarm > 0:
+            raise ValueError(f"gap_alarm = {self.gap_alarm}: must be > 0")
+        if self.selection.overlong_buffer > self.rollout.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer = {self.selection.overlong_buffer}: must be at most the length budget, "
+                f"max_new_tokens = {self.rollout.max_new_tokens}"
+            )
+        check_ladder(self.ladder)
+        if self.logit_chunk < 0:
+            raise ValueError(f"logit_chunk = {self.logit_chunk}: must be at least 0")
+        if self.rollout.law.truncates and not self.allow_truncated_law:
+            raise ValueError(
+                f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
+                "allowed only with allow_truncated_law"
+            )
