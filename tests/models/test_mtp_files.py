@@ -14,7 +14,7 @@ from models.hf.mtp_files import load_mtp
 from models.hf.save import save_policy
 from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from tests.models.mtp_reference import STEPS, VOCAB, WIDTH, hf_fields, write_checkpoint
+from tests.models.mtp_reference import FAMILIES, VOCAB, WIDTH, hf_fields, write_checkpoint
 
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
@@ -23,7 +23,7 @@ def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
 
 
-@pytest.mark.parametrize("convention", STEPS)
+@pytest.mark.parametrize("convention", FAMILIES)
 def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: str):
     source, out = tmp_path / "source", tmp_path / "out"
     tensors = write_checkpoint(source, convention)
@@ -34,9 +34,7 @@ def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: st
     assert described(load_file(out / "model.safetensors")) == described(tensors)
     assert read_hf_config(out, ()) == decoder
     fields, written = hf_fields(convention), json.loads((out / "config.json").read_text())
-    assert {name: written[name] for name in fields.keys() - {"attention_bias"}} == {
-        name: value for name, value in fields.items() if name != "attention_bias"
-    }
+    assert {**written, "attention_bias": fields["attention_bias"]}.items() >= fields.items()
     again = load_mtp(out, decoder, ONE, "bfloat16")
     assert again is not None and again[0] == head[0]
     for path, x in by_path(again[1]).items():
@@ -63,62 +61,26 @@ def test_the_head_must_fit_to_be_stitched(tmp_path: Path):
         save_policy(tmp_path / "out", load_policy(tmp_path / "source", decoder, ONE), decoder, mtp=(head[0], params))
 
 
-COUNT, HEAD_COPY = "num_nextn_predict_layers", "model.layers.1.embed_tokens.weight"
+COUNT, LAYER = "num_nextn_predict_layers", "model.layers.1"
+HEAD_COPY, EXPERT = f"{LAYER}.embed_tokens.weight", f"{LAYER}.mlp.experts.0.up_proj.weight"
+SECOND, QUERY = "mtp.layers.1.input_layernorm.weight", "mtp.layers.0.self_attn.q_proj.weight"
+OTHER = "model.mtp_layers.0.input_proj.weight"
+# fields and tensors to change (None takes away all that begin so), and what is said
 MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], str]] = {
-    "several layers": (
-        "mimo",
-        {COUNT: 2},
-        {},
-        f".*config.json: {COUNT} = 2: must be 1, a head is there and one layer implemented",
-    ),
-    "none announced": (
-        "mimo",
-        {COUNT: 0},
-        {},
-        f".*config.json: {COUNT} = 0: must be 1, a head is there and one layer implemented",
-    ),
-    "a second layer": (
-        "qwen3_next",
-        {},
-        {"mtp.layers.1.input_layernorm.weight": np.ones(WIDTH, "f")},
-        "mtp.layers.1.input_layernorm.weight: unexpected in .*/checkpoint",
-    ),
-    "another convention": (
-        "qwen3_next",
-        {},
-        {"model.mtp_layers.0.input_proj.weight": np.ones((WIDTH, 2 * WIDTH), "f")},
-        "model.mtp_layers.0.input_proj.weight: of another convention than mtp.fc.weight in .*/checkpoint",
-    ),
-    "missing": (
-        "deepseek_v3",
-        {},
-        {"model.layers.1.hnorm.weight": None, HEAD_COPY: None},
-        r"model.layers.1.embed_tokens.weight: missing from .*/checkpoint \(and 1 more\)",
-    ),
-    "experts": (
-        "deepseek_v3",
-        {},
-        {"model.layers.1.mlp.experts.0.up_proj.weight": np.ones((4, WIDTH), "f")},
-        "model.layers.1.mlp.experts.0.up_proj.weight: unexpected in .*/checkpoint",
-    ),
+    "several layers": ("mimo", {COUNT: 2}, {}, f".*config.json: {COUNT} = 2: must be 1"),
+    "none announced": ("mimo", {COUNT: 0}, {}, f".*config.json: {COUNT} = 0: must be 1"),
+    "a second layer": ("qwen3_next", {}, {SECOND: np.ones(WIDTH, "f")}, f"{SECOND}: unexpected in "),
+    "another convention": ("qwen3_next", {}, {OTHER: np.ones((WIDTH, 2 * WIDTH), "f")}, f"{OTHER}: of another convent"),
+    "missing": ("deepseek_v3", {}, {f"{LAYER}.hnorm.weight": None, HEAD_COPY: None}, f"{HEAD_COPY}: .* .and 1 more"),
+    "experts": ("deepseek_v3", {}, {EXPERT: np.ones((4, WIDTH), "f")}, f"{EXPERT}: unexpected in "),
     "gated attention": (
         "qwen3_next",
         {},
-        {"mtp.layers.0.self_attn.q_proj.weight": np.ones((48, WIDTH), "f")},
-        r"mtp.layers.0.self_attn.q_proj.weight: shape \(48, 12\) in the file, \(24, 12\) by config.json",
+        {QUERY: np.ones((48, WIDTH), "f")},
+        rf"{QUERY}: shape \(48, 12\) in the file",
     ),
-    "another embedding": (
-        "deepseek_v3",
-        {},
-        {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")},
-        f"{HEAD_COPY}: differs from model.embed_tokens.weight, whose copy it must be",
-    ),
-    "no tensors": (
-        "qwen3_next",
-        {},
-        {"mtp.": None},
-        ".*config.json: mtp_num_hidden_layers = 1: must be 0, the weights hold no MTP head",
-    ),
+    "another embedding": ("deepseek_v3", {}, {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")}, f"{HEAD_COPY}: differs from "),
+    "no tensors": ("qwen3_next", {}, {"mtp.": None}, ".*config.json: mtp_num_hidden_layers = 1: must be 0"),
 }
 
 
@@ -137,7 +99,7 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
     directory = tmp_path / "checkpoint"
     rewrite(directory, convention, fields, changes)
     decoder = read_hf_config(directory, ())
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         load_mtp(directory, decoder, ONE)
     load_policy(directory, decoder, ONE)
 
@@ -149,21 +111,18 @@ def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
         load_policy(tmp_path / "cut", read_hf_config(tmp_path / "cut", ()), ONE)
 
 
-BLOCKS_REFUSED = {
-    "kv_lora_rank = 512: multi-head latent attention is not implemented": {"kv_lora_rank": 512},
-    "n_routed_experts = 256: a mixture of experts is not implemented": {"n_routed_experts": 256},
-    "num_experts = 512: a mixture of experts is not implemented": {"num_experts": 512},
-    "attn_output_gate = true: gated attention is not implemented": {"attn_output_gate": True},
-    'model_type = "qwen3_next": gated attention and zero-centred norms are not implemented': {
-        "model_type": "qwen3_next"
-    },
-    "mtp_use_dedicated_embeddings = true: must be false": {"mtp_use_dedicated_embeddings": True},
-}
-
-
-@pytest.mark.parametrize("message", BLOCKS_REFUSED)
-def test_blocks_that_the_decoder_lacks_are_refused_by_name(tmp_path: Path, message: str):
-    (tmp_path / "config.json").write_text(json.dumps(hf_fields("deepseek_v3") | BLOCKS_REFUSED[message]))
-    with pytest.raises(ValueError) as error:
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"kv_lora_rank": 512}, "kv_lora_rank = 512: multi-head latent attention"),
+        ({"n_routed_experts": 256}, "n_routed_experts = 256: a mixture of experts"),
+        ({"num_experts": 512}, "num_experts = 512: a mixture of experts"),
+        ({"attn_output_gate": True}, "attn_output_gate = true: gated attention"),
+        ({"model_type": "qwen3_next"}, 'model_type = "qwen3_next": gated attention'),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true: must be false"),
+    ],
+)
+def test_blocks_that_the_decoder_lacks_are_refused_by_name(tmp_path: Path, field: dict[str, Any], said: str):
+    (tmp_path / "config.json").write_text(json.dumps(hf_fields("deepseek_v3") | field))
+    with pytest.raises(ValueError, match=f"^{tmp_path}/config.json: {said}"):
         read_hf_config(tmp_path, ())
-    assert str(error.value) == f"{tmp_path}/config.json: {message}"

@@ -15,10 +15,13 @@ from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.hf.rope import rope_from_hf, rope_to_hf
 from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, rotation, scaling_from_json
+from specjax.testing.hlo import Program
 from tests.models.parity import GOLDEN
 
 CASES = json.loads((GOLDEN / "rope.json").read_text())
 FIELDS = {"max_position_embeddings": 2048}
+LENGTH = "original_max_position_embeddings"
+LLAMA3 = dict(rope_type="llama3", factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=32)
 
 
 def old_style(found: dict[str, Any]) -> dict[str, Any]:
@@ -58,14 +61,9 @@ def test_yarn_without_an_original_length_has_the_positions_of_the_model() -> Non
         ({"rope_type": "yarn", "factor": -1}, "rope_scaling.factor = -1: must be a positive number"),
         ({"rope_type": "yarn", "factor": 2, "mscale": "1"}, 'rope_scaling.mscale = "1": must be a positive number'),
         ({"rope_type": "yarn", "factor": 2, "truncate": 1}, "rope_scaling.truncate = 1: must be true or false"),
-        (
-            {"rope_type": "yarn", "factor": 2, "beta_fast": 0.5},
-            "rope_scaling.beta_fast = 0.5: must be at least rope_scaling.beta_slow = 1.0",
-        ),
-        (
-            {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 1.5},
-            "rope_scaling.original_max_position_embeddings = 1.5: must be a positive integer",
-        ),
+        ({"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}, "rope_scaling.beta_fast = 0.5: must be at least "),
+        ({**LLAMA3, "high_freq_factor": 1}, "rope_scaling.high_freq_factor = 1.0: must be above "),
+        ({**LLAMA3, LENGTH: 1.5}, f"rope_scaling.{LENGTH} = 1.5: must be a positive integer"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -75,16 +73,15 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^factor = 0.0: must be above 0"):
-        LinearScaling(0.0)
-    with pytest.raises(ValueError, match=r"^low_freq_factor = -1.0: must be above 0"):
-        Llama3Scaling(8.0, -1.0, 4.0, 8192)
-    with pytest.raises(ValueError, match=r"^high_freq_factor = 1.0: must be above low_freq_factor = 1.0$"):
-        Llama3Scaling(8.0, 1.0, 1.0, 8192)
-    with pytest.raises(ValueError, match=r"^beta_fast = 1.0: must be at least beta_slow = 2.0$"):
-        YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0)
-    with pytest.raises(ValueError, match="^rope_scaling: no kind of scaling has the fields alpha, factor$"):
-        scaling_from_json({"factor": 2.0, "alpha": 1.0})
+    for make, refused in (
+        (lambda: LinearScaling(0.0), "factor = 0.0: must be above 0"),
+        (lambda: Llama3Scaling(8.0, -1.0, 4.0, 8192), "low_freq_factor = -1.0: must be above 0"),
+        (lambda: Llama3Scaling(8.0, 1.0, 1.0, 8192), "high_freq_factor = 1.0: must be above low_freq_factor"),
+        (lambda: YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0), "beta_fast = 1.0: must be at least beta_slow"),
+        (lambda: scaling_from_json({"factor": 2.0, "alpha": 1.0}), "rope_scaling: no kind of scaling .* alpha, factor"),
+    ):
+        with pytest.raises(ValueError, match=f"^{refused}"):
+            make()
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -96,6 +93,9 @@ def test_the_layers_of_a_forward_share_one_rotation(cached: bool) -> None:
     caches = (jax.eval_shape(lambda: policy.init_cache(2, 9)),) if cached else ()
     traced = jax.make_jaxpr(policy.apply)(params, jax.ShapeDtypeStruct((2, 5), jnp.int32), start, *caches)
     assert (str(traced).count(" cos "), str(traced).count(" sin ")) == (1, 1)
+    compiled = jax.jit(policy.apply).lower(params, jax.ShapeDtypeStruct((2, 5), jnp.int32), start, *caches).compile()
+    lines = [line for computation in Program(compiled.as_text()).computations.values() for line in computation]
+    assert sum(line.opcode == "cosine" for line in lines) == 1
 
 
 def test_a_rotation_at_one_token_of_each_row_is_that_of_its_position() -> None:

@@ -1,9 +1,9 @@
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,39 +244,26 @@ def test_a_state_may_be_donated_at_once(tmp_path: Path):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def wider(state: TrainState) -> TrainState:
-    return replace(state, params=replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))}))
+def other_arrays(state: TrainState) -> dict[str, TrainState]:
+    """States that a save of `state` does not hold, by what is said of them."""
+    wide = replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))})
+    half = replace(state.params, policy=jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy))
+    return {
+        "params.draft.kernel is float32[8, 8], expected float32[8, 16]": replace(state, params=wide),
+        "params.policy.layer.kernel is float32[8, 8], expected bfloat16[8, 8]": replace(state, params=half),
+        "reference.layer.kernel is absent, expected": replace(state, reference=state.params.policy),
+    }
 
 
-def narrower(state: TrainState) -> TrainState:
-    half = jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy)
-    return replace(state, params=replace(state.params, policy=half))
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (wider, "params.draft.kernel is float32[8, 8], expected float32[8, 16]"),
-        (narrower, "params.policy.layer.kernel is float32[8, 8], expected bfloat16[8, 8]"),
-        (
-            lambda state: replace(state, reference=state.params.policy),
-            "reference.layer.kernel is absent, expected float32[8, 8]",
-        ),
-    ],
-)
-def test_other_arrays_are_refused(tmp_path: Path, change: Callable[[TrainState], TrainState], message: str):
+def test_other_arrays_are_refused(tmp_path: Path):
     state = make_state()
     with Checkpointer(tmp_path, keep=1) as saves:
+        with pytest.raises(ValueError, match=f"{tmp_path}: no save$"):
+            saves.restore_params(abstract(state).params)
         saves.save(1, state, DATA, EXTRA)
-        with pytest.raises(ValueError) as error:
-            saves.restore(change(abstract(state)))
-    assert str(error.value) == f"{tmp_path}/1: {message}"
-
-
-def test_nothing_to_read(tmp_path: Path):
-    with Checkpointer(tmp_path / "none") as saves:
-        with pytest.raises(ValueError, match="none: no save$"):
-            saves.restore_params(abstract(make_state()).params)
+        for said, other in other_arrays(abstract(state)).items():
+            with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/1: {said}")):
+                saves.restore(other)
 
 
 KILLED = """

@@ -229,30 +229,21 @@ def test_draw_accepts_and_recovers_at_the_rates_of_the_law():
 def one_round(p: list[float], q: list[float], drafted: int, uniform: float) -> tuple[int, int]:
     """(accepted, token) of a single round with one drafted token and no Gumbel noise."""
     with np.errstate(divide="ignore"):
-        log_p, log_q = (np.log(np.array(x, np.float32))[None, None] for x in (p, q))
-    noise = Noise(
-        draft=np.zeros((1, 1, len(p)), np.float32),
-        uniform=np.full(1, uniform, np.float32),
-        emit=np.zeros((1, 1, len(p)), np.float32),
-    )
-    log_p = np.repeat(log_p, 2, axis=1)
+        log_p, log_q = (np.log(np.array([[x] * count], np.float32)) for x, count in ((p, 2), (q, 1)))
+    zeros = np.zeros((1, 1, len(p)), np.float32)
+    noise = Noise(draft=zeros, uniform=np.full(1, uniform, np.float32), emit=zeros)
     draft, length = np.array([[drafted]], np.int32), np.array([1], np.int32)
-    verdict = verify("rejection", log_p, log_q, draft, length, noise)
-    return int(verdict.accepted[0]), int(verdict.token[0])
+    accepted, token = verify("rejection", log_p, log_q, draft, length, noise)
+    return int(accepted[0]), int(token[0])
 
 
-LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))
-
-
-def test_uniform_zero_never_accepts_an_impossible_token():
+def test_no_uniform_accepts_an_impossible_token_or_refuses_one_the_policy_likes_more():
+    largest = float(np.nextafter(np.float32(1), np.float32(0)))
     assert one_round([0.0, 1.0], [1.0, 0.0], drafted=0, uniform=0.0) == (0, 1)
     assert one_round([0.5, 0.5], [0.5, 0.5], drafted=0, uniform=0.0)[0] == 1
-
-
-def test_the_largest_uniform_accepts_a_token_the_policy_likes_more():
-    assert one_round([0.75, 0.25], [0.75, 0.25], drafted=0, uniform=LARGEST_UNIFORM)[0] == 1
-    assert one_round([0.75, 0.25], [0.5, 0.5], drafted=0, uniform=LARGEST_UNIFORM)[0] == 1
-    assert one_round([0.5, 0.5], [0.75, 0.25], drafted=0, uniform=LARGEST_UNIFORM) == (0, 1)
+    assert one_round([0.75, 0.25], [0.75, 0.25], drafted=0, uniform=largest)[0] == 1
+    assert one_round([0.75, 0.25], [0.5, 0.5], drafted=0, uniform=largest)[0] == 1
+    assert one_round([0.5, 0.5], [0.75, 0.25], drafted=0, uniform=largest) == (0, 1)
 
 
 def residual_of(log_p: list[float], log_q: list[float]) -> np.ndarray:
@@ -261,12 +252,9 @@ def residual_of(log_p: list[float], log_q: list[float]) -> np.ndarray:
     return np.exp(np.asarray(law.residual(jnp.array([0]))[0]))
 
 
-def test_a_residual_without_mass_falls_back_to_the_policy():
+def test_a_residual_of_little_or_no_mass_is_a_law():
+    """Without mass it falls back to the policy; with less than a float32 below 1 can tell it is exact."""
     equal = np.log([0.25, 0.75]).tolist()
     np.testing.assert_allclose(residual_of(equal, equal), [0.25, 0.75], rtol=1e-6)
-
-
-def test_a_residual_smaller_than_rounding_is_a_law():
-    """p exceeds q at the first token only, by less than a float32 below 1 can tell."""
     np.testing.assert_allclose(residual_of([-1e-9, np.log(1e-9)], [-2e-9, np.log(2e-9)]), [1.0, 0.0])
     np.testing.assert_allclose(residual_of([-1e-42, -np.inf], [-2e-42, -np.inf]), [1.0, 0.0])

@@ -1,6 +1,8 @@
-"""EAGLE-3 heads as they are published, loaded and run, against `eagle3_reference`, within 1e-4."""
+"""Draft heads as they are published, loaded and run, against the numpy references, within 1e-4."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -10,26 +12,25 @@ import pytest
 
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.drafts.eagle3 import Eagle3Config, make_eagle3
+from models.drafts.eagle3 import make_eagle3
+from models.drafts.mtp import make_mtp
+from models.hf.config import read_hf_config
 from models.hf.eagle3_files import load_eagle3
 from models.hf.eagle3_layout import eagle3_tensors
+from models.hf.layout import Stored
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp
+from models.hf.mtp_layout import mtp_tensors
 from models.params import by_path
 from specjax.cache import decode_view, resize
 from specjax.drafters import HeadDrafter, Proposal
 from specjax.drafters.head import HeadState
-from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts
-from tests.models.eagle3_checkpoints import INNER, VOCAB, WIDTH, Public
-from tests.models.eagle3_reference import (
-    KeysValues,
-    Past,
-    Shape,
-    Weights,
-    draft_logits,
-    full_pass,
-    to_full_vocabulary,
-)
+from specjax.types import Params, Policy, PolicyOutput, Prompts
+from tests.models import eagle3_reference, mtp_reference
+from tests.models.eagle3_checkpoints import INNER, ONE, VOCAB, WIDTH, Public
+from tests.models.eagle3_reference import Step, Weights, draft_logits, full_pass, to_full_vocabulary
+from tests.models.mtp_reference import FAMILIES
 
 K = 3
 LAW = SamplingLaw(temperature=0.8)
@@ -46,7 +47,7 @@ ONE_BY_ONE = {
     "sliding window": replace(SPECULATORS, window=3),
     "two feature layers": Public(layers=(1, 5)),
 }
-HEADS = {
+TOGETHER = {
     "classic": Public(),
     "3.1, full vocabulary": Public(flags=("fc_norm", "norm_output"), ids=None),
     "last hidden": Public(use_aux_hidden_state=False),
@@ -56,68 +57,102 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Head:
-    """A head that was written in a public layout and loaded."""
+    """A head that was written in a public layout and loaded.
 
-    public: Public
-    config: Eagle3Config
+    weights: its tensors in float64, those of an MTP head beside the policy's. stored: how its own are stored.
+    table:   the policy's embedding. ids: the draft vocabulary. width: of what it reads at each position.
+    step, fuse: the reference's, given weights; `fuse` makes the first hidden states of what is read [T, F].
+    """
+
+    policy: Policy
     drafter: HeadDrafter
     params: Params
     weights: Weights
+    stored: dict[str, Stored]
     table: np.ndarray
+    ids: np.ndarray
+    width: int
+    reads_features: bool
+    step: Callable[[Weights], Step]
+    fuse: Callable[[Weights, np.ndarray], np.ndarray] = lambda weights, features: features
 
-    @property
-    def shape(self) -> Shape:
-        return self.public.shape
-
-    @property
-    def ids(self) -> np.ndarray:
-        return self.public.target_ids
-
-    @property
-    def width(self) -> int:
-        return self.config.feature_size
+    def draft_logits(
+        self, features: np.ndarray, tokens: list[int], drafted: np.ndarray, weights: Weights | None = None
+    ) -> np.ndarray:
+        weights = self.weights if weights is None else weights
+        return draft_logits(self.step(weights), self.fuse(weights, features), self.table, tokens, drafted)
 
     def log_q(self, logits: np.ndarray) -> np.ndarray:
         full = to_full_vocabulary(logits, self.ids - np.arange(len(self.ids)), VOCAB) / LAW.temperature
         return full - np.log(np.exp(full).sum(axis=-1, keepdims=True))
 
     def output(self, features: np.ndarray, logits: np.ndarray) -> PolicyOutput:
-        """Of the policy, where the head reads these features and nothing else is of any use."""
-        rows, length, _ = features.shape
-        seen, junk = jnp.asarray(features), jnp.full((rows, length, WIDTH), jnp.nan)
-        both = (seen, junk) if self.config.use_aux_hidden_state else (junk, seen)
+        """The policy's output where the head reads these features and all else is useless."""
+        seen, junk = jnp.asarray(features), jnp.full((*features.shape[:2], WIDTH), jnp.nan)
+        both = (seen, junk) if self.reads_features else (junk, seen)
         return PolicyOutput(jnp.asarray(logits), *both, None)
 
 
-def load(public: Public, directory: Path) -> Head:
+def load_public(public: Public, directory: Path) -> Head:
     weights = public.write(directory)
-    config, params, ids, layers = load_eagle3(directory, make_mesh(MeshConfig()))
+    config, params, ids, layers = load_eagle3(directory, ONE)
     assert layers == (public.layers if public.use_aux_hidden_state else ())
-    policy = make_policy(
-        DecoderConfig(
-            hidden_size=WIDTH,
-            intermediate_size=INNER,
-            num_heads=2,
-            num_kv_heads=2,
-            head_dim=6,
-            vocab_size=VOCAB,
-            num_layers=7,
-            feature_layers=public.layers,
-        )
-    )
+    shape = dict(hidden_size=WIDTH, intermediate_size=INNER, num_heads=2, num_kv_heads=2, head_dim=6, num_layers=7)
+    policy = make_policy(DecoderConfig(**shape, vocab_size=VOCAB, feature_layers=public.layers))
     table = np.random.default_rng(1).normal(size=(VOCAB, WIDTH)).astype(np.float32)
-    params = Params({"embed": {"embedding": jnp.asarray(table)}}, params)
-    return Head(public, config, make_eagle3(config, policy, ids), params, weights, table.astype(np.float64))
+
+    def fuse(weights: Weights, features: np.ndarray) -> np.ndarray:
+        return np.stack([eagle3_reference.fuse(weights, public.shape, row) for row in features])
+
+    return Head(
+        policy=policy,
+        drafter=make_eagle3(config, policy, ids),
+        params=Params({"embed": {"embedding": jnp.asarray(table)}}, params),
+        weights=weights,
+        stored=eagle3_tensors(config, public.dialect),
+        table=table.astype(np.float64),
+        ids=public.target_ids,
+        width=config.feature_size,
+        reads_features=config.use_aux_hidden_state,
+        step=lambda weights: partial(eagle3_reference.step, weights, public.shape),
+        fuse=fuse,
+    )
 
 
-@pytest.fixture(scope="module", params=HEADS)
+def load_convention(convention: str, directory: Path) -> Head:
+    tensors = mtp_reference.write_checkpoint(directory, convention)
+    decoder = read_hf_config(directory, ())
+    found = load_mtp(directory, decoder, ONE)
+    assert found is not None and found[0].convention.name == convention
+    policy, weights = make_policy(decoder), {name: x.astype(np.float64) for name, x in tensors.items()}
+    return Head(
+        policy=policy,
+        drafter=make_mtp(found[0], policy),
+        params=Params(load_policy(directory, decoder, ONE), found[1]),
+        weights=weights,
+        stored=mtp_tensors(found[0], decoder.num_layers),
+        table=weights["model.embed_tokens.weight"],
+        ids=np.arange(VOCAB),
+        width=WIDTH,
+        reads_features=False,
+        step=lambda weights: partial(mtp_reference.step, FAMILIES[convention], weights),
+    )
+
+
+def load(name: str, directory: Path) -> Head:
+    if name in FAMILIES:
+        return load_convention(name, directory / name)
+    return load_public((ONE_BY_ONE | TOGETHER)[name], directory)
+
+
+@pytest.fixture(scope="module", params=[*TOGETHER, *FAMILIES])
 def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Head:
-    return load(HEADS[request.param], tmp_path_factory.mktemp("head"))
+    return load(request.param, tmp_path_factory.mktemp("head"))
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", [*ONE_BY_ONE, *FAMILIES])
 def test_full_pass(tmp_path: Path, name: str):
-    head, rows, length = load(ONE_BY_ONE[name], tmp_path), 2, 7
+    head, rows, length = load(name, tmp_path), 2, 7
     generator = np.random.default_rng(1)
     features = generator.normal(size=(rows, length, head.width)).astype(np.float32)
     tokens = generator.integers(VOCAB, size=(rows, length), dtype=np.int32)
@@ -132,9 +167,27 @@ def test_full_pass(tmp_path: Path, name: str):
 
     logits, hidden = run(head.params, features, tokens)
     for row in range(rows):
-        expected = full_pass(head.weights, head.shape, features[row], head.table[tokens[row]], Past(KeysValues))
+        read = head.fuse(head.weights, features[row])
+        expected = full_pass(head.step(head.weights), read, head.table[tokens[row]])
         np.testing.assert_allclose(logits[row], expected[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(hidden[row], expected[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", FAMILIES, indirect=True)
+def test_an_mtp_head_reads_what_the_policys_head_reads(head: Head):
+    """The hidden state after the final norm, whose logits `unembed` gives, with tied embeddings or without."""
+
+    @jax.jit
+    def run(params: Params, tokens: jax.Array) -> tuple[PolicyOutput, jax.Array]:
+        output = head.policy.apply(params.policy, tokens, jnp.zeros(2, jnp.int32))
+        return output, head.policy.unembed(params.policy, head.drafter.reads(output))
+
+    tokens = np.random.default_rng(3).integers(VOCAB, size=(2, 5), dtype=np.int32)
+    output, logits = run(head.params, tokens)
+    assert output.features.shape == (2, 5, 0)
+    np.testing.assert_array_equal(logits, output.logits)
+    name = "lm_head.weight" if "lm_head.weight" in head.weights else "model.embed_tokens.weight"
+    np.testing.assert_allclose(logits, output.hidden @ head.weights[name].T, rtol=1e-4, atol=1e-4)
 
 
 def test_decode_rounds_repair_the_cache(head: Head):
@@ -183,9 +236,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
             if m is None:
                 continue
             known = len(committed[row]) - 1
-            logits = draft_logits(
-                head.weights, head.shape, features[row, :known], head.table, committed[row], drafts[row, :-1]
-            )
+            logits = head.draft_logits(features[row, :known], committed[row], drafts[row, :-1])
             np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
             seen[row, : m + 1] = features[row, known : known + m + 1]
             emitted[row, :m] = drafts[row, :m]
@@ -229,7 +280,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
     for row, drafts in enumerate(np.asarray(proposal.tokens)):
         first, known = visible[row] if missed[row] else 0, visible[row] + counts[row]
         seen, committed = features[row, first:known], tokens[row, first : known + 1].tolist()
-        logits = draft_logits(head.weights, head.shape, seen, head.table, committed, drafts[:-1])
+        logits = head.draft_logits(seen, committed, drafts[:-1])
         np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
 
 
@@ -241,14 +292,8 @@ def reference_loss(
     for row in range(len(tokens)):
         for t in range(length - 2):
             passes = min(head.drafter.unroll, length - 2 - t)
-            drafted = draft_logits(
-                weights,
-                head.shape,
-                features[row, : t + 1],
-                head.table,
-                tokens[row, : t + 2],
-                tokens[row, t + 2 : t + 1 + passes],
-            )
+            along = tokens[row, t + 2 : t + 1 + passes]
+            drafted = head.draft_logits(features[row, : t + 1], tokens[row, : t + 2], along, weights)
             for i in range(passes):
                 if not mask[row, t + 2 + i]:
                     continue
@@ -285,22 +330,16 @@ def test_loss_and_gradient(head: Head):
     np.testing.assert_allclose(loss, expected[0], rtol=1e-4)
     np.testing.assert_allclose(overlap, expected[1], rtol=1e-4)
 
-    direction = {name: generator.normal(size=w.shape) for name, w in head.weights.items()}
-    ahead, behind = (
-        reference_loss(
-            head,
-            {name: w + step * direction[name] for name, w in head.weights.items()},
-            features,
-            tokens,
-            logits,
-            mask,
-        )[0]
-        for step in (1e-5, -1e-5)
-    )
+    direction = {name: generator.normal(size=head.weights[name].shape) for name in head.stored}
+
+    def loss_at(step: float) -> float:
+        moved = head.weights | {name: head.weights[name] + step * v for name, v in direction.items()}
+        return reference_loss(head, moved, features, tokens, logits, mask)[0]
+
     flat = by_path(gradient.draft)
-    stored = eagle3_tensors(head.config, head.public.dialect)
     slope = sum(
-        float(np.vdot(stored[name].pack(np.asarray(flat[stored[name].path])), v)) for name, v in direction.items()
+        float(np.vdot(stored.pack(np.asarray(flat[stored.path])), direction[name]))
+        for name, stored in head.stored.items()
     )
-    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-3)
+    np.testing.assert_allclose(slope, (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5, rtol=1e-3)
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy))
