@@ -36,16 +36,8 @@ class Public:
 
     @property
     def shape(self) -> Shape:
-        return Shape(
-            heads=HEADS,
-            kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            rope_theta=self.theta,
-            eps=1e-3,
-            norm_before_residual="norm_before_residual" in self.flags,
-            norm_output="norm_output" in self.flags,
-            window=self.window,
-        )
+        flags = {name: name in self.flags for name in ("norm_before_residual", "norm_output")}
+        return Shape(HEADS, KV_HEADS, HEAD_DIM, rope_theta=self.theta, eps=1e-3, window=self.window, **flags)
 
     @property
     def target_ids(self) -> np.ndarray:
@@ -53,68 +45,35 @@ class Public:
 
     def fields(self) -> dict[str, Any]:
         size = len(self.target_ids)
-        layer: dict[str, Any] = {
-            "attention_bias": False,
-            "head_dim": HEAD_DIM,
-            "hidden_act": "silu",
-            "hidden_size": WIDTH,
-            "initializer_range": 0.02,
-            "intermediate_size": INNER,
-            "max_position_embeddings": 64,
-            "model_type": "qwen3" if self.qk_norm else "llama",
-            "num_attention_heads": HEADS,
-            "num_hidden_layers": self.num_layers,
-            "num_key_value_heads": KV_HEADS,
-            "rms_norm_eps": 1e-3,
-            "torch_dtype": "float32",
-            "use_cache": True,
-            "vocab_size": VOCAB,
-        }
+        layer: dict[str, Any] = dict(model_type="qwen3" if self.qk_norm else "llama", hidden_act="silu", use_cache=True)
+        layer |= dict(hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=self.num_layers, vocab_size=VOCAB)
+        layer |= dict(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, attention_bias=False)
+        layer |= dict(max_position_embeddings=64, rms_norm_eps=1e-3, initializer_range=0.02, torch_dtype="float32")
         if self.window is not None:
             layer |= {"sliding_window": self.window, "layer_types": ["sliding_attention"] * self.num_layers}
-        flags = dict.fromkeys(self.flags, True)
+        beside: dict[str, Any] = dict(draft_vocab_size=size, tie_word_embeddings=False)
+        beside |= dict.fromkeys(self.flags, True)
         if self.dialect == "speculators":
+            layer["rope_parameters"] = {"rope_type": "default", "rope_theta": self.theta}
             verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": "someone/tiny"}
-            rope = {"rope_parameters": {"rope_type": "default", "rope_theta": self.theta}}
-            return {
-                "architectures": ["Eagle3Speculator"],
-                "auto_map": {"": "config.Eagle3SpeculatorConfig"},
-                "draft_vocab_size": size,
-                "eagle_aux_hidden_state_layer_ids": list(self.layers),
-                "embed_requires_grad": False,
-                "has_no_defaults_at_init": False,
-                "speculators_config": {
-                    "algorithm": "eagle3",
-                    "default_proposal_method": "greedy",
-                    "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
-                    "verifier": verifier,
-                },
-                "speculators_model_type": "eagle3",
-                "speculators_version": "0.3.0",
-                "target_hidden_size": None,
-                "tie_word_embeddings": False,
-                "transformer_layer_config": {**layer, **rope},
-                "transformers_version": "4.57.1",
-                **flags,
-                **self.config,
+            proposals = {
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
             }
+            beside |= dict(architectures=["Eagle3Speculator"], auto_map={"": "config.Eagle3SpeculatorConfig"})
+            beside |= dict(speculators_config={"algorithm": "eagle3", **proposals, "verifier": verifier})
+            beside |= dict(speculators_model_type="eagle3", speculators_version="0.3.0", transformers_version="4.57.1")
+            beside |= dict(eagle_aux_hidden_state_layer_ids=list(self.layers), transformer_layer_config=layer)
+            beside |= dict(embed_requires_grad=False, has_no_defaults_at_init=False, target_hidden_size=None)
+            return {**beside, **self.config}
         eagle: dict[str, Any] = {"use_aux_hidden_state": self.use_aux_hidden_state}
         if self.use_aux_hidden_state:
             eagle["eagle_aux_hidden_state_layer_ids"] = [i - 1 for i in self.layers]
-        return {
-            **layer,
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "bos_token_id": 1,
-            "draft_vocab_size": size,
-            "eagle_config": eagle,
-            "rope_scaling": None,
-            "rope_theta": self.theta,
-            "tie_word_embeddings": False,
-            "transformers_version": "4.53.2",
-            "use_sliding_window": False,
-            **flags,
-            **self.config,
-        }
+        beside |= dict(architectures=["LlamaForCausalLMEagle3"], bos_token_id=1, eagle_config=eagle)
+        beside |= dict(
+            rope_scaling=None, rope_theta=self.theta, transformers_version="4.53.2", use_sliding_window=False
+        )
+        return {**layer, **beside, **self.config}
 
     def tensors(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Linear layers of three times the usual size, norms anything from 0.5 to 1.5."""
@@ -131,17 +90,12 @@ class Public:
             prefix, wide = f"layers.{i}.", WIDTH * (2 if i == 0 else 1)
             if self.dialect == "specforge":
                 prefix = "midlayer."
-            layer = {
-                "input_layernorm.weight": norm(WIDTH),
-                "post_attention_layernorm.weight": norm(WIDTH),
-                "self_attn.q_proj.weight": linear(HEADS * HEAD_DIM, wide),
-                "self_attn.k_proj.weight": linear(KV_HEADS * HEAD_DIM, wide),
-                "self_attn.v_proj.weight": linear(KV_HEADS * HEAD_DIM, wide),
-                "self_attn.o_proj.weight": linear(WIDTH, HEADS * HEAD_DIM),
-                "mlp.gate_proj.weight": linear(INNER, WIDTH),
-                "mlp.up_proj.weight": linear(INNER, WIDTH),
-                "mlp.down_proj.weight": linear(WIDTH, INNER),
-            }
+            layer = {f"{name}_layernorm.weight": norm(WIDTH) for name in ("input", "post_attention")}
+            heads = dict(q=HEADS, k=KV_HEADS, v=KV_HEADS)
+            layer |= {f"self_attn.{x}_proj.weight": linear(n * HEAD_DIM, wide) for x, n in heads.items()}
+            layer["self_attn.o_proj.weight"] = linear(WIDTH, HEADS * HEAD_DIM)
+            layer |= {f"mlp.{name}_proj.weight": linear(INNER, WIDTH) for name in ("gate", "up")}
+            layer["mlp.down_proj.weight"] = linear(WIDTH, INNER)
             if i == 0:
                 layer["hidden_norm.weight"] = norm(WIDTH)
             if self.qk_norm:

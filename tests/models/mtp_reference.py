@@ -74,15 +74,11 @@ def step(
 def _block_shapes(prefix: str, qk_norm: bool, qkv_bias: bool) -> dict[str, tuple[int, ...]]:
     inner, outer = SHAPE.heads * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (inner, WIDTH),
-        "self_attn.k_proj.weight": (outer, WIDTH),
-        "self_attn.v_proj.weight": (outer, WIDTH),
+        **{f"self_attn.{name}_proj.weight": (inner if name == "q" else outer, WIDTH) for name in "qkv"},
         "self_attn.o_proj.weight": (WIDTH, inner),
-        "mlp.gate_proj.weight": (INNER, WIDTH),
-        "mlp.up_proj.weight": (INNER, WIDTH),
+        **{f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")},
         "mlp.down_proj.weight": (WIDTH, INNER),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
+        **{f"{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")},
     }
     if qk_norm:
         shapes |= {f"self_attn.{name}_norm.weight": (SHAPE.head_dim,) for name in "qk"}
@@ -134,22 +130,12 @@ def hf_fields(convention: str) -> dict[str, Any]:
         "deepseek_v3": ("llama", "LlamaForCausalLM", "num_nextn_predict_layers"),
         "mimo": ("mimo", "MiMoForCausalLM", "num_nextn_predict_layers"),
     }[convention]
-    return {
-        "architectures": [architecture],
+    fields: dict[str, Any] = dict(architectures=[architecture], model_type=family, hidden_act="silu", vocab_size=VOCAB)
+    fields |= dict(hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=1, head_dim=SHAPE.head_dim)
+    fields |= dict(num_attention_heads=SHAPE.heads, num_key_value_heads=SHAPE.kv_heads, torch_dtype="float32")
+    fields |= dict(rms_norm_eps=SHAPE.eps, rope_theta=SHAPE.rope_theta, max_position_embeddings=64)
+    return fields | {
         "attention_bias": convention == "mimo",
-        "head_dim": SHAPE.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "max_position_embeddings": 64,
-        "model_type": family,
-        "num_attention_heads": SHAPE.heads,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": SHAPE.kv_heads,
-        count: 1,
-        "rms_norm_eps": SHAPE.eps,
-        "rope_theta": SHAPE.rope_theta,
         "tie_word_embeddings": convention == "qwen3_next",
-        "torch_dtype": "float32",
-        "vocab_size": VOCAB,
+        count: 1,
     }

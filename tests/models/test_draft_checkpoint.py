@@ -16,20 +16,9 @@ from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 
-CONFIG = Eagle3Config(
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32),
-    vocab_size=64,
-    draft_vocab_size=6,
-    feature_size=48,
-    sliding_window=5,
-    fc_norm=True,
-    param_dtype="bfloat16",
-)
+SHAPE = dict(hidden_size=16, num_kv_heads=2, head_dim=8, vocab_size=64)
+KINDS = dict(rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32), sliding_window=5, fc_norm=True, param_dtype="bfloat16")
+CONFIG = Eagle3Config(**SHAPE, **KINDS, intermediate_size=24, num_heads=4, draft_vocab_size=6, feature_size=48)
 IDS, LAYERS = np.array([0, 3, 4, 9, 40, 63], np.int32), (1, 2, 5)
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
@@ -119,8 +108,7 @@ def test_shapes_that_are_none(changes: dict, said: str):
 
 
 def test_fit_to_the_policy():
-    shape = dict(hidden_size=16, intermediate_size=16, num_layers=8, num_heads=2, num_kv_heads=2, head_dim=8)
-    policy = DecoderConfig(**shape, vocab_size=64, feature_layers=LAYERS)
+    policy = DecoderConfig(**SHAPE, intermediate_size=16, num_layers=8, num_heads=2, feature_layers=LAYERS)
     CONFIG.check(policy)
     replace(CONFIG, fc_norm=False, use_aux_hidden_state=False, feature_size=16).check(policy)
     for changes, said in [

@@ -15,19 +15,9 @@ from models.params import abstract_params, by_path, init_params, param_shardings
 from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 
-CONFIG = DecoderConfig(
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32),
-    feature_layers=(0,),
-    dtype="bfloat16",
-    param_dtype="bfloat16",
-)
+SHAPE = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8)
+KINDS = dict(rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32), dtype="bfloat16", param_dtype="bfloat16")
+CONFIG = DecoderConfig(**SHAPE, **KINDS, feature_layers=(0,))
 INIT = partial(init_decoder, CONFIG)
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 

@@ -17,16 +17,8 @@ from tests.specjax.training import relative_gap
 ROWS, LENGTH = 2, 64
 # By default XLA's CPU backend runs whatever it can as early as it can, what is computed again too.
 LATE = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-CONFIG = DecoderConfig(
-    vocab_size=8,
-    hidden_size=16,
-    intermediate_size=32,
-    num_layers=3,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    feature_layers=(2,),
-)
+SHAPE = dict(vocab_size=8, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8)
+CONFIG = DecoderConfig(**SHAPE, feature_layers=(2,))
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 8, (ROWS, LENGTH)), jnp.int32)
 START = jnp.zeros(ROWS, jnp.int32)
 

@@ -30,27 +30,9 @@ VOCAB = 16
 GROUP = 4
 BUDGET = 20
 STOP = 3
-DECODER = DecoderConfig(
-    vocab_size=VOCAB,
-    hidden_size=16,
-    intermediate_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    qk_norm=True,
-    feature_layers=(0, 1),
-)
-HEAD = Eagle3Config(
-    hidden_size=16,
-    feature_size=32,
-    intermediate_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=VOCAB,
-    draft_vocab_size=VOCAB,
-)
+SHAPE = dict(hidden_size=16, intermediate_size=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=VOCAB)
+DECODER = DecoderConfig(**SHAPE, num_layers=2, qk_norm=True, feature_layers=(0, 1))
+HEAD = Eagle3Config(**SHAPE, feature_size=32, draft_vocab_size=VOCAB)
 # As XLA compiles by itself, for what is promised to the bit: the flags of tests/conftest.py, undone.
 AS_SHIPPED = {"xla_backend_optimization_level": 3}
 if jaxlib.startswith("0.10."):
