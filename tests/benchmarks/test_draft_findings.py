@@ -21,12 +21,7 @@ def test_what_was_measured_is_tabled_and_drawn(tmp_path: Path, capsys: pytest.Ca
     rates = {"1 pass": [Position(8, 4), Position(4, 1)], "3 passes": [Position(8, 6), Position(6, 3)]}
     draft_findings.show(found, runs, rates)
     said = capsys.readouterr().out
-    for part in (
-        "in-domain  3   1.50   1.20   1.25 [1.00, 1.50]",
-        "random    online    1.75 +- 0.35",
-        "the same in all runs, every step",
-        "1 pass    0.500 +- 0.354",
-    ):
+    for part in ("1.25 [1.00, 1.50]", "1.75 +- 0.35", "the same in all runs, every step", "0.500 +- 0.354"):
         assert part in said
     draft_findings.show(found, [*runs, replace(runs[0], tokens=["a", "c"])], rates)
     assert "parted first in step 2" in capsys.readouterr().out

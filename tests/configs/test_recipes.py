@@ -13,9 +13,9 @@ from configs.schema import RolloutOptions, RunConfig
 from launch.build.networks import build_problems
 from launch.cli.errors import ConfigError
 from launch.cli.options import load_recipe, recipes
-from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.hf.config import config_from_hf
 from models.layers import init_cache
 from models.params import Init, abstract_params
 from specjax.parallel.mesh import AXES, spec
@@ -26,30 +26,10 @@ from specjax.verify import VERIFIERS, Verifier
 GIB = 2**30
 GPU_BYTES = 141e9
 
-QWEN3_8B = DecoderConfig(
-    vocab_size=151_936,
-    hidden_size=4096,
-    intermediate_size=12_288,
-    num_layers=36,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    qk_norm=True,
-    rope_theta=1e6,
-    dtype="bfloat16",
-    feature_layers=eagle3_feature_layers(36),
-)
-HEAD = Eagle3Config(
-    hidden_size=4096,
-    intermediate_size=12_288,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    dtype="bfloat16",
-    feature_size=3 * 4096,
-    vocab_size=151_936,
-    draft_vocab_size=32_000,
-)
+PUBLISHED = json.loads((Path(__file__).parents[1] / "models" / "published.json").read_text())
+QWEN3_8B = config_from_hf(PUBLISHED["qwen3_8b"])
+SHAPE = dict(hidden_size=4096, intermediate_size=12_288, num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+HEAD = Eagle3Config(**SHAPE, feature_size=3 * 4096, vocab_size=151_936, draft_vocab_size=32_000)
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -73,10 +53,8 @@ def test_what_a_step_reads_reaches_it():
 def test_gsm8k_finds_its_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("SPECJAX_DATA", str(tmp_path))
     config = load_recipe("gsm8k")
-    assert (config.data.train, config.data.held_out) == (
-        str(tmp_path / "gsm8k" / "train.jsonl"),
-        str(tmp_path / "gsm8k" / "test.jsonl"),
-    )
+    assert config.data.train == str(tmp_path / "gsm8k" / "train.jsonl")
+    assert config.data.held_out == str(tmp_path / "gsm8k" / "test.jsonl")
     (tmp_path / "gsm8k").mkdir()
     for name in ("train", "test"):
         line = {"question": f"How many in {name}?", "answer": "Two and two.\n#### 4"}
@@ -88,7 +66,7 @@ def test_gsm8k_finds_its_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["qwen3_8b_rl_zero", "qwen3_8b_rl_think"])
 def test_data_is_given_by_the_user(name: str):
-    with pytest.raises(ConfigError, match="^data.train = None: must be a JSONL file of problems$"):
+    with pytest.raises(ConfigError, match="^data.train = None: "):
         build_problems(load_recipe(name))
 
 
@@ -145,7 +123,7 @@ def count(tree: PyTree) -> int:
 
 def test_a_recipe_names_its_verifier():
     own = Verifier(VERIFIERS["block"].noise, VERIFIERS["block"].verify)
-    with pytest.raises(ValueError, match=r"^rollout\.verifier: must be one of rejection, block, coupled in a recipe"):
+    with pytest.raises(ValueError, match=r"^rollout\.verifier: must be one of "):
         RunConfig(name="mine", steps=1, rollout=RolloutOptions(verifier=own))
 
 

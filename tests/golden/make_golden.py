@@ -22,14 +22,8 @@ FEATURE_LAYERS = (1, 2, 3)
 SHAPE = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=4, dtype="float32")
 # With base 100 and 8 rotary dimensions the wavelengths are 6, 20, 63 and 199 positions: of the original 32, the first
 # band is kept, the second blended and the rest stretched, and the sequences run beyond 32.
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=100.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-)
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3["original_max_position_embeddings"] = 32
 LINEAR = dict(rope_type="linear", rope_theta=100.0, factor=3.0)
 # Of the four bands the first is kept, the second blended and the rest stretched.
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=8.0, original_max_position_embeddings=32)
@@ -43,11 +37,7 @@ ROPES = (
     {**YARN, "factor": 1.0},
 )
 # Every other layer, and narrower than the sequences are long.
-WINDOW = dict(
-    use_sliding_window=True,
-    sliding_window=7,
-    layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
-)
+WINDOW = dict(use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)
 
 
 def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:

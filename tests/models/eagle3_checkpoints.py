@@ -70,9 +70,8 @@ class Public:
         if self.use_aux_hidden_state:
             eagle["eagle_aux_hidden_state_layer_ids"] = [i - 1 for i in self.layers]
         beside |= dict(architectures=["LlamaForCausalLMEagle3"], bos_token_id=1, eagle_config=eagle)
-        beside |= dict(
-            rope_scaling=None, rope_theta=self.theta, transformers_version="4.53.2", use_sliding_window=False
-        )
+        beside |= dict(rope_scaling=None, rope_theta=self.theta)
+        beside |= dict(transformers_version="4.53.2", use_sliding_window=False)
         return {**layer, **beside, **self.config}
 
     def tensors(self, seed: int = 0) -> dict[str, np.ndarray]:
