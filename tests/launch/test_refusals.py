@@ -12,6 +12,9 @@ from specjax.checkpoint import Checkpointer
 from specjax.train.train_step import init_train_state
 from tests.launch.programs import Options, Refusal, argv, start
 
+KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accuracy"}
+PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -27,31 +30,16 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--mesh.data": "3"}, "data.prompts = 4: must be a multiple of mesh.data x mesh.fsdp = 3"),
         ({"--data.prompts": "6", "--mesh.fsdp": "4"}, "data.prompts = 6: must be a multiple of mesh.data x mesh.fsdp"),
         ({"--microbatches": "3"}, "microbatches = 3: must divide the 16 sequences of a data shard that train"),
-        (
-            {"--updates.minibatches": "3", "--microbatches": "2"},
-            "updates.minibatches x microbatches = 3 x 2: must divide the 16 sequences of a data shard that train",
-        ),
+        ({"--updates.minibatches": "3", "--microbatches": "2"}, "updates.minibatches x microbatches = 3 x 2: must"),
         ({"--selection.groups": "5"}, "selection.groups = 5: must be a multiple of mesh.data x mesh.fsdp = 1, and at"),
         ({"--selection.overlong-buffer": "999"}, "overlong_buffer = 999: must be at most the length budget"),
         ({"--reference-every": "2"}, "reference_every = 2: must be 0 without a kl_coefficient"),
         ({"--updates.recompute-old": "True"}, "recompute_old = True: must be False with one update"),
-        (
-            {"--updates.epochs": "2", "--loss.importance": "icepop"},
-            "importance = icepop: with several updates old / mu is 1, unless recompute_old = True",
-        ),
+        ({"--updates.epochs": "2", "--loss.importance": "icepop"}, "importance = icepop: with several updates "),
         ({"--loss.kl-in": "reward"}, "kl_in = reward: must be loss without a kl_coefficient"),
-        (
-            {"--loss.kl-in": "reward", "--loss.kl-coefficient": "0.1"},
-            "kl_in = reward: must go with advantage.scale = batch or none",
-        ),
-        (
-            {"--loss.kl-in": "token", "--loss.kl-coefficient": "0.1", "--advantage.scale": "batch"},
-            "kl_in = token: must go with advantage.baseline = batch and advantage.scale = batch",
-        ),
-        (
-            {"--loss.importance": "icepop", "--loss.importance-floor": "3"},
-            "importance_floor = 3.0: must be at most importance_cap = 2.0",
-        ),
+        (KL | {"--loss.kl-in": "reward"}, "kl_in = reward: must go with advantage.scale = batch or none"),
+        (KL | {"--loss.kl-in": "token", "--advantage.scale": "batch"}, "kl_in = token: must go with advantage."),
+        ({"--loss.importance": "icepop", "--loss.importance-floor": "3"}, "importance_floor = 3.0: must be at most "),
         ({"--data.prompts": "100"}, "data.prompts = 100: must be between 1 and 12"),
         ({"--data.prompts": "0"}, "data.prompts = 0: must be between 1 and 12"),
         ({"--data.max-prompt-tokens": "2"}, "usable prompts"),
@@ -61,51 +49,29 @@ from tests.launch.programs import Options, Refusal, argv, start
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0: must be above 0 and finite"),
         ({"--draft.vocab-size": "100"}, "vocab_size = 100"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2: must be 0 with draft.kind none"),
-        (
-            {"--draft.kind": "none", "--rollout.draft-lengths": "0 2"},
-            "rollout.draft_lengths = (0, 2): must be (0,) with draft.kind none",
-        ),
+        ({"--draft.kind": "none", "--rollout.draft-lengths": "0 2"}, "rollout.draft_lengths = (0, 2): must be (0,)"),
         ({"--rollout.stop-tokens": "0 9"}, "rollout.stop_tokens = (0, 9): must be within 0 .. 8"),
         ({"--rollout.stop-tokens": "-1"}, "rollout.stop_tokens = (-1,): must be within 0 .. 8"),
-        (
-            {"--rollout.phases": "4 40 4 39"},
-            "rollout.phases = ((4, 40), (4, 39)): a window of 39 holds no prompt, must be at least "
-            "data.max_prompt_tokens = 40",
-        ),
+        ({"--rollout.phases": "4 40 4 39"}, "rollout.phases = ((4, 40), (4, 39)): a window of 39 holds no prompt"),
         ({"--eval.every": "1", "--eval.samples": "0"}, "eval.samples = 0: must be at least 1"),
         ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0: must be at least 1"),
         ({"--steps": "-1"}, "steps = -1: must be at least 1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
-        (
-            {"--checkpoint.best": "kl/reference"},
-            "checkpoint.best = kl/reference: must be one of eval/accuracy, reward/mean, reward/accuracy, ",
-        ),
-        (
-            {"--checkpoint.best": "eval/accuracy"},
-            "must be a multiple of eval.every = 0 for checkpoint.best = eval/accuracy, and that not 0",
-        ),
-        (
-            {"--checkpoint.best": "eval/accuracy", "--checkpoint.every": "4", "--eval.every": "3"},
-            "checkpoint.every = 4: must be a multiple of eval.every = 3 for checkpoint.best = eval/accuracy",
-        ),
+        ({"--checkpoint.best": "kl/reference"}, "checkpoint.best = kl/reference: must be one of eval/accuracy, "),
+        (BEST, "must be a multiple of eval.every = 0 for checkpoint.best = eval/accuracy"),
+        (BEST | {"--checkpoint.every": "4", "--eval.every": "3"}, "checkpoint.every = 4: must be a multiple of "),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),
         ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9: must be between 0 and steps = 8"),
         ({"--log.samples": "-1"}, "log.samples = -1: must be at least 0"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
-        (
-            {"--distill.steps": "1", "--draft.kind": "none", "--rollout.draft-length": "0"},
-            "draft.kind = none: has no parameters to distil, so distill.steps must be 0",
-        ),
+        (PLAIN | {"--distill.steps": "1"}, "draft.kind = none: has no parameters to distil"),
         ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "must be at most 1024, the answers of the first"),
         ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
-        (
-            {"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"},
-            "speedup.prompts = 3: must be a multiple of mesh.data x mesh.fsdp = 2",
-        ),
+        ({"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"}, "speedup.prompts = 3: must be a mult"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json: no table of costs"),
         ({"--cost-table": "t.json"}, "cost_table = t.json: must be none without rollout.draft_lengths"),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
-        ({"--speedup.slots": "1", "--draft.kind": "none", "--rollout.draft-length": "0"}, "(1,): must be empty"),
+        (PLAIN | {"--speedup.slots": "1"}, "(1,): must be empty"),
     ],
 )
 def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
@@ -115,12 +81,11 @@ def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, m
 def test_training_refuses_what_names_no_run(refusal: Refusal, shrunk: Options, tmp_path: Path):
     assert "CONFIG = gms8k: must be one of gsm8k, " in refusal(launch.train.main, argv("gms8k", shrunk))
     unknown = refusal(launch.train.main, ["gsm8k", "--data.promts", "4"])
-    assert unknown == "Unrecognized options: --data.promts, 4; did you mean --data.prompts?"
-    nothing = refusal(launch.train.main, ["gsm8k"])
-    assert nothing == "model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes"
+    assert "--data.promts" in unknown and "did you mean --data.prompts?" in unknown
+    assert refusal(launch.train.main, ["gsm8k"]).startswith("model.path = None: must be ")
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     taken = refusal(launch.train.main, argv("gsm8k", shrunk | {"--out": str(tmp_path)}))
-    assert taken == f"out = {tmp_path}: holds a run already; --resume continues it"
+    assert taken.startswith(f"out = {tmp_path}: holds a run already")
 
 
 def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, files: Path):

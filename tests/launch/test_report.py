@@ -118,9 +118,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
 
 def test_a_gap_that_is_no_number_is_the_worst(tmp_path: Path):
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
-    assert "step 1: the log-probs of rollout and training lay up to inf apart, in steps 1, 2" in warnings(
-        read_run(tmp_path)
-    )
+    assert any("lay up to inf apart, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
@@ -186,16 +184,14 @@ def test_numbers_as_text():
 def test_the_program_makes_a_report_and_refuses_what_is_no_run(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
-    assert refusal(launch.report.__main__.main, ["nowhere"]) == (
-        "DIR = nowhere: must be the directory of a run, with a metrics.jsonl"
-    )
-    assert "DIR" in refusal(launch.report.__main__.main, [])
+    def refused(*arguments: str) -> str:
+        return refusal(launch.report.__main__.main, list(arguments))
+
+    assert refused("nowhere").startswith("DIR = nowhere: must be ") and "DIR" in refused()
     run = write_run(tmp_path / "run", 1)
     (run / "metrics.jsonl").write_text("[1]\n")
-    assert refusal(launch.report.__main__.main, [str(run)]).endswith(
-        "metrics.jsonl:1: must be a JSON object with a whole number as its step"
-    )
+    assert "metrics.jsonl:1: must be a JSON object" in refused(str(run))
     (run / "config.json").unlink()
-    assert "config.json" in refusal(launch.report.__main__.main, [str(run)])
+    assert "config.json" in refused(str(run))
     assert launch.report.__main__.main([str(run_of(run))]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
