@@ -109,8 +109,6 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     ("options", "message"),
     [
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
-        ({"--out": "None"}, "out = None: must "),
-        ({"--out": str(Path(__file__).parent)}, "exists and is not an empty directory"),
         ({"--dialect": "specforge"}, "dialect = specforge: for part draft alone"),
         ({"--verifier": "me"}, "verifier = me: for dialect speculators alone"),
         (MTP | {"--part": "draft"}, "draft.kind = mtp: has no format to be saved in by itself"),
@@ -120,3 +118,11 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
 def test_refusals(refusal: Refusal, shrunk: Options, options: Options, message: str):
     own = {"--checkpoint": "run", "--out": "out"}
     assert message in refusal(launch.export.main, argv("gsm8k", shrunk | own | options))
+
+
+def test_it_writes_over_nothing(refusal: Refusal, shrunk: Options, tmp_path: Path):
+    (tmp_path / "kept").touch()
+    own = {"--checkpoint": "run", "--out": str(tmp_path)}
+    said = refusal(launch.export.main, argv("gsm8k", shrunk | own))
+    assert said == f"out = {tmp_path}: exists and is not an empty directory"
+    assert refusal(launch.export.main, argv("gsm8k", shrunk | {"--checkpoint": "run"})).startswith("out = None: must")

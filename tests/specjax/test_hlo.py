@@ -1,5 +1,7 @@
 """The readers of compiled programs see what they are there to see."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from tests.specjax.training import mesh_of
 
 ROWS, LENGTH, HEADS, DIM, WIDTH = 16, 37, 2, 8, 3
 AXES = P(("data", "fsdp"))
+Body = Callable[[LayerCache, jax.Array], tuple[LayerCache, jax.Array]]
 
 
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
@@ -28,14 +31,12 @@ def clean(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
     return cache, start + 1 + (attend(cache, start).sum(axis=(1, 2, 3)) > 1e6).astype(jnp.int32)
 
 
-def sum_over_data(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
-    cache, start = clean(cache, start)
-    return cache, start + (jax.lax.psum(start.sum(), "data") < 0).astype(jnp.int32)
+def sum_over(axis: str) -> Body:
+    def body(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
+        cache, start = clean(cache, start)
+        return cache, start + (jax.lax.psum(start.sum(), axis) < 0).astype(jnp.int32)
 
-
-def sum_over_tensor(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
-    cache, start = clean(cache, start)
-    return cache, start + (jax.lax.psum(start.sum(), "tensor") < 0).astype(jnp.int32)
+    return body
 
 
 def keep_finished_rows(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
@@ -54,7 +55,7 @@ def swap_keys_and_values(cache: LayerCache, start: jax.Array) -> tuple[LayerCach
     return LayerCache(written.v, written.k), after
 
 
-def compiled_loop(shape: tuple[int, int, int], body, manual: set[str]) -> tuple[Program, list, int]:
+def compiled_loop(shape: tuple[int, int, int], body: Body, manual: set[str]) -> tuple[Program, list, int]:
     """`body` in a loop over a cache whose slots are sharded, inside a shard_map over `manual`, if over any axes."""
     mesh = mesh_of(*shape)
 
@@ -83,17 +84,11 @@ def test_a_clean_loop_passes_both_checks() -> None:
     assert not collectives(loop) and not program.copies(loop, keys)
 
 
-def test_a_collective_over_data_is_seen() -> None:
-    _, loop, _ = compiled_loop((8, 1, 1), sum_over_data, EVERY)
-    assert collectives(loop)
-    mesh = mesh_of(2, 2, 2)
-    _, loop, _ = compiled_loop((2, 2, 2), sum_over_data, EVERY)
-    assert collectives(loop) and not any(within_tensor(line.line, mesh) for line in collectives(loop))
-
-
-def test_a_collective_over_tensor_is_told_from_one_over_data() -> None:
-    _, loop, _ = compiled_loop((2, 2, 2), sum_over_tensor, EVERY)
-    assert collectives(loop) and all(within_tensor(line.line, mesh_of(2, 2, 2)) for line in collectives(loop))
+def test_a_collective_is_seen_and_one_over_tensor_told_from_one_over_data() -> None:
+    assert collectives(compiled_loop((8, 1, 1), sum_over("data"), EVERY)[1])
+    for axis in ("data", "tensor"):
+        found = collectives(compiled_loop((2, 2, 2), sum_over(axis), EVERY)[1])
+        assert found and {within_tensor(line.line, mesh_of(2, 2, 2)) for line in found} == {axis == "tensor"}
 
 
 def test_a_scattered_write_to_sharded_slots_is_seen() -> None:
