@@ -10,7 +10,7 @@ from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from specjax.checkpoint import Checkpointer
 from specjax.train.train_step import init_train_state
-from tests.launch.programs import Options, Refusal, argv, start
+from tests.launch.programs import Options, Refusal, argv
 
 KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accuracy"}
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
@@ -93,15 +93,6 @@ def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, fi
     path.write_text('{"question": "1 ?", "answer": "#### 1"}\n\n{"question": "2 ?", "anser": "#### 2"}\n')
     said = refusal(launch.train.main, argv("gsm8k", shrunk | {"--data.train": str(path)}))
     assert said == f"{path}:3: no field 'answer'; it has 'question', 'anser'"
-
-
-def test_a_refusal_is_one_line_from_outside_too(shrunk: Options, tmp_path: Path):
-    out = tmp_path / "run"
-    process = start("gsm8k", shrunk | {"--data.train": "nowhere.jsonl", "--out": str(out)})
-    said, errors = process.communicate(timeout=120)
-    assert (process.returncode, said) == (2, "")
-    assert errors == "error: nowhere.jsonl: cannot read it: No such file or directory\n"
-    assert not out.exists()
 
 
 def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:

@@ -56,8 +56,8 @@ def test_a_directory_of_ones_own(left: str):
 
 def test_no_directory_can_be_made():
     Path("file").touch()
-    assert refusal(replace(CONFIG, out="file")) == "out = file: cannot make a directory there: File exists"
-    assert refusal(replace(CONFIG, out="file/x")) == "out = file/x: cannot make a directory there: Not a directory"
+    for out in ("file", "file/x"):
+        assert refusal(replace(CONFIG, out=out)).startswith(f"out = {out}: cannot make a directory there: ")
 
 
 def test_resume_takes_the_newest():
@@ -101,29 +101,18 @@ def test_what_may_change_on_resume():
     )
     open_run(changed)
     assert json.loads(Path("x/config.json").read_text())["steps"] == 20
-    only = f"; only {', '.join(FREE_ON_RESUME)} may change"
-    for other, message in [
-        (replace(resumed, seed=3), "seed = 3: the run to resume has 0 (x/config.json)"),
-        (
-            replace(resumed, rollout=replace(CONFIG.rollout, stop_tokens=(1, 2))),
-            "rollout.stop_tokens = [1, 2]: the run to resume has [] (x/config.json)",
-        ),
-        (
-            replace(resumed, policy_optimizer=replace(CONFIG.policy_optimizer, learning_rate=1.0)),
-            "policy_optimizer.learning_rate = 1.0: the run to resume has 1e-06 (x/config.json)",
-        ),
+    stops, fast = replace(CONFIG.rollout, stop_tokens=(1, 2)), replace(CONFIG.policy_optimizer, learning_rate=2.0)
+    for other, said in [
+        (replace(resumed, seed=3), "seed = 3: the run to resume has 0"),
+        (replace(resumed, rollout=stops), "rollout.stop_tokens = [1, 2]: the run to resume has []"),
+        (replace(resumed, policy_optimizer=fast), "policy_optimizer.learning_rate = 2.0: the run to resume has 1e-06"),
     ]:
-        assert refusal(other) == message + only
+        assert refusal(other) == f"{said} (x/config.json); only {', '.join(FREE_ON_RESUME)} may change"
     choosing = replace(config, out="y", rollout=replace(CONFIG.rollout, draft_lengths=(0, 2)))
     save(open_run(choosing))
     open_run(replace(choosing, resume=True, steps=20))
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
-    assert refusal(elsewhere) == (
-        "mesh.data = 2: the run to resume has 1 (y/config.json); "
-        "only steps, out, resume, print_every, profile_step, gap_alarm, max_skipped, "
-        "log, eval, checkpoint, speedup, microbatches, ladder, logit_chunk, model.remat, reward.workers "
-        "may change"
-    )
+    assert refusal(elsewhere).startswith("mesh.data = 2: the run to resume has 1 (y/config.json); only steps, ")
     stored = json.loads(Path("x/config.json").read_text())
     del stored["loss"]["clip_low"]
     Path("x/config.json").write_text(json.dumps(stored))
