@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
-from specjax.types import Params, Policy, Prompts, PyTree, Rollout
+from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
 
 
 @dataclass(frozen=True)
@@ -180,25 +180,38 @@ class World:
         tokens = np.concatenate([prompt, np.random.default_rng(3).integers(self.vocab, size=(64, 6))], axis=1)
         tokens = jnp.asarray(tokens, jnp.int32)
         mask = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None] >= prompt.shape[1], tokens.shape)
-        optimiser = optax.adam(0.02)
 
         @jax.jit
-        def train(policy: PyTree, draft: PyTree) -> PyTree:
-            output = jax.lax.stop_gradient(self.policy.apply(policy, tokens, jnp.zeros(64, jnp.int32)))
+        def train(params: Params) -> PyTree:
+            output = jax.lax.stop_gradient(self.policy.apply(params.policy, tokens, jnp.zeros(64, jnp.int32)))
+            return distilled(drafter, params, tokens, output, mask, SamplingLaw(), steps=300)
 
-            def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
-                draft, state = carry
+        return train(Params(self.policy_params, draft))
 
-                def loss(draft: PyTree) -> jax.Array:
-                    return drafter.loss(Params(policy, draft), tokens, output, mask, SamplingLaw()).loss / mask.sum()
 
-                with jax.numpy_dtype_promotion("standard"):
-                    updates, state = optimiser.update(jax.grad(loss)(draft), state)
-                    return (optax.apply_updates(draft, updates), state), None
+def distilled(
+    drafter: HeadDrafter,
+    params: Params,
+    tokens: jax.Array,
+    output: PolicyOutput,
+    mask: jax.Array,
+    law: SamplingLaw,
+    steps: int,
+) -> PyTree:
+    """Return the draft's parameters after so many steps of Adam on one batch. Call it inside jit."""
+    optimiser = optax.adam(0.02)
 
-            return jax.lax.scan(step, (draft, optimiser.init(draft)), length=300)[0][0]
+    def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
+        draft, state = carry
 
-        return train(self.policy_params, draft)
+        def loss(draft: PyTree) -> jax.Array:
+            return drafter.loss(replace(params, draft=draft), tokens, output, mask, law).loss / mask.sum()
+
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimiser.update(jax.grad(loss)(draft), state)
+            return (optax.apply_updates(draft, updates), state), None
+
+    return jax.lax.scan(step, (params.draft, optimiser.init(params.draft)), length=steps)[0][0]
 
 
 ENUMERABLE = World(vocab=5, layers=1, hidden=6, seed=305, scale=1.2, prompts=((3, 1),), stops=(2, 3, 4))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,11 @@ FEATURE_LAYERS = (1, 2, 3)
 DRAFT_LENGTH = 3
 
 close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
+
+
+def described(tensors: dict[Any, Any]) -> dict[Any, tuple]:
+    """Dtype, shape and bytes of each array, to compare with."""
+    return {name: (x.dtype, x.shape, np.asarray(x).tobytes()) for name, x in tensors.items()}
 
 
 @dataclass

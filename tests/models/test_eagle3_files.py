@@ -18,6 +18,7 @@ from models.params import by_path
 from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, ONE, REDUCED, VOCAB, WIDTH, Public, loaded
+from tests.models.parity import described
 
 EIGHT = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 SPECFORGE, SPECULATORS = Public(), Public(dialect="speculators")
@@ -49,10 +50,6 @@ BESIDE: dict[str, tuple[Public, dict[str, np.ndarray | None]]] = {
         {"d2t": np.zeros(VOCAB, np.int64), "t2d": np.ones(VOCAB, bool)},
     ),
 }
-
-
-def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
-    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
 
 
 def tensors_of(directory: Path) -> dict[str, np.ndarray]:

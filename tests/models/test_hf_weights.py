@@ -18,7 +18,7 @@ from models.hf.save import save_policy
 from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
-from tests.models.parity import FEATURE_LAYERS, GOLDEN
+from tests.models.parity import FEATURE_LAYERS, GOLDEN, described
 
 ONE, EIGHT = MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -37,9 +37,6 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same_bytes(a: dict, b: dict) -> None:
-    def described(tensors):
-        return {k: (x.dtype, x.shape, np.asarray(x).tobytes()) for k, x in tensors.items()}
-
     assert described(a) == described(b)
 
 

@@ -15,12 +15,9 @@ from models.hf.save import save_policy
 from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.mtp_reference import FAMILIES, VOCAB, WIDTH, hf_fields, write_checkpoint
+from tests.models.parity import described
 
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-
-
-def described(tensors: dict[str, np.ndarray]) -> dict[str, tuple]:
-    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
 
 
 @pytest.mark.parametrize("convention", FAMILIES)

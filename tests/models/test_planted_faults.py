@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -25,6 +24,7 @@ from models.params import init_params
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, PyTree
+from tests.tiny import distilled
 
 VOCAB, ROWS, LENGTH, STEPS = 11, 16, 10, 150
 ALARM = 0.1
@@ -54,29 +54,16 @@ def forward(weights: PyTree, tokens: jax.Array, layers: tuple[int, ...], early: 
     return replace(output, features=jnp.roll(output.features, -early, axis=1))
 
 
-def distilled(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
+def taught(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
     """A head that has learnt the policy's law from `forward`."""
-    drafter, optimiser = make_eagle3(HEAD, make_policy(POLICY), IDS, unroll=1), optax.adam(0.02)
+    drafter, everywhere = make_eagle3(HEAD, make_policy(POLICY), IDS, unroll=1), jnp.ones(tokens.shape, bool)
 
     @jax.jit
-    def train(draft: PyTree) -> PyTree:
-        output = forward(weights, tokens, POLICY.feature_layers, early)
+    def train(params: Params) -> PyTree:
+        output = forward(params.policy, tokens, POLICY.feature_layers, early)
+        return distilled(drafter, params, tokens, output, everywhere, SamplingLaw(), STEPS)
 
-        def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
-            draft, state = carry
-
-            def loss(draft: PyTree) -> jax.Array:
-                everywhere = jnp.ones(tokens.shape, bool)
-                result = drafter.loss(Params(weights, draft), tokens, output, everywhere, SamplingLaw())
-                return result.loss / tokens.size
-
-            with jax.numpy_dtype_promotion("standard"):
-                updates, state = optimiser.update(jax.grad(loss)(draft), state)
-                return (optax.apply_updates(draft, updates), state), None
-
-        return jax.lax.scan(step, (draft, optimiser.init(draft)), length=STEPS)[0][0]
-
-    draft = train(init_params(partial(init_eagle3, HEAD), jax.random.key(1), ONE))
+    draft = train(Params(weights, init_params(partial(init_eagle3, HEAD), jax.random.key(1), ONE)))
     return SavedDraft(HEAD, draft, IDS, POLICY.feature_layers)
 
 
@@ -105,7 +92,7 @@ def is_caught(promised: float, found: float) -> None:
 def published(tmp_path_factory: pytest.TempPathFactory, weights: PyTree, tokens: jax.Array) -> Path:
     """A head distilled from the policy, as SpecForge would have written it."""
     directory = tmp_path_factory.mktemp("published") / "head"
-    save_eagle3(directory, distilled(weights, tokens), "specforge")
+    save_eagle3(directory, taught(weights, tokens), "specforge")
     return directory
 
 
@@ -162,6 +149,6 @@ def test_a_head_of_an_earlier_policy_is_caught(published: Path, weights: PyTree,
 @pytest.mark.slow
 def test_a_head_that_was_trained_one_off_is_caught(tmp_path: Path, weights: PyTree, tokens: jax.Array):
     """Its trainer paired each token with its own feature, from which much is accepted, as no rollout has it yet."""
-    save_eagle3(tmp_path / "head", distilled(weights, tokens, early=1), "specforge")
+    save_eagle3(tmp_path / "head", taught(weights, tokens, early=1), "specforge")
     head = load_eagle3(tmp_path / "head", ONE)
     is_caught(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))

@@ -7,7 +7,6 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from models.drafts.eagle3 import make_eagle3
@@ -21,8 +20,8 @@ from specjax.train.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothi
 from specjax.train.batch import Batch, make_batch
 from specjax.train.gradients import accumulate
 from specjax.train.loss import LossConfig
-from specjax.types import Params, PyTree, Rollout, TrainState
-from tests.tiny import World
+from specjax.types import Params, Rollout, TrainState
+from tests.tiny import World, distilled
 
 # Of few tokens, and opinions that its head can learn from the context.
 WORLD = World(
@@ -99,24 +98,13 @@ def weights(draft: str) -> Params:
     random = WORLD.params("random")
     if draft == "random":
         return random
-    batch, optimiser = batch_of(decode("none", "rejection")(random, WORLD.batch, seed_step(5, -1))), optax.adam(0.02)
+    batch = batch_of(decode("none", "rejection")(random, WORLD.batch, seed_step(5, -1)))
 
     @jax.jit
     def train(params: Params, batch: Batch) -> Params:
         output = WORLD.policy.apply(params.policy, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
-
-        def step(carry: tuple[Params, optax.OptState], _: None) -> tuple[tuple[Params, optax.OptState], None]:
-            params, state = carry
-
-            def loss(draft: PyTree) -> jax.Array:
-                both = replace(params, draft=draft)
-                return HEALTHY.loss(both, batch.tokens, output, batch.completion, LAW).loss / batch.completion.sum()
-
-            with jax.numpy_dtype_promotion("standard"):
-                updates, state = optimiser.update(jax.grad(loss)(params.draft), state)
-                return (replace(params, draft=optax.apply_updates(params.draft, updates)), state), None
-
-        return jax.lax.scan(step, (params, optimiser.init(params.draft)), length=250)[0][0]
+        draft = distilled(HEALTHY, params, batch.tokens, output, batch.completion, LAW, steps=250)
+        return replace(params, draft=draft)
 
     return train(random, batch)
 
