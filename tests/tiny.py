@@ -24,7 +24,7 @@ from specjax.drafters import (
     NoDrafter,
 )
 from specjax.keys import SeedStep
-from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.plan import ChosenConfig, RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
@@ -174,6 +174,17 @@ class World:
 
         return jax.jit(run)
 
+    def choosing(
+        self, drafter: str, config: RolloutConfig
+    ) -> Callable[[Params, Prompts, SeedStep, jax.Array], Rollout]:
+        """One program for every choice of draft lengths: its last argument is an index for each phase."""
+
+        def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: jax.Array) -> Rollout:
+            every = ChosenConfig(**vars(config), chosen=chosen)
+            return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, every)
+
+        return jax.jit(run)
+
     def _distil(self, drafter: HeadDrafter, draft: PyTree) -> PyTree:
         """300 steps of Adam on random continuations of the first prompt."""
         prompt = np.tile(self.prompts[0], (64, 1))
@@ -187,6 +198,14 @@ class World:
             return distilled(drafter, params, tokens, output, mask, SamplingLaw(), steps=300)
 
         return train(Params(self.policy_params, draft))
+
+
+def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:
+    """The same tokens, in what else is named too, and log-probs within 1e-4."""
+    for name in ("tokens", "lengths", "stopped", *names):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
+    for name in ("law", "full"):
+        np.testing.assert_allclose(getattr(rollout, name), getattr(other, name), atol=1e-4, err_msg=name)
 
 
 def distilled(

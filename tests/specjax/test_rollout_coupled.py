@@ -10,6 +10,7 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.types import Prompts, Rollout
 from tests.tiny import WANDERING as WORLD
+from tests.tiny import assert_same
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
 LENGTHS = [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3)), 4]
@@ -31,13 +32,6 @@ def config(k: int, verifier: str = "coupled", temperature: float = 0.8) -> Rollo
         law=SamplingLaw(temperature=temperature),
         stop_tokens=WORLD.stops,
     )
-
-
-def assert_same(rollout: Rollout, other: Rollout) -> None:
-    for name in ("tokens", "lengths", "stopped"):
-        np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
-    for name in ("law", "full"):
-        np.testing.assert_allclose(getattr(rollout, name), getattr(other, name), atol=1e-4, err_msg=name)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from specjax.types import Params, Prompts, PyTree, Rollout
 from tests.chain import COUNTING, chain
 from tests.specjax.test_lookup import searched
 from tests.tiny import WANDERING as WORLD
+from tests.tiny import assert_same
 
 GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
 SEQUENCES = 4 * GROUP
@@ -70,12 +71,6 @@ def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout
     return lambda chosen, memory: program(jnp.array(chosen), memory)
 
 
-def assert_same_tokens(rollout: Rollout, expected: Rollout) -> None:
-    np.testing.assert_array_equal(rollout.tokens, expected.tokens)
-    np.testing.assert_array_equal(rollout.lengths, expected.lengths)
-    np.testing.assert_allclose(rollout.law, expected.law, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "drafter", [pytest.param(NGRAM, marks=pytest.mark.slow, id="ngram"), pytest.param(HISTORY, id="history")]
 )
@@ -84,7 +79,7 @@ def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
     memory = () if drafter is NGRAM else remembered(plain)
     rollouts = [phased(drafter)(chosen, memory) for chosen in ([1] * 3, [0, 1, 1], [1, 0, 1])]
     for rollout in rollouts:
-        assert_same_tokens(rollout, plain)
+        assert_same(rollout, plain)
     drafted = [int(np.sum(rollout.drafted)) for rollout in rollouts]
     assert 0 < min(drafted) and max(drafted[1:]) < drafted[0]
 
@@ -133,7 +128,7 @@ def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
     config = replace(CONFIG, draft_length=2)
     own = run(replace(HISTORY, siblings=0), config)
     both = run(HISTORY, config, remembered(plain))
-    assert_same_tokens(both, plain)
+    assert_same(both, plain)
     assert np.asarray(both.accepted).sum() > 1.1 * np.asarray(own.accepted).sum()
 
 
@@ -143,7 +138,7 @@ def test_a_greedy_policy_says_what_it_said_the_epoch_before():
     drafter = HistoryDrafter(5, min_n=1, max_n=2 * BUDGET, siblings=0, offset=3)
     before = run(NoDrafter(), replace(GREEDY, draft_length=0))
     rollout = run(drafter, GREEDY, remembered(before))
-    assert_same_tokens(rollout, before)
+    assert_same(rollout, before)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
     np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(before.lengths) - 1) // 4))
 
@@ -209,7 +204,7 @@ TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="
 def test_no_token_depends_on_a_lookup_beside_a_head():
     """Which is told of every verification, whoever proposed what was verified."""
     rollout = WORLD.rollout("either", "random", replace(TINY, draft_length=2), RUN)
-    assert_same_tokens(rollout, WORLD.rollout("none", "none", TINY, RUN))
+    assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
     assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.rounds).sum()
 
 
@@ -218,15 +213,10 @@ def test_no_token_depends_on_a_small_model():
     """Nor where drafting begins late."""
     plain = WORLD.rollout("none", "none", TINY, RUN)
     options = replace(TINY, draft_lengths=(0, 2), phases=((12, 8), (12, 99)))
-
-    @jax.jit
-    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
-        every = ChosenConfig(**vars(options), chosen=chosen)
-        return speculative_rollout(WORLD.policy, WORLD.drafters["model"], params, prompts, RUN, every)
-
-    whole, late = (program(WORLD.params("stranger"), WORLD.batch, jnp.array(chosen)) for chosen in ([1, 1], [0, 1]))
+    program, given = WORLD.choosing("model", options), (WORLD.params("stranger"), WORLD.batch, RUN)
+    whole, late = (program(*given, jnp.array(chosen)) for chosen in ([1, 1], [0, 1]))
     for rollout in (whole, late):
-        assert_same_tokens(rollout, plain)
+        assert_same(rollout, plain)
     assert 0 < np.asarray(late.drafted).sum() < np.asarray(whole.drafted).sum()
 
 
@@ -234,7 +224,7 @@ def test_a_model_that_is_the_policy_drafts_what_it_says():
     """From what it is told and has cached itself, round after round."""
     rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
-    assert_same_tokens(rollout, WORLD.rollout("none", "none", TINY, RUN))
+    assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
     np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(rollout.lengths) - 1) // 4))
 
 
@@ -244,7 +234,7 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
     options = replace(CONFIG, draft_lengths=(0, 3), phases=((16, 8), (16, 99)))
     memory = () if drafter is NGRAM else remembered(plain)
     rollout = run(drafter, ChosenConfig(**vars(options), chosen=jnp.array([0, 1])), memory)
-    assert_same_tokens(rollout, plain)
+    assert_same(rollout, plain)
     before = 1 + int(np.asarray(rollout.trips)[0, 0])
     assert before > 4
     prompts, completions = words(PROMPTS.tokens, PROMPTS.lengths), words(plain.tokens, plain.lengths)

@@ -15,8 +15,9 @@ from specjax.rollout.rounds import Decoding, rounds
 from specjax.rollout.speculative import begin, speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import make_batch
-from specjax.types import Params, PolicyOutput, Prompts, Rollout
+from specjax.types import PolicyOutput, Rollout
 from tests.tiny import WANDERING as WORLD
+from tests.tiny import assert_same
 
 GROUP, BUDGET, RUN = 4, 12, seed_step(3, 5)
 SEQUENCES = GROUP * len(WORLD.prompts)
@@ -32,13 +33,6 @@ def config(verifier: str = "coupled", **options: Any) -> RolloutConfig:
         stop_tokens=WORLD.stops,
         **options,
     )
-
-
-def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:
-    for name in ("tokens", "lengths", "stopped", *names):
-        np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
-    for name in ("law", "full"):
-        np.testing.assert_allclose(getattr(rollout, name), getattr(other, name), atol=1e-4, err_msg=name)
 
 
 # Of fewer slots than sequences, of a shrinking batch, of growing windows, and of all at once.
@@ -85,34 +79,21 @@ def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str
     """One program for every choice; among them drafting that begins, ends and begins again."""
     options = config(draft_lengths=(0, 2), **PLANS[plan])
     phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
-    traces = []
-
-    @jax.jit
-    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
-        traces.append(1)
-        every = ChosenConfig(**vars(options), chosen=chosen)
-        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, RUN, every)
-
+    program = WORLD.choosing("eagle3", options)
     trips = set()
     for pattern in ([0], [1], [0, 1], [1, 0]):
-        rollout = program(WORLD.params("random"), WORLD.batch, jnp.array((pattern * phases)[:phases]))
+        rollout = program(WORLD.params("random"), WORLD.batch, RUN, jnp.array((pattern * phases)[:phases]))
         assert_same(rollout, plain)
         assert (np.asarray(rollout.drafted).sum() > 0) == (max(pattern) > 0)
         trips.add(int(np.sum(rollout.trips)))
-    assert len(traces) == 1 and len(trips) > 1
+    assert program._cache_size() == 1 and len(trips) > 1
 
 
 @pytest.mark.slow
 def test_drafting_that_begins_late_is_as_good_as_any():
     """Though it has not seen what came before, and drafts for easier positions when it has."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
-
-    @jax.jit
-    def program(params: Params, prompts: Prompts) -> Rollout:
-        late = ChosenConfig(**vars(options), chosen=jnp.array([0, 1]))
-        return speculative_rollout(WORLD.policy, WORLD.drafters["eagle3"], params, prompts, RUN, late)
-
-    rollout = program(WORLD.params("trained"), WORLD.batch)
+    rollout = WORLD.choosing("eagle3", options)(WORLD.params("trained"), WORLD.batch, RUN, jnp.array([0, 1]))
     whole = WORLD.rollout("eagle3", "trained", config(draft_length=3), RUN)
     rates = [np.asarray(x.accepted)[:, 0].sum() / np.asarray(x.drafted)[:, 0].sum() for x in (rollout, whole)]
     assert rates[0] > 0.5 * rates[1] > 0.1
@@ -123,14 +104,9 @@ def test_drafting_that_begins_late_is_as_good_as_any():
 def test_a_draft_that_began_late_is_not_held_against_what_training_promises(drafter: str, draft: str):
     """It does not know what came before, as training does: neither its tokens nor what was accepted of them count."""
     options = config("rejection", draft_lengths=(0, 2), phases=((SEQUENCES, 6), (SEQUENCES, 9), (SEQUENCES, LONGEST)))
-
-    @jax.jit
-    def program(params: Params, prompts: Prompts, chosen: jax.Array) -> Rollout:
-        every = ChosenConfig(**vars(options), chosen=chosen)
-        return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, RUN, every)
-
+    program = WORLD.choosing(drafter, options)
     for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
-        rollout = program(WORLD.params(draft), WORLD.batch, jnp.array(chosen))
+        rollout = program(WORLD.params(draft), WORLD.batch, RUN, jnp.array(chosen))
         drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
         counted = (np.asarray(rollout.first) > 0).sum(axis=1)
         held = counted > 0
