@@ -77,12 +77,9 @@ def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[
     assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
 
 
-def test_coupled_tokens_depend_on_no_draft_vocabulary(plain: Rollout):
-    assert_same(WORLD.rollout("eagle3 reduced", "random reduced", config(2), RUN), plain)
-
-
-def test_coupled_tokens_depend_on_no_mtp_head(plain: Rollout):
-    rollout = WORLD.rollout("mtp", "random mtp", config(3), RUN)
+@pytest.mark.parametrize("drafter, draft, k", [("eagle3 reduced", "random reduced", 2), ("mtp", "random mtp", 3)])
+def test_coupled_tokens_depend_on_no_draft_vocabulary_or_mtp_head(plain: Rollout, drafter: str, draft: str, k: int):
+    rollout = WORLD.rollout(drafter, draft, config(k), RUN)
     assert_same(rollout, plain)
     assert np.sum(rollout.accepted) > 0
 
@@ -113,11 +110,6 @@ def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, tem
     rows = (order[:, None] * GROUP + np.arange(GROUP)).ravel()
     rollout = program(params, WORLD.batch, RUN)
     assert_same(program(params, permuted, RUN), jax.tree.map(lambda x: x[rows] if len(x) == len(rows) else x, rollout))
-
-
-def test_another_seed_or_step_gives_other_tokens(plain: Rollout):
-    for run in (seed_step(3, 6), seed_step(4, 5)):
-        assert (WORLD.rollout("none", "none", config(0), run).tokens != plain.tokens).any(axis=1).mean() > 0.8
 
 
 @pytest.mark.parametrize("draft", EACH)

@@ -181,15 +181,6 @@ def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
     assert (gained[trips > 0] > 0).all() and (trips > 0).sum() > 1
 
 
-@pytest.mark.slow
-def test_phases_tell_what_they_gain_with_and_behind_a_queue():
-    rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS["all"]), RUN)
-    slots = np.array([phase.slots for phase in lay_out(config(**PLANS["all"]), SEQUENCES, WORLD.batch.tokens.shape[1])])
-    gained, trips = np.asarray(rollout.gained)[0], np.asarray(rollout.trips)[0]
-    for many in (9, 4):
-        assert gained[slots == many].sum() >= trips[slots == many].sum() > 0
-
-
 def test_phases_are_laid_out():
     assert lay_out(config(), 24, 5) == (Phase(24, 17),)
     assert lay_out(config(phases=((100, 100), (8, 9), (8, 100), (2, 4))), 24, 5) == (
@@ -215,18 +206,15 @@ def test_bad_plans_are_refused(options: dict[str, Any], message: str):
         config(**options)
 
 
-def test_lengths_that_nobody_chose_are_refused():
-    with pytest.raises(ValueError, match="none is chosen for phase 0"):
-        WORLD.rollout("eagle3", "random", replace(config(), draft_lengths=(0, 3)), RUN)
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_choice_for_another_number_of_phases_is_refused(count: int):
     """One index too few would otherwise stand for its neighbour, one too many for nothing."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, LONGEST), (16, LONGEST)))
-    chosen = ChosenConfig(**vars(options), chosen=jnp.zeros(count, jnp.int32))
-    with pytest.raises(ValueError, match=rf"^chosen: of shape \({count},\), must be \(2,\), an index for each phase$"):
-        speculative_rollout(WORLD.policy, NoDrafter(), WORLD.params("none"), WORLD.batch, RUN, chosen)
+    given = WORLD.params("none"), WORLD.batch, RUN
+    with pytest.raises(ValueError, match=rf"^chosen: of shape \({count},\), must be \(2,\)"):
+        WORLD.choosing("none", options)(*given, jnp.zeros(count, jnp.int32))
+    with pytest.raises(ValueError, match="none is chosen for phase 0"):
+        WORLD.program("none", options)(*given)
 
 
 class Untouched(NoDrafter):
