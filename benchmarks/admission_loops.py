@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, sequence_keys
-from specjax.rollout.admission import blank, empty_record, let_in, prefill, seat, write_back
+from specjax.rollout.admission import admit, empty_record, prefill, start_rows, write_back, zeros_like_result
 from specjax.rollout.plan import RolloutConfig, admission
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, round_once
 from specjax.rollout.speculative import Carry, begin
@@ -24,11 +24,11 @@ def conditional(
     decoding, k = Decoding(policy, drafter, params, config), config.draft_length
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
     rows, drafting = admission(config, slots)[0], jnp.bool_(k > 0)
-    fill = partial(let_in, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
+    fill = partial(admit, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
 
     def trip(carry: Carry) -> Carry:
         assert carry.queue is not None
-        waiting = sequences - carry.queue.next
+        waiting = sequences - carry.queue.next_sequence
         room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
 
         carry = jax.lax.cond(room, lambda carry: Carry(*fill(*carry)), lambda carry: carry, carry)
@@ -36,7 +36,7 @@ def conditional(
 
     def more(carry: Carry) -> Array:
         assert carry.queue is not None
-        return (carry.queue.next < sequences) | ~carry.state.done.all()
+        return (carry.queue.next_sequence < sequences) | ~carry.state.done.all()
 
     carry = jax.lax.while_loop(more, trip, begin(decoding, prompts, seed_step, slots))
     return write_back(carry.record, carry.state, decoding)
@@ -73,11 +73,11 @@ def reading(
         rows = jax.lax.cond(room, lambda rows: _take_seats(decoding, rows, prompts, seed_step), lambda rows: rows, rows)
         return _read_or_round(decoding, rows, prompts)
 
-    none = jnp.zeros(slots, jnp.int32)
-    nothing = blank(lambda: prefill(decoding, prompts, jnp.bool_(config.draft_length > 0)))
+    zeros = jnp.zeros(slots, jnp.int32)
+    nothing = zeros_like_result(lambda: prefill(decoding, prompts, jnp.bool_(config.draft_length > 0)))
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
-    empty = seat(decoding, nothing, none, none + sequences, seed_step, length)
-    rows = Rows(replace(empty, done=none == 0), none, jnp.int32(0), empty_record(config, sequences))
+    empty = start_rows(decoding, nothing, zeros, zeros + sequences, seed_step, length)
+    rows = Rows(replace(empty, done=zeros == 0), zeros, jnp.int32(0), empty_record(config, sequences))
     rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), trip, rows)
     return write_back(rows.record, rows.state, decoding)
 
@@ -98,7 +98,7 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
     draft = state.draft
     if config.draft_length:
         visible, emitted = (jnp.where(fresh, 0, x) for x in (rows.start, state.emitted))
-        draft = decoding.drafter.align(draft, visible, state.tokens, emitted)
+        draft = decoding.drafter.catch_up(draft, visible, state.tokens, emitted)
     state = replace(
         state,
         sequence=sequence,
@@ -107,7 +107,7 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
         draft=draft,
         **{
             name: cleared(getattr(state, name))
-            for name in ("emitted", "done", "stopped", "drafted", "accepted", "rounds")
+            for name in ("emitted", "done", "stopped", "drafted", "accepted", "row_rounds")
         },
     )
     return Rows(state, cleared(rows.read), rows.next + jnp.sum(fresh, dtype=jnp.int32), record)
@@ -144,7 +144,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         cache=output.cache,
         draft=draft,
         done=state.done | unfinished,
-        rounds=state.rounds + (~state.done & ~in_prompt).astype(jnp.int32),
+        row_rounds=state.row_rounds + (~state.done & ~in_prompt).astype(jnp.int32),
     )
     # The drafter is told below, since it also reads prompts.
     untold = replace(decoding, config=replace(config, draft_length=0))
@@ -154,5 +154,5 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         after = jnp.where((column == last) & ~unfinished[:, None], said[:, :1], upcoming(read + 1))
         following = jnp.where(in_prompt[:, None], after, said)
         told = jnp.where(in_prompt, count, state.emitted - before)
-        state = replace(state, draft=drafter.observe(state.draft, drafter.reads(output), following, told))
+        state = replace(state, draft=drafter.observe(state.draft, drafter.features(output), following, told))
     return rows._replace(state=replace(state, done=state.done & ~unfinished), read=read + count)

@@ -18,15 +18,15 @@ def stops_at(policy: Policy, ends: Int[np.ndarray, "V"], stop: int) -> Policy:
     """
 
     def apply(
-        params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, only: Array | None = None
+        params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, logits_at: Array | None = None
     ) -> PolicyOutput:
         own = None if cache is None else cache[:-1]
-        output, first, written = policy.apply(params, tokens, start, own, only), tokens[:, 0], None
+        output, first, written = policy.apply(params, tokens, start, own, logits_at), tokens[:, 0], None
         if cache is not None:
             read = tokens[:, :, None, None].astype(jnp.float32)
             memory = kv.write(cache[-1], read, read, start)
             first, written = memory.k[:, 0, 0, 0].astype(jnp.int32), (*(output.cache or ()), memory)
-        offset = jnp.arange(tokens.shape[1])[None] if only is None else only[:, None]
+        offset = jnp.arange(tokens.shape[1])[None] if logits_at is None else logits_at[:, None]
         ending = (start[:, None] + offset + 1 == jnp.array(ends)[first][:, None])[..., None]
         stopping = jnp.arange(policy.vocab_size)[None, None] == stop
         logits = jnp.where(ending == stopping, output.logits, -jnp.inf)

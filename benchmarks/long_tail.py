@@ -97,9 +97,9 @@ def compare(job: Job, draft_length: int, repeats: int, expected: Rollout | None)
     rollouts = check(job, programs, expected)
     measured = in_turns({name: partial(seconds, run) for name, run in programs.items()}, repeats)
     for name, plan in laid.items():
-        trips = np.asarray(rollouts[name].trips)[0]
+        trips = np.asarray(rollouts[name].loop_rounds)[0]
         rows = sum(phase.slots * count for phase, count in zip(job.phases(plan), trips, strict=True))
-        alpha = (job.lengths - 1).sum() / np.asarray(rollouts[name].rounds).sum()
+        alpha = (job.lengths - 1).sum() / np.asarray(rollouts[name].row_rounds).sum()
         ratios = [single / own for single, own in zip(measured["single"], measured[name], strict=True)]
         print(
             f"K={draft_length} {name:7} {written(measured[name]):22} s, {trips.sum():4} rounds, "

@@ -135,9 +135,9 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
             times = in_turns(pair, repeats if other == 0 else -(-repeats // 4))
             over[other].append(float(geometric_mean(np.divide(times["fixed"], times["auto"]), axis=0)))
         rollout = drafted[k]()
-        assert rollout.rounds is not None
+        assert rollout.row_rounds is not None
         chosen.append(k)
-        alpha.append(float((rollout.lengths - 1).sum() / rollout.rounds.sum()))
+        alpha.append(float((rollout.lengths - 1).sum() / rollout.row_rounds.sum()))
         # As training does: of a lookup hindsight tells, which comes with the rollout.
         expected = job.predicted(params, prompts, rollout) if jax.tree.leaves(params.draft) else None
         drafting = remember(drafting, rollout, expected, lengths)

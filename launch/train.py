@@ -206,7 +206,7 @@ class Steps:
         if staged:
             # A step begins with asking for its prompts.
             timed["time/step"] += data_s
-        self.record.dispatched(number, start, timed, by and (rollout.k, by), (prompts, rollout))
+        self.record.dispatched(number, start, timed, by and (rollout.draft_length, by), (prompts, rollout))
         if self.samples.due(number):
             self.record.wait()
             self.samples.write(number, prompts, rollout)

@@ -20,7 +20,7 @@ from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream.
 
-    only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, D].
+    logits_at: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, D].
     """
 
     config: LayerConfig
@@ -32,12 +32,12 @@ class Block(nn.Module):
         cache: LayerCache | None,
         view: View,
         turn: Rotation,
-        only: Int[Array, "B"] | None = None,
+        logits_at: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N D"], LayerCache | None]:
         c = self.config
         attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
-        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, turn, only)
-        x = (x if only is None else token_at(x, only)) + y
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, turn, logits_at)
+        x = (x if logits_at is None else token_at(x, logits_at)) + y
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
 
@@ -53,7 +53,7 @@ def _uncached(block: Block, x: Float[Array, "B T D"], view: View, turn: Rotation
 
 
 class Decoder(nn.Module):
-    """(tokens [B, T], start [B], cache, only, first, logits) -> PolicyOutput, as `specjax.types.Policy.apply` says.
+    """(tokens [B, T], start [B], cache, logits_at, visible_from, logits) -> PolicyOutput (specjax.types.Policy.apply).
 
     remat: what a backward pass computes again; a forward with a cache has none, and is left as it is.
     """
@@ -81,8 +81,8 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B T"],
         start: Int[Array, "B"],
         cache: Cache | None = None,
-        only: Int[Array, "B"] | None = None,
-        first: Int[Array, "B"] | None = None,
+        logits_at: Int[Array, "B"] | None = None,
+        visible_from: Int[Array, "B"] | None = None,
         logits: bool = True,
     ) -> PolicyOutput:
         # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
             views = {window: uncached_view(start, count, window) for window in windows}
         else:
             room = cache[0].k.shape[2]
-            views = {window: decode_view(start, count, room, first, window) for window in windows}
+            views = {window: decode_view(start, count, room, visible_from, window) for window in windows}
         turn, features, layers = rotation_of(self.config, views[windows[0]].positions), [], []
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
                 x = forward(block, x, views[windows[i]], turn)
         hidden = self.norm(x)
         if logits:
-            read = self.unembed(hidden if only is None else token_at(hidden, only))
+            read = self.unembed(hidden if logits_at is None else token_at(hidden, logits_at))
         else:
             read = jnp.zeros((len(tokens), 0, self.config.vocab_size), hidden.dtype)
         return PolicyOutput(

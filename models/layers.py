@@ -37,7 +37,7 @@ class Attention(nn.Module):
     """Grouped-query attention: (x, cache or None, view, turn) -> (output [B, T, hidden_size], cache with x written).
 
     turn: of all T tokens, as `rotation_of` makes it.
-    only: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, ..].
+    logits_at: int32 [B], the one token of each row whose output is wanted, of those written: output [B, 1, ..].
     """
 
     config: LayerConfig
@@ -49,14 +49,14 @@ class Attention(nn.Module):
         cache: LayerCache | None,
         view: View,
         turn: Rotation,
-        only: Int[Array, "B"] | None = None,
+        logits_at: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
         asking, own, mask = x, turn, view.mask
-        if only is not None:
-            asking, own = kv.token_at(x, only), turn.at(only)
+        if logits_at is not None:
+            asking, own = kv.token_at(x, logits_at), turn.at(logits_at)
             if mask is not None:
-                mask = kv.token_at(mask, only)
+                mask = kv.token_at(mask, logits_at)
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
         q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)

@@ -150,16 +150,21 @@ def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array,
 
 
 def decode_view(
-    start: Int[Array, "B"], count: int, length: int, first: Int[Array, "B"] | None = None, window: int | None = None
+    start: Int[Array, "B"],
+    count: int,
+    length: int,
+    visible_from: Int[Array, "B"] | None = None,
+    window: int | None = None,
 ) -> View:
     """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`.
 
-    first: where a row's visible positions begin; None for 0. window: to how many of the last ones, its own included.
+    visible_from: where a row's visible positions begin; None for 0.
+    window: to how many of the last ones, its own included.
     """
     positions, index = _positions(start, count), jnp.arange(length)[None, None]
     mask = index <= positions[..., None]
-    if first is not None:
-        mask &= index >= first[:, None, None]
+    if visible_from is not None:
+        mask &= index >= visible_from[:, None, None]
     if window is not None:
         mask &= index > positions[..., None] - window
     return View(positions, start, mask)

@@ -164,8 +164,8 @@ def remember(
         return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
     drafted, accepted = rollout.drafted, rollout.accepted
-    if rollout.hindsight is not None:
-        drafted, accepted = rollout.hindsight[:, 0], rollout.hindsight[:, 1]
+    if rollout.lookup_counts is not None:
+        drafted, accepted = rollout.lookup_counts[:, 0], rollout.lookup_counts[:, 1]
     if drafted is not None and accepted is not None:
         acceptance = replace(
             acceptance, drafted=add(acceptance.drafted, drafted), accepted=add(acceptance.accepted, accepted)
@@ -173,13 +173,15 @@ def remember(
     if predicted is not None:
         # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
-    if rollout.trips is not None and rollout.gained is not None and rollout.k is not None:
-        if rollout.gained.shape[1] != len(before.seconds):
+    if rollout.loop_rounds is not None and rollout.plain_rounds is not None and rollout.draft_length is not None:
+        if rollout.plain_rounds.shape[1] != len(before.seconds):
             raise ValueError(
-                f"gained: of {rollout.gained.shape[1]} phases, must be of the {len(before.seconds)} laid out"
+                f"plain_rounds: {rollout.plain_rounds.shape[1]} phases; must be the {len(before.seconds)} laid out"
             )
-        ran = (rollout.k[..., None] == jnp.array(draft_lengths)[None, None]) & (rollout.gained[..., None] > 0)
-        gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.gained, rollout.trips))
+        ran = (rollout.draft_length[..., None] == jnp.array(draft_lengths)[None, None]) & (
+            rollout.plain_rounds[..., None] > 0
+        )
+        gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.plain_rounds, rollout.loop_rounds))
         progress = Progress(add(progress.gained, gained), add(progress.trips, trips))
     return replace(before, acceptance=acceptance, progress=progress)
 

@@ -121,12 +121,12 @@ class PolicyOutput:
 class Policy:
     """A causal language model as functions.
 
-    apply:      (params, tokens [B, T], start [B], cache=None, only=None, first=None) -> PolicyOutput. Row b holds
-                positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
+    apply:      (params, tokens [B, T], start [B], cache=None, logits_at=None, visible_from=None) -> PolicyOutput. Row b
+                holds positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
                 attends to the cached positions up to its own; without, to the earlier tokens of its own row.
-                With only [B], logits are [B, 1, V]: of that token of each row. With first [B], what is cached before
-                it is attended to by none. With logits=False they are left out, [B, 0, V]: called so, without a cache,
-                where training has a `logit_chunk`, which a policy may do without.
+                With logits_at [B], logits are [B, 1, V]: of that token of each row. With visible_from [B], cached
+                positions before it are not attended to. With logits=False they are left out, [B, 0, V]: called so,
+                without a cache, where training has a `logit_chunk`, which a policy may do without.
     init_cache: (rows, length) -> Cache of zeros.
     embedding:  params -> [V, D], the table a drafter may borrow.
     unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.
@@ -184,18 +184,18 @@ class Rollout:
     full:     float32 [R, C], its log-prob under temperature alone: what ratios and KL use.
     drafted:  int32 [R, K], how often position i of a draft could still be emitted.
     accepted: int32 [R, K], how often it was accepted and emitted.
-    rounds:   int32 [R], verifications while the row was live.
-    trips:    int32 [shards, phases], rounds of each shard, and k: the draft length they ran at.
-    gained:   int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where sequences
-              wait, for what the mean row gained.
-    hindsight: int32 [shards, 2, K], `drafted` and `accepted` as they would have been at places of the completions that
-              are at work to the end, of a drafter without parameters, where draft lengths are chosen
-              (specjax.rollout.lookup_acceptance).
-    first:    int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood there, 1
-              where it was refused, 2 where it was accepted. Of drafts that training tells the acceptance of alone
-              (specjax.drafters.Proposal), and of rows whose draft knew all that came before (Drafter.begun). Read
-              beside `drafted`.
-    wrote:    int8 [R, C], who wrote each token: a `Writer`.
+    row_rounds:    int32 [R], verifications while the row was live.
+    loop_rounds:   int32 [shards, phases], rounds of each shard, and draft_length: the draft length they ran at.
+    plain_rounds:  int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where
+                   sequences wait, for what the mean row gained.
+    lookup_counts: int32 [shards, 2, K], `drafted` and `accepted` as a lookup would have had them at places of the
+                   completions that were in slots to the end: of a drafter without parameters, where draft lengths are
+                   chosen (specjax.rollout.lookup_acceptance).
+    draft_outcome: int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood
+                   there, 1 where it was refused, 2 where it was accepted. Only of drafts whose acceptance training
+                   predicts (`Proposal.predicted`), and of rows whose draft knew all that came before
+                   (`Drafter.known_from`). Read beside `drafted`.
+    writer:        int8 [R, C], who wrote each token: a `Writer`.
     reward:   what the reward function said of each sequence, whether it is learnt from or not.
     batch:    what a training step made of it to learn from (specjax.train.batch), as its losses read it. The step
               fills both in, and no rollout function does.
@@ -208,12 +208,12 @@ class Rollout:
     full: Float[Array, "R C"] | None = None
     drafted: Int[Array, "R K"] | None = None
     accepted: Int[Array, "R K"] | None = None
-    rounds: Int[Array, "R"] | None = None
-    trips: Int[Array, "shards phases"] | None = None
-    k: Int[Array, "shards phases"] | None = None
-    gained: Int[Array, "shards phases"] | None = None
-    hindsight: Int[Array, "shards 2 K"] | None = None
-    first: Int[Array, "R C"] | None = None
-    wrote: Int[Array, "R C"] | None = None
+    row_rounds: Int[Array, "R"] | None = None
+    loop_rounds: Int[Array, "shards phases"] | None = None
+    draft_length: Int[Array, "shards phases"] | None = None
+    plain_rounds: Int[Array, "shards phases"] | None = None
+    lookup_counts: Int[Array, "shards 2 K"] | None = None
+    draft_outcome: Int[Array, "R C"] | None = None
+    writer: Int[Array, "R C"] | None = None
     reward: Reward | None = None
     batch: PyTree | None = None

@@ -15,11 +15,11 @@ def chain(vocab: int) -> Policy:
         tokens: Array,
         start: Array,
         cache: Cache | None = None,
-        only: Array | None = None,
+        logits_at: Array | None = None,
         first: Array | None = None,
     ) -> PolicyOutput:
         none = jnp.zeros((*tokens.shape, 0))
-        read = tokens if only is None else jnp.take_along_axis(tokens, only[:, None], axis=1)
+        read = tokens if logits_at is None else jnp.take_along_axis(tokens, logits_at[:, None], axis=1)
         return PolicyOutput(params[read], none, none, cache)
 
     return Policy(

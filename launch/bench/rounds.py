@@ -15,7 +15,7 @@ from launch.timing import seconds, without_start
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import decoding_options
-from specjax.rollout.admission import blank, prefill, seat
+from specjax.rollout.admission import prefill, start_rows, zeros_like_result
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, rounds
 from specjax.types import Params, Prompts
@@ -27,9 +27,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 def seated(decoding: Decoding, prompts: Prompts, length: int) -> RoundState:
     """Rows at their first token, their caches of `length` positions blank: what a round costs does not hang on them."""
-    kept = replace(blank(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
+    kept = replace(zeros_like_result(lambda: prefill(decoding, prompts, jnp.bool_(True))), prompts=prompts)
     row = jnp.arange(len(prompts.lengths), dtype=jnp.int32)
-    return seat(decoding, kept, row, row, seed_step(0, 0), length)
+    return start_rows(decoding, kept, row, row, seed_step(0, 0), length)
 
 
 def some_rounds(decoding: Decoding, k: int, state: RoundState, count: Int[Array, ""]) -> RoundState:

@@ -97,8 +97,8 @@ class Program:
             start = time.perf_counter()
             rollout = jax.block_until_ready(self._generate(params, prompts, noise, chosen))
             seconds = time.perf_counter() - start
-        lengths, rounds = np.asarray(rollout.lengths), int(np.sum(rollout.rounds))
-        trips = int(np.max(np.sum(rollout.trips, axis=-1)))
+        lengths, rounds = np.asarray(rollout.lengths), int(np.sum(rollout.row_rounds))
+        trips = int(np.max(np.sum(rollout.loop_rounds, axis=-1)))
         return Measurement(lengths, float(lengths.sum() - len(lengths)) / max(rounds, 1), seconds, trips)
 
 

@@ -119,7 +119,7 @@ def measure_acceptance(
 def count(rollout: Rollout, which: np.ndarray) -> Counts:
     """Of the rows `which`, bool [R], of a rollout that recorded its drafts."""
     lengths, rounds, drafted, accepted = (
-        np.asarray(x)[which] for x in (rollout.lengths, rollout.rounds, rollout.drafted, rollout.accepted)
+        np.asarray(x)[which] for x in (rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted)
     )
     tokens = int(lengths.sum() - len(lengths))
     return Counts(

@@ -155,8 +155,8 @@ class _Generator:
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
             parts.append(of_rollout(prompts, rollout))
-            assert rollout.rounds is not None
-            rounds += int(np.sum(rollout.rounds))
+            assert rollout.row_rounds is not None
+            rounds += int(np.sum(rollout.row_rounds))
         answers, seconds = join(parts), time.perf_counter() - start
         self._cost.generation_s += seconds
         tokens = len(answers.completions)

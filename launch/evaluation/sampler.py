@@ -86,7 +86,14 @@ class Sampler:
         real = ids >= 0
         tokens, lengths, stopped, rounds, value, correct = (
             np.asarray(x)[real]
-            for x in (rollout.tokens, rollout.lengths, rollout.stopped, rollout.rounds, reward.value, reward.correct)
+            for x in (
+                rollout.tokens,
+                rollout.lengths,
+                rollout.stopped,
+                rollout.row_rounds,
+                reward.value,
+                reward.correct,
+            )
         )
         scored = np.isfinite(value)
         return Sampled(

@@ -50,7 +50,7 @@ class SampleLog:
         length = int(rollout.lengths[row])
         reward = np.nan if rollout.reward is None else float(rollout.reward.value[row])
         texts = token_texts(self._experiment.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
-        writers = [None] * length if rollout.wrote is None else np.asarray(rollout.wrote[row, :length]).tolist()
+        writers = [None] * length if rollout.writer is None else np.asarray(rollout.writer[row, :length]).tolist()
         asked = self._experiment.problems.train[problem]
         return {
             "prompt": asked.prompt,

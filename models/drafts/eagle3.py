@@ -121,15 +121,15 @@ class Eagle3(nn.Module):
         embeddings: Float[Array, "B T D"],
         cache: Cache,
         view: View,
-        only: Int[Array, "B"] | None = None,
+        logits_at: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
         """The state for `unembed`, the one to feed back, and the cache. The embedding comes first in the concatenation.
 
-        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        logits_at: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
         c = self.config
         # All but the last layer give every token, for its keys in the layer behind.
-        asked = [None] * (c.num_layers - 1) + [only]
+        asked = [None] * (c.num_layers - 1) + [logits_at]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
         turn = rotation_of(c, view.positions)
@@ -155,7 +155,7 @@ def make_eagle3(
     """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
     module = Eagle3(config)
 
-    def reads(output: PolicyOutput) -> Array:
+    def features(output: PolicyOutput) -> Array:
         if config.use_aux_hidden_state:
             return output.features
         return constrain(output.hidden, "batch", None, None)
@@ -167,7 +167,7 @@ def make_eagle3(
         return cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
 
     head = DraftHead(
-        reads=reads,
+        features=features,
         fuse=fuse,
         step=step_of(module, policy),
         unembed=unembed,
@@ -187,10 +187,10 @@ def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Arr
     """`DraftHead.step` of a network that is called with the embeddings of its tokens, borrowed of the policy."""
 
     def step(
-        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, only: Array | None
+        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, logits_at: Array | None
     ) -> tuple[Array, Array, Cache]:
         embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
-        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, only))
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, logits_at))
 
     return step
 

@@ -90,11 +90,11 @@ class MTP(nn.Module):
         embeddings: Float[Array, "B T D"],
         cache: Cache,
         view: View,
-        only: Int[Array, "B"] | None,
+        logits_at: Int[Array, "B"] | None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
         """The state for the vocabulary head, the one to feed back, and the cache.
 
-        only: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        logits_at: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
         convention = self.config.convention
         if convention.zeroes_first:
@@ -104,7 +104,7 @@ class MTP(nn.Module):
             pair.reverse()
         x = self.fc(jnp.concatenate(pair, axis=-1))
         turn = rotation_of(self.config, view.positions)
-        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, only)
+        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, logits_at)
         normed = self.norm(x)
         return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
 
@@ -127,7 +127,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         return constrain(logits, "batch", None, None)
 
     head = DraftHead(
-        reads=_hidden,
+        features=_hidden,
         fuse=lambda params, features: features,
         step=step_of(module, policy),
         unembed=unembed,

@@ -19,13 +19,13 @@ class Proposal(NamedTuple):
             where the drafter has no mass, one-hot (0 at the token) where it is deterministic.
     length: int32 [B], 0 .. K, how many of the tokens count. It may depend on the committed prefix and stop after a
             sampled token, never drop one already looked at: that would bias the law.
-    foretold: bool [B], rows of whose first token the overlap of `DraftLoss` foretells the acceptance; None for all.
+    predicted: bool [B], rows of whose first token `DraftLoss.overlap` predicts the acceptance; None for all.
     """
 
     tokens: Int[Array, "B K"]
     log_q: Float[Array, "B K V"]
     length: Int[Array, "B"]
-    foretold: Bool[Array, "B"] | None = None
+    predicted: Bool[Array, "B"] | None = None
 
 
 class DraftLoss(NamedTuple):
@@ -49,7 +49,7 @@ class Drafter(Protocol):
     have a default here are inherited by a subclass: one without parameters need only start, propose and observe.
     """
 
-    def reads(self, output: PolicyOutput) -> Float[Array, "B T F"]:
+    def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """What it reads of a forward of the policy; by default nothing, F = 0."""
         return output.hidden[..., :0]
 
@@ -66,14 +66,14 @@ class Drafter(Protocol):
         """
         ...
 
-    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> DraftState:
+    def start_without_drafting(self, params: Params, prompts: Prompts, blank: DraftState) -> DraftState:
         """The state after a prefill of `prompts` that begin at draft length 0; `blank` is that of `start`, in zeros.
 
-        By default that is it: rows know nothing until `align`. One that reads the prompts' tokens alone begins here.
+        By default that is it: rows know nothing until `catch_up`. One that reads the prompts' tokens alone begins here.
         """
         return blank
 
-    def share(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
+    def observe_finished(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
         """Take in what has ended of each row's group, by sample, as texts hold it (specjax.drafters.lookup).
 
         prompts: of the rows. Called where sequences leave their rows before the rollout ends, as they are refilled or
@@ -81,7 +81,7 @@ class Drafter(Protocol):
         """
         return state
 
-    def align(
+    def catch_up(
         self, state: DraftState, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]
     ) -> DraftState:
         """Take in what rounds at draft length 0, which hold no drafter's work, have brought the rows to.
@@ -94,10 +94,10 @@ class Drafter(Protocol):
         """
         return state
 
-    def begun(self, state: DraftState) -> Int[Array, "B"] | None:
+    def known_from(self, state: DraftState) -> Int[Array, "B"] | None:
         """The first position that each row's state knows of; 0 for all of it, as None is for all rows.
 
-        Rows that `align` started anew draft from less than the training forward sees, and are not held against it.
+        Rows that `catch_up` started anew draft from less than the training forward sees, and are not held against it.
         """
         return None
 

@@ -25,8 +25,8 @@ class EitherDrafter(Drafter):
     lookup: Drafter
     trained: Drafter
 
-    def reads(self, output: PolicyOutput) -> Array:
-        return self.trained.reads(output)
+    def features(self, output: PolicyOutput) -> Array:
+        return self.trained.features(output)
 
     def blank_memory(self, prompts: int, max_new_tokens: int) -> PyTree:
         return self.lookup.blank_memory(prompts, max_new_tokens)
@@ -37,26 +37,30 @@ class EitherDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> tuple[DraftState, DraftState]:
         return tuple(drafter.start(params, prompts, features, width) for drafter in (self.lookup, self.trained))
 
-    def rest(
+    def start_without_drafting(
         self, params: Params, prompts: Prompts, blank: tuple[DraftState, DraftState]
     ) -> tuple[DraftState, DraftState]:
         lookup, trained = blank
-        return self.lookup.rest(params, prompts, lookup), self.trained.rest(params, prompts, trained)
+        return self.lookup.start_without_drafting(params, prompts, lookup), self.trained.start_without_drafting(
+            params, prompts, trained
+        )
 
-    def share(
+    def observe_finished(
         self, state: tuple[DraftState, DraftState], prompts: Prompts, finished: Array
     ) -> tuple[DraftState, DraftState]:
-        return self.lookup.share(state[0], prompts, finished), self.trained.share(state[1], prompts, finished)
+        return self.lookup.observe_finished(state[0], prompts, finished), self.trained.observe_finished(
+            state[1], prompts, finished
+        )
 
-    def align(
+    def catch_up(
         self, state: tuple[DraftState, DraftState], visible: Array, tokens: Array, emitted: Array
     ) -> tuple[DraftState, DraftState]:
         lookup, trained = state
-        lookup = self.lookup.align(lookup, visible, tokens, emitted)
-        return lookup, self.trained.align(trained, visible, tokens, emitted)
+        lookup = self.lookup.catch_up(lookup, visible, tokens, emitted)
+        return lookup, self.trained.catch_up(trained, visible, tokens, emitted)
 
-    def begun(self, state: tuple[DraftState, DraftState]) -> Array | None:
-        return self.trained.begun(state[1])
+    def known_from(self, state: tuple[DraftState, DraftState]) -> Array | None:
+        return self.trained.known_from(state[1])
 
     def propose(
         self, params: Params, state: tuple[DraftState, DraftState], gumbel: Array, law: SamplingLaw
@@ -69,8 +73,8 @@ class EitherDrafter(Drafter):
             return jnp.where(found.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
         tokens, log_q, length = map(choose, looked_up[:3], drafted[:3])
-        foretold = ~found if drafted.foretold is None else ~found & drafted.foretold
-        return Proposal(tokens, log_q, length, foretold), (lookup_state, trained_state)
+        predicted = ~found if drafted.predicted is None else ~found & drafted.predicted
+        return Proposal(tokens, log_q, length, predicted), (lookup_state, trained_state)
 
     def observe(
         self, state: tuple[DraftState, DraftState], features: Array, tokens: Array, emitted: Array

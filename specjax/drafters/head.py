@@ -28,18 +28,18 @@ class DraftHead:
 
     What it borrows of the policy (embedding, vocabulary head) it reads behind stop_gradient.
 
-    reads:      PolicyOutput -> features [B, T, F].
+    features:   PolicyOutput -> features [B, T, F].
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-    step:       (params, hidden [B, T, D], tokens [B, T], cache, view, only)
-                -> (state [B, T, D] for `unembed`, hidden [B, T, D] to feed back, cache); for token `only` [B] of each
-                row alone, T = 1, unless it is None.
+    step:       (params, hidden [B, T, D], tokens [B, T], cache, view, logits_at)
+                -> (state [B, T, D] for `unembed`, hidden [B, T, D] to feed back, cache); for token `logits_at` [B] of
+                each row alone, T = 1, unless it is None.
     unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
     init_cache: (rows, length) -> Cache.
     window:     how many of the last positions its attention sees; None for all.
     for_decoding: the head's parameters -> those that a rollout takes, the same functions (specjax.types.Policy).
     """
 
-    reads: Callable[[PolicyOutput], Array]
+    features: Callable[[PolicyOutput], Array]
     fuse: Callable[[Params, Array], Array]
     step: Callable[[Params, Array, Array, Cache, View, Array | None], tuple[Array, Array, Cache]]
     unembed: Callable[[Params, Array], Array]
@@ -51,15 +51,15 @@ class DraftHead:
 class HeadState(NamedTuple):
     """Per row: the head's cache and what it needs to repair it in the same pass as its next first step.
 
-    cache:    the head's keys and values, of which positions first .. length - 1 are made from true features.
-    first:    int32 [B]. length: int32 [B].
+    cache:    the head's keys and values, of which positions visible_from .. length - 1 are made from true features.
+    visible_from: int32 [B]. length: int32 [B].
     features: [B, K+1, F], those of the last verification, not yet in the cache; position length, length + 1, ..
     tokens:   int32 [B, K+1], the token that follows each feature's position.
     waiting:  int32 [B], 0 .. K+1, how many of the two above are committed.
     """
 
     cache: Cache
-    first: Int[Array, "B"]
+    visible_from: Int[Array, "B"]
     length: Int[Array, "B"]
     features: Float[Array, "B T F"]
     tokens: Int[Array, "B T"]
@@ -88,8 +88,8 @@ class HeadDrafter(Drafter):
     def __post_init__(self) -> None:
         check_passes(self.unroll, self.decay)
 
-    def reads(self, output: PolicyOutput) -> Array:
-        return self.head.reads(output)
+    def features(self, output: PolicyOutput) -> Array:
+        return self.head.features(output)
 
     def for_decoding(self, draft: PyTree) -> PyTree:
         return self.head.for_decoding(draft)
@@ -100,29 +100,29 @@ class HeadDrafter(Drafter):
         cache = self.head.init_cache(rows, prompts.tokens.shape[1])
         hidden = self.head.fuse(params, features)
         following = jnp.roll(prompts.tokens, -1, axis=1)
-        none = jnp.zeros(rows, jnp.int32)
-        view = decode_view(none, following.shape[1], following.shape[1], window=self.head.window)
+        zeros = jnp.zeros(rows, jnp.int32)
+        view = decode_view(zeros, following.shape[1], following.shape[1], window=self.head.window)
         _, _, cache = self.head.step(params, hidden, following, cache, view, None)
         return HeadState(
             # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
             cache=resize(cache, 2 * width),
-            first=none,
+            visible_from=zeros,
             length=prompts.lengths - 1,
             features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
             tokens=jnp.zeros((rows, width), jnp.int32),
-            waiting=none,
+            waiting=zeros,
         )
 
-    def align(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
+    def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
         behind = state.length + state.waiting != visible
         return state._replace(
-            first=jnp.where(behind, visible, state.first),
+            visible_from=jnp.where(behind, visible, state.visible_from),
             length=jnp.where(behind, visible, state.length),
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
-    def begun(self, state: HeadState) -> Int[Array, "B"]:
-        return state.first
+    def known_from(self, state: HeadState) -> Int[Array, "B"]:
+        return state.visible_from
 
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
@@ -130,7 +130,7 @@ class HeadDrafter(Drafter):
         """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
         hidden = self.head.fuse(params, state.features)
         room = state.cache[0].k.shape[2]
-        view = decode_view(state.length, state.tokens.shape[1], room, state.first, self.head.window)
+        view = decode_view(state.length, state.tokens.shape[1], room, state.visible_from, self.head.window)
         last = jnp.maximum(state.waiting - 1, 0)
         read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
         length = state.length + state.waiting
@@ -140,7 +140,7 @@ class HeadDrafter(Drafter):
             noise = gumbel.at[..., ids].get(mode="promise_in_bounds")
         for i in range(gumbel.shape[1]):
             if i:
-                view = decode_view(length + i - 1, 1, room, state.first, self.head.window)
+                view = decode_view(length + i - 1, 1, room, state.visible_from, self.head.window)
                 read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             logits = self.head.unembed(params, read)
             log_q.append(process_logits(logits[:, 0], law))
@@ -179,7 +179,7 @@ class HeadDrafter(Drafter):
             log_p = log_p[..., ids] if chunk else log_p
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
-        hidden = self.head.fuse(params, self.reads(output)[:, :length])
+        hidden = self.head.fuse(params, self.features(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
         loss, overlap = jnp.float32(0), jnp.zeros((rows, length), jnp.float32)
         for depth in range(self.unroll):

@@ -17,15 +17,15 @@ from specjax.drafters.base import Drafter, DraftState, Proposal
 from specjax.drafters.lookup import (
     Found,
     Text,
-    append,
-    certain,
     check_lengths,
-    complete,
-    ending,
-    longer,
+    encode,
+    last_tokens,
+    longer_match,
     look_up,
+    one_hot_proposal,
     prompt_text,
-    written,
+    with_completion,
+    with_tokens,
 )
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree, Rollout
@@ -84,46 +84,46 @@ class HistoryDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HistoryState:
         return self._begin(params, prompts)
 
-    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> HistoryState:
+    def start_without_drafting(self, params: Params, prompts: Prompts, blank: DraftState) -> HistoryState:
         return self._begin(params, prompts)
 
     def _begin(self, params: Params, prompts: Prompts) -> HistoryState:
-        none = jnp.zeros((len(prompts.lengths), 0, 1), jnp.int32)
-        earlier = none
+        zeros = jnp.zeros((len(prompts.lengths), 0, 1), jnp.int32)
+        earlier = zeros
         if jax.tree.leaves(params.memory):
             earlier = _behind(prompts, _of_prompts(params.memory, prompts.id))
-        return HistoryState(prompt_text(prompts), prompts.id + 1, none, earlier)
+        return HistoryState(prompt_text(prompts), prompts.id + 1, zeros, earlier)
 
-    def share(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
+    def observe_finished(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
         ended = jnp.argsort(~jnp.any(finished > 0, axis=2), axis=1, stable=True)[:, : self.siblings]
         known = jnp.take_along_axis(finished, ended[:, :, None], axis=1)
         return state._replace(finished=_behind(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
 
-    def align(self, state: HistoryState, visible: Array, tokens: Array, emitted: Array) -> HistoryState:
-        return state._replace(own=complete(state.own, visible, tokens, emitted))
+    def catch_up(self, state: HistoryState, visible: Array, tokens: Array, emitted: Array) -> HistoryState:
+        return state._replace(own=with_completion(state.own, visible, tokens, emitted))
 
     def propose(
         self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, HistoryState]:
-        end, count = ending(state.own, self.max_n), gumbel.shape[1]
+        end, count = last_tokens(state.own, self.max_n), gumbel.shape[1]
         at_work = _of_siblings(state, self.siblings)
         texts = state.own.cache.tokens[:, None], at_work, state.finished, state.earlier
         found: Found = look_up(texts[0], end, self.min_n, count)
         for others in texts[1:]:
             if others.shape[1]:
-                found = longer(found, look_up(others, end, self.min_n, count))
+                found = longer_match(found, look_up(others, end, self.min_n, count))
         most = jnp.floor(self.factor * found.matched.astype(jnp.float32)).astype(jnp.int32) + self.offset
-        return certain(found.tokens, jnp.minimum(found.known, most), self.vocab_size), state
+        return one_hot_proposal(found.tokens, jnp.minimum(found.known, most), self.vocab_size), state
 
     def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
-        return state._replace(own=append(state.own, tokens, emitted))
+        return state._replace(own=with_tokens(state.own, tokens, emitted))
 
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
         """The rollout's completions before those of earlier ones, the newest `kept` of each prompt."""
         if not jax.tree.leaves(memory):
             return memory
         column = jnp.arange(rollout.tokens.shape[1])[None]
-        new = written(rollout.tokens, column < rollout.lengths[:, None])
+        new = encode(rollout.tokens, column < rollout.lengths[:, None])
         new = new.reshape(len(prompts.id), -1, new.shape[1])
         newest = jnp.concatenate([new, _of_prompts(memory, prompts.id)], axis=1)[:, : self.kept]
         return memory.at[_index(memory, prompts.id)].set(newest, mode="drop")

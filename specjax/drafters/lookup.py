@@ -33,7 +33,7 @@ class Found(NamedTuple):
     known: Int[Array, "B"]
 
 
-def written(tokens: Int[Array, "*rows"], counts: Bool[Array, "*rows"]) -> Int[Array, "*rows"]:
+def encode(tokens: Int[Array, "*rows"], counts: Bool[Array, "*rows"]) -> Int[Array, "*rows"]:
     """Tokens as a text holds them, where they count."""
     return jnp.where(counts, tokens + 1, 0)
 
@@ -41,26 +41,26 @@ def written(tokens: Int[Array, "*rows"], counts: Bool[Array, "*rows"]) -> Int[Ar
 def prompt_text(prompts: Prompts) -> Text:
     """The prompts' own words. A cache of the policy's length has no room for the pending token: this has one more."""
     column = jnp.arange(prompts.tokens.shape[1])[None]
-    text = written(prompts.tokens, column < prompts.lengths[:, None])
+    text = encode(prompts.tokens, column < prompts.lengths[:, None])
     return Text(TextCache(jnp.pad(text, ((0, 0), (0, 1)))), prompts.lengths)
 
 
-def append(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"]) -> Text:
+def with_tokens(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"]) -> Text:
     """With the first `emitted` of these tokens. The cache has room for all T."""
-    new = written(tokens, jnp.arange(tokens.shape[1])[None] < emitted[:, None])
+    new = encode(tokens, jnp.arange(tokens.shape[1])[None] < emitted[:, None])
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     return Text(TextCache(put(text.cache.tokens, new, text.length)), text.length + emitted)
 
 
-def complete(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]) -> Text:
-    """The row's prompt, which the text holds, and behind it all of its completion, as `Drafter.align` is told of it."""
+def with_completion(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]) -> Text:
+    """The row's prompt, which the text holds, and behind it all of its completion, as `Drafter.catch_up` gets it."""
     place = jnp.arange(text.cache.tokens.shape[1])[None] - (visible + 1 - emitted)[:, None]
     completion = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
-    known = jnp.where(place < 0, text.cache.tokens, written(completion, place < emitted[:, None]))
+    known = jnp.where(place < 0, text.cache.tokens, encode(completion, place < emitted[:, None]))
     return Text(TextCache(known), visible + 1)
 
 
-def ending(text: Text, count: int) -> Int[Array, "B n"]:
+def last_tokens(text: Text, count: int) -> Int[Array, "B n"]:
     """The last `count` places of each row, as a text holds them; 0 before the first."""
     padded = jnp.pad(text.cache.tokens, ((0, 0), (count, 0)))
     return jnp.take_along_axis(padded, text.length[:, None] + jnp.arange(count)[None], axis=1)
@@ -92,13 +92,13 @@ def look_up(texts: Int[Array, "B M S"], end: Int[Array, "B n"], min_n: int, coun
     return Found(matched, jnp.maximum(tokens - 1, 0), jnp.where(matched > 0, known, 0))
 
 
-def longer(one: Found, other: Found) -> Found:
+def longer_match(one: Found, other: Found) -> Found:
     """Of each row the one that matched more; the first where they are even."""
     use = other.matched > one.matched
     return Found(*(jnp.where(use if x.ndim == 1 else use[:, None], y, x) for x, y in zip(one, other, strict=True)))
 
 
-def certain(tokens: Int[Array, "B K"], length: Int[Array, "B"], vocab_size: int) -> Proposal:
+def one_hot_proposal(tokens: Int[Array, "B K"], length: Int[Array, "B"], vocab_size: int) -> Proposal:
     """A proposal that took no noise: its law is one-hot."""
     log_q = jnp.where(tokens[..., None] == jnp.arange(vocab_size)[None, None], 0.0, -jnp.inf)
     return Proposal(tokens, log_q, length)

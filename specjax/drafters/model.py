@@ -18,13 +18,14 @@ from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, PyTree
 class ModelState(NamedTuple):
     """Per row: the model's own cache, and the tokens that are to enter it with its next first step.
 
-    cache:   of which positions first .. length - 1 count. first: int32 [B]. length: int32 [B].
+    cache:   of which positions visible_from .. length - 1 count.
+    visible_from: int32 [B]. length: int32 [B].
     tokens:  int32 [B, K+1], what the last verification emitted; positions length, length + 1, ..
     waiting: int32 [B], 0 .. K+1, how many of them there are.
     """
 
     cache: Cache
-    first: Int[Array, "B"]
+    visible_from: Int[Array, "B"]
     length: Int[Array, "B"]
     tokens: Int[Array, "B T"]
     waiting: Int[Array, "B"]
@@ -34,7 +35,7 @@ class ModelState(NamedTuple):
 class ModelDrafter(Drafter):
     """The `Drafter` of an independent model: `params.draft` are its parameters, and of the policy it reads nothing.
 
-    model:     of the policy's vocabulary; its `apply` takes `first`.
+    model:     of the policy's vocabulary; its `apply` takes `visible_from`.
     objective: what distillation makes smaller (specjax.drafters.distillation).
     """
 
@@ -46,42 +47,42 @@ class ModelDrafter(Drafter):
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> ModelState:
         rows = len(prompts.lengths)
-        none = jnp.zeros(rows, jnp.int32)
+        zeros = jnp.zeros(rows, jnp.int32)
         cache = self.model.init_cache(rows, prompts.tokens.shape[1])
-        cache = self.model.apply(params.draft, prompts.tokens, none, cache, prompts.lengths - 1).cache
+        cache = self.model.apply(params.draft, prompts.tokens, zeros, cache, prompts.lengths - 1).cache
         return ModelState(
             # Written are `width` tokens behind the pending one, which the policy's own cache does not hold.
             cache=resize(cache, width),
-            first=none,
+            visible_from=zeros,
             length=prompts.lengths,
             tokens=jnp.zeros((rows, width), jnp.int32),
-            waiting=none,
+            waiting=zeros,
         )
 
-    def align(self, state: ModelState, visible: Array, tokens: Array, emitted: Array) -> ModelState:
+    def catch_up(self, state: ModelState, visible: Array, tokens: Array, emitted: Array) -> ModelState:
         # The pending token, too, is one that the row was not told of.
         behind = state.length + state.waiting != visible + 1
         return state._replace(
-            first=jnp.where(behind, visible + 1, state.first),
+            visible_from=jnp.where(behind, visible + 1, state.visible_from),
             length=jnp.where(behind, visible + 1, state.length),
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
-    def begun(self, state: ModelState) -> Int[Array, "B"]:
-        return state.first
+    def known_from(self, state: ModelState) -> Int[Array, "B"]:
+        return state.visible_from
 
     def propose(
         self, params: Params, state: ModelState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, ModelState]:
         """The first step takes in all that the last verification emitted, in one pass."""
         last = jnp.maximum(state.waiting - 1, 0)
-        output = self.model.apply(params.draft, state.tokens, state.length, state.cache, last, state.first)
+        output = self.model.apply(params.draft, state.tokens, state.length, state.cache, last, state.visible_from)
         length = state.length + state.waiting
         tokens, log_q = [], []
         for i in range(gumbel.shape[1]):
             if i:
                 output = self.model.apply(
-                    params.draft, tokens[-1][:, None], length + i - 1, output.cache, None, state.first
+                    params.draft, tokens[-1][:, None], length + i - 1, output.cache, None, state.visible_from
                 )
             log_q.append(process_logits(output.logits[:, 0], law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))

@@ -9,14 +9,14 @@ from jaxtyping import Array
 from specjax.drafters.base import Drafter, DraftLoss, DraftState, Proposal
 from specjax.drafters.lookup import (
     Text,
-    append,
-    certain,
     check_lengths,
-    complete,
-    ending,
+    encode,
+    last_tokens,
     look_up,
+    one_hot_proposal,
     prompt_text,
-    written,
+    with_completion,
+    with_tokens,
 )
 from specjax.log_probs import laws
 from specjax.sampling import SamplingLaw, pick
@@ -44,18 +44,18 @@ class NGramDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Text:
         return prompt_text(prompts)
 
-    def rest(self, params: Params, prompts: Prompts, blank: DraftState) -> Text:
+    def start_without_drafting(self, params: Params, prompts: Prompts, blank: DraftState) -> Text:
         return prompt_text(prompts)
 
-    def align(self, state: Text, visible: Array, tokens: Array, emitted: Array) -> Text:
-        return complete(state, visible, tokens, emitted)
+    def catch_up(self, state: Text, visible: Array, tokens: Array, emitted: Array) -> Text:
+        return with_completion(state, visible, tokens, emitted)
 
     def propose(self, params: Params, state: Text, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Text]:
-        found = look_up(state.cache.tokens[:, None], ending(state, self.max_n), self.min_n, gumbel.shape[1])
-        return certain(found.tokens, found.known, self.vocab_size), state
+        found = look_up(state.cache.tokens[:, None], last_tokens(state, self.max_n), self.min_n, gumbel.shape[1])
+        return one_hot_proposal(found.tokens, found.known, self.vocab_size), state
 
     def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
-        return append(state, tokens, emitted)
+        return with_tokens(state, tokens, emitted)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
         """Nothing to train. The overlap is the policy's probability of what would be proposed, 0 where nothing is.
@@ -66,8 +66,8 @@ class NGramDrafter(Drafter):
         index = jnp.arange(tokens.shape[1])
 
         def at(t: Array) -> Array:
-            text = written(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
-            end = ending(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
+            text = encode(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
+            end = last_tokens(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
             found = look_up(text[:, None], end, self.min_n, 1)
             counts = mask[:, t + 1] & (found.known > 0)
             log_p = law_of(jax.lax.dynamic_slice_in_dim(source, t, 1, axis=1))

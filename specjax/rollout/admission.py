@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import cache as kv
 from specjax.drafters.base import DraftState
-from specjax.drafters.lookup import written
+from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal
@@ -33,12 +33,15 @@ class Prefill:
 
 @pytree
 class Queue:
-    """next: int32, sequences let in so far. kept: prefilled prompts, from `first` on; those before `until` count."""
+    """The sequences that wait for a slot, from `next_sequence` on.
 
-    next: Int[Array, ""]
-    first: Int[Array, ""]
-    until: Int[Array, ""]
-    kept: Prefill
+    prefilled: prompts from `first_prompt` on, for sequences before `end_sequence`.
+    """
+
+    next_sequence: Int[Array, ""]
+    first_prompt: Int[Array, ""]
+    end_sequence: Int[Array, ""]
+    prefilled: Prefill
 
 
 def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
@@ -50,31 +53,46 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
         output = policy.apply(decoding.params.policy, prompts.tokens, start, cache, final)
 
         def begin() -> DraftState:
-            return drafter.start(decoding.params, prompts, drafter.reads(output), config.slack)
+            return drafter.start(decoding.params, prompts, drafter.features(output), config.slack)
 
         if max(config.lengths) == 0:
             draft = ()
         else:
-            draft = jax.lax.cond(drafting, begin, lambda: drafter.rest(decoding.params, prompts, blank(begin)))
-    features = kv.token_at(drafter.reads(output), final)
+            draft = jax.lax.cond(
+                drafting,
+                begin,
+                lambda: drafter.start_without_drafting(decoding.params, prompts, zeros_like_result(begin)),
+            )
+    features = kv.token_at(drafter.features(output), final)
     assert output.cache is not None
     return Prefill(prompts, output.cache, draft, output.logits, features)
 
 
-def blank(make: Callable[[], PyTree]) -> PyTree:
+def zeros_like_result(make: Callable[[], PyTree]) -> PyTree:
     """Zeros in the shape of what `make` returns."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
 
 
 def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     """The record of sequences that have not begun."""
-    none, zeros = jnp.zeros((sequences, config.slack - 1), jnp.int32), jnp.zeros(sequences, jnp.int32)
-    tokens = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
-    log_probs, wrote = tokens.astype(jnp.float32), tokens.astype(jnp.int8)
-    return Rollout(tokens, zeros, zeros > 0, log_probs, log_probs, none, none, zeros, first=tokens, wrote=wrote)
+    zeros, by_position = jnp.zeros(sequences, jnp.int32), jnp.zeros((sequences, config.slack - 1), jnp.int32)
+    by_token = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
+    log_probs = by_token.astype(jnp.float32)
+    return Rollout(
+        tokens=by_token,
+        lengths=zeros,
+        stopped=zeros > 0,
+        law=log_probs,
+        full=log_probs,
+        drafted=by_position,
+        accepted=by_position,
+        row_rounds=zeros,
+        draft_outcome=by_token,
+        writer=by_token.astype(jnp.int8),
+    )
 
 
-def seat(
+def start_rows(
     decoding: Decoding,
     kept: Prefill,
     prompt: Int[Array, "B"],
@@ -89,8 +107,9 @@ def seat(
     policy, config, rows = decoding.policy, decoding.config, len(prompt)
     own: Prefill = jax.tree.map(lambda x: x[prompt], kept)
     own = kv.resize(own, length - own.cache[0].k.shape[2])
-    none, zeros = jnp.zeros((rows, config.slack - 1), jnp.int32), jnp.zeros(rows, jnp.int32)
-    record = jnp.zeros((rows, config.max_new_tokens + config.slack), jnp.float32)
+    zeros, by_position = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, config.slack - 1), jnp.int32)
+    by_token = jnp.zeros((rows, config.max_new_tokens + config.slack), jnp.int32)
+    log_probs = by_token.astype(jnp.float32)
     state = RoundState(
         sequence=sequence,
         keys=sequence_keys(seed_step, own.prompts.id, sequence % config.group_size),
@@ -101,14 +120,14 @@ def seat(
         stopped=zeros > 0,
         cache=own.cache,
         draft=own.draft,
-        tokens=record.astype(jnp.int32),
-        law=record,
-        full=record,
-        drafted=none,
-        accepted=none,
-        first=record.astype(jnp.int32),
-        wrote=record.astype(jnp.int8),
-        rounds=zeros,
+        tokens=by_token,
+        law=log_probs,
+        full=log_probs,
+        drafted=by_position,
+        accepted=by_position,
+        draft_outcome=by_token,
+        writer=by_token.astype(jnp.int8),
+        row_rounds=zeros,
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
     features = own.features if config.slack > 1 else None
@@ -116,7 +135,7 @@ def seat(
 
 
 @jax.named_scope("admit")
-def let_in(
+def admit(
     decoding: Decoding,
     state: RoundState,
     queue: Queue,
@@ -128,27 +147,27 @@ def let_in(
     drafting: Bool[Array, ""],
 ) -> tuple[RoundState, Queue, Rollout]:
     """The next `rows` sequences, or as many as are left of the prompts kept, take the first free slots."""
-    slots, group, count = len(state.done), decoding.config.group_size, len(queue.kept.prompts.lengths)
+    slots, group, count = len(state.done), decoding.config.group_size, len(queue.prefilled.prompts.lengths)
     length = state.cache[0].k.shape[2]
 
     def refill(queue: Queue) -> Queue:
-        first = queue.next // group
+        first = queue.next_sequence // group
         index = jnp.minimum(first + jnp.arange(count), len(prompts.lengths) - 1)
-        kept = prefill(decoding, jax.tree.map(lambda x: x[index], prompts), drafting)
-        until = jnp.minimum((first + count) * group, len(prompts.lengths) * group)
-        return Queue(queue.next, first, until, kept)
+        prefilled = prefill(decoding, jax.tree.map(lambda x: x[index], prompts), drafting)
+        end = jnp.minimum((first + count) * group, len(prompts.lengths) * group)
+        return Queue(queue.next_sequence, first, end, prefilled)
 
-    queue = jax.lax.cond(queue.next == queue.until, refill, lambda queue: queue, queue)
+    queue = jax.lax.cond(queue.next_sequence == queue.end_sequence, refill, lambda queue: queue, queue)
     record = write_back(record, state, decoding)
-    sequence = queue.next + jnp.arange(rows)
-    prompt = jnp.clip(sequence // group - queue.first, 0, count - 1)
-    seated = seat(decoding, queue.kept, prompt, sequence, seed_step, length)
-    state, seated = (share(decoding, x, record, prompts) for x in (state, seated))
+    sequence = queue.next_sequence + jnp.arange(rows)
+    prompt = jnp.clip(sequence // group - queue.first_prompt, 0, count - 1)
+    started = start_rows(decoding, queue.prefilled, prompt, sequence, seed_step, length)
+    state, started = (share_finished(decoding, x, record, prompts) for x in (state, started))
     free = jnp.nonzero(state.done, size=rows, fill_value=slots)[0]
-    admitted = (sequence < queue.until) & (free < slots)
+    admitted = (sequence < queue.end_sequence) & (free < slots)
     into = jnp.where(admitted, free, slots)
-    state = jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), state, seated)
-    return state, replace(queue, next=queue.next + jnp.sum(admitted, dtype=jnp.int32)), record
+    state = jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), state, started)
+    return state, replace(queue, next_sequence=queue.next_sequence + jnp.sum(admitted, dtype=jnp.int32)), record
 
 
 def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollout:
@@ -167,20 +186,20 @@ def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollou
         full=cut(state.full),
         drafted=state.drafted,
         accepted=state.accepted,
-        first=jnp.where(_known_whole(state, decoding)[:, None], cut(state.first), 0),
-        wrote=cut(state.wrote),
-        rounds=state.rounds,
+        draft_outcome=jnp.where(_saw_whole_context(state, decoding)[:, None], cut(state.draft_outcome), 0),
+        writer=cut(state.writer),
+        row_rounds=state.row_rounds,
     )
     into = jnp.where(state.done, state.sequence, len(record.lengths))
     return jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), record, own)
 
 
-def _known_whole(state: RoundState, decoding: Decoding) -> Bool[Array, "B"]:
+def _saw_whole_context(state: RoundState, decoding: Decoding) -> Bool[Array, "B"]:
     """Rows whose draft knew all that came before wherever it drafted."""
-    config, begun = decoding.config, None
+    config, known_from = decoding.config, None
     if 0 in config.lengths and max(config.lengths):
-        begun = decoding.drafter.begun(state.draft)
-    return jnp.ones_like(state.done) if begun is None else begun == 0
+        known_from = decoding.drafter.known_from(state.draft)
+    return jnp.ones_like(state.done) if known_from is None else known_from == 0
 
 
 @jax.named_scope("shrink")
@@ -190,13 +209,13 @@ def compact(state: RoundState, slots: int) -> RoundState:
     return jax.tree.map(lambda x: x[rows], state)
 
 
-def share(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
+def share_finished(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
     """The rows' drafts told of what has ended of their groups but for themselves."""
     if max(decoding.config.lengths) == 0:
         return state
     group = state.sequence // decoding.config.group_size
     real = jnp.arange(record.tokens.shape[1])[None] < record.lengths[:, None]
-    texts = written(record.tokens, real).reshape(len(prompts.lengths), -1, record.tokens.shape[1])
+    texts = encode(record.tokens, real).reshape(len(prompts.lengths), -1, record.tokens.shape[1])
     own = jax.tree.map(lambda x: x[group], prompts)
     others = texts[group].at[jnp.arange(len(group)), state.sequence % decoding.config.group_size].set(0)
-    return replace(state, draft=decoding.drafter.share(state.draft, own, others))
+    return replace(state, draft=decoding.drafter.observe_finished(state.draft, own, others))

@@ -11,11 +11,12 @@ from jaxtyping import Array, Int
 
 from specjax.rollout.rounds import Decoding, RoundState
 
-# Looked at in each completion; and of how many tokens at most side by side.
-PLACES, TOGETHER = 16, 2**18
+PLACES_PER_ROW = 16
+# Completion tokens of the rows times places looked at side by side: what bounds the memory.
+MAX_TOKENS_AT_ONCE = 2**18
 
 
-def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
+def count_lookup_acceptance(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
     """As `drafted` and `accepted` of a `Rollout` count: how often position i of a draft would have been asked for, and
     how often it and those before it would have been what came.
 
@@ -24,12 +25,12 @@ def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
     propose counts.
     """
     drafter, config, longest = decoding.drafter, decoding.config, max(decoding.config.lengths)
-    none = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)
+    zeros = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)
 
     def at(number: Array) -> Array:
-        known = 1 + number * jnp.maximum(state.emitted - 1, PLACES) // PLACES
-        draft = drafter.align(state.draft, state.prompt + known - 1, state.tokens, known)
-        proposal, _ = drafter.propose(decoding.params, draft, none, config.law)
+        known = 1 + number * jnp.maximum(state.emitted - 1, PLACES_PER_ROW) // PLACES_PER_ROW
+        draft = drafter.catch_up(state.draft, state.prompt + known - 1, state.tokens, known)
+        proposal, _ = drafter.propose(decoding.params, draft, zeros, config.law)
         position = jnp.arange(longest)[None]
         asked = known[:, None] + position < state.emitted[:, None]
         came = jnp.take_along_axis(state.tokens, known[:, None] + position, axis=1, mode="clip")
@@ -37,5 +38,5 @@ def in_hindsight(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
         kept = asked & (jnp.cumprod(right, axis=1) > 0)
         return jnp.stack([jnp.sum(x, axis=0, dtype=jnp.int32) for x in (asked, kept)])
 
-    together = min(max(TOGETHER // state.tokens.size, 1), PLACES)
-    return jnp.sum(jax.lax.map(at, jnp.arange(PLACES, dtype=jnp.int32), batch_size=together), axis=0)
+    together = min(max(MAX_TOKENS_AT_ONCE // state.tokens.size, 1), PLACES_PER_ROW)
+    return jnp.sum(jax.lax.map(at, jnp.arange(PLACES_PER_ROW, dtype=jnp.int32), batch_size=together), axis=0)

@@ -51,9 +51,9 @@ class RoundState:
     full: Float[Array, "B C+K+1"]
     drafted: Int[Array, "B K"]
     accepted: Int[Array, "B K"]
-    first: Int[Array, "B C+K+1"]
-    wrote: Int[Array, "B C+K+1"]
-    rounds: Int[Array, "B"]
+    draft_outcome: Int[Array, "B C+K+1"]
+    writer: Int[Array, "B C+K+1"]
+    row_rounds: Int[Array, "B"]
 
     @property
     def visible(self) -> Int[Array, "B"]:
@@ -75,18 +75,18 @@ class Decoding:
         return find_verifier(self.config.verifier)
 
 
-# Whether rounds end here: a function of the state and of how many there have been.
-Border = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
+# (state, rounds so far) -> whether rounds stop here.
+StopCondition = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
 
 
-def rounds(decoding: Decoding, state: RoundState, k: int, border: Border) -> tuple[RoundState, Int[Array, ""]]:
-    """Rounds at draft length k until the border, and how many they were."""
+def rounds(decoding: Decoding, state: RoundState, k: int, stop: StopCondition) -> tuple[RoundState, Int[Array, ""]]:
+    """Rounds at draft length k until the stop condition holds, and how many they were."""
     if k and 0 in decoding.config.lengths:
-        draft = decoding.drafter.align(state.draft, state.visible, state.tokens, state.emitted)
+        draft = decoding.drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
         state = replace(state, draft=draft)
     whole = partial(kv.whole, like=state)
     state, trips = jax.lax.while_loop(
-        lambda carry: ~border(whole(carry[0]), carry[1]),
+        lambda carry: ~stop(whole(carry[0]), carry[1]),
         lambda carry: (kv.carried(round_once(decoding, whole(carry[0]), k)), carry[1] + 1),
         (kv.carried(state), jnp.int32(0)),
     )
@@ -105,8 +105,8 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
     with jax.named_scope("verify"):
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
         output = policy.apply(params.policy, tokens, state.visible, state.cache)
-    state = replace(state, cache=output.cache, rounds=state.rounds + (~state.done).astype(jnp.int32))
-    features = decoding.drafter.reads(output) if k else None
+    state = replace(state, cache=output.cache, row_rounds=state.row_rounds + (~state.done).astype(jnp.int32))
+    features = decoding.drafter.features(output) if k else None
     return commit(decoding, state, output.logits, features, proposal, noise)
 
 
@@ -167,21 +167,21 @@ def commit(
             full=put(state.full, full, state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
-            first=put(state.first, _of_first(proposal, offered, kept), state.emitted),
-            wrote=put(state.wrote, _writers(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
+            draft_outcome=put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
+            writer=put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
         )
 
 
-def _of_first(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:
-    """What `Rollout.first` holds of a verification."""
+def _draft_outcome(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:
+    """What `Rollout.draft_outcome` holds of a verification."""
     fate = (offered.astype(jnp.int32) + kept.astype(jnp.int32))[:, :1]
-    if proposal.foretold is not None:
-        fate = jnp.where(proposal.foretold[:, None], fate, 0)
+    if proposal.predicted is not None:
+        fate = jnp.where(proposal.predicted[:, None], fate, 0)
     return jnp.pad(fate, ((0, 0), (0, offered.shape[1] + 1 - fate.shape[1])))
 
 
-def _writers(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> Int[Array, "B T"]:
-    """What `Rollout.wrote` holds of a verification, in `width` columns of which the first accepted + 1 count."""
+def _writer(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> Int[Array, "B T"]:
+    """What `Rollout.writer` holds of a verification, in `width` columns of which the first accepted + 1 count."""
     last = jnp.where(accepted < length, Writer.RECOVERED, jnp.where(length == 0, Writer.POLICY, Writer.BONUS))
     return jnp.where(jnp.arange(width)[None] < accepted[:, None], Writer.DRAFT, last[:, None]).astype(jnp.int8)
 

@@ -61,9 +61,9 @@ class CacheCheck:
 
     The policy's, up to the visible length. Of the drafter's state, each part of a tuple that is one:
 
-    - with fields `cache` and `length` [B] (and maybe `first` [B]): what `Drafter.start` makes of the same tokens,
-      between the two. Of a HeadDrafter also what waits to be cached: the true features and next tokens of the positions
-      from `length` up to the visible length;
+    - with fields `cache` and `length` [B] (and maybe `visible_from` [B]): what `Drafter.start` makes of the same
+      tokens, between the two. Of a HeadDrafter also what waits to be cached: the true features and next tokens of the
+      positions from `length` up to the visible length;
     - of a drafter that looks things up: its text, which is all committed tokens and nothing else;
     - without any arrays, as that of NoDrafter or at draft length 0: nothing, for nothing can be off.
 
@@ -90,7 +90,7 @@ class CacheCheck:
                 if isinstance(own, Text):
                     self._same_text(own, tokens[row, : visible + 1], row)
                     continue
-                first = int(own.first[row]) if hasattr(own, "first") else 0
+                first = int(own.visible_from[row]) if hasattr(own, "visible_from") else 0
                 self._same(own.cache, fresh.cache, row, first, int(own.length[row]), "draft")
                 if isinstance(own, HeadState):
                     self._same_waiting(own, features[row], tokens[row], row, visible)
@@ -127,7 +127,7 @@ class CacheCheck:
             rows, length = tokens.shape
             zeros = jnp.zeros(rows, jnp.int32)
             output = self.policy.apply(params.policy, tokens, zeros, self.policy.init_cache(rows, length))
-            features = self.drafter.reads(output)
+            features = self.drafter.features(output)
             start = self.drafter.start(params, Prompts(tokens, jnp.full(rows, length), zeros), features, 1)
             return output.cache, start, features
 

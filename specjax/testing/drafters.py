@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from specjax.drafters import Drafter, Proposal
-from specjax.drafters.lookup import certain
+from specjax.drafters.lookup import one_hot_proposal
 from specjax.sampling import SamplingLaw, process_logits, sample
 from specjax.types import Cache, Params, Policy, Prompts
 
@@ -32,11 +32,11 @@ class PolicyDrafter(Drafter):
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> PolicyDraftState:
         rows = len(prompts.lengths)
-        none = jnp.zeros(rows, jnp.int32)
+        zeros = jnp.zeros(rows, jnp.int32)
         cache = self.policy.init_cache(rows, prompts.tokens.shape[1] + 2 * width)
-        cache = self.policy.apply(params.policy, prompts.tokens, none, cache).cache
+        cache = self.policy.apply(params.policy, prompts.tokens, zeros, cache).cache
         assert cache is not None
-        return PolicyDraftState(cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), none)
+        return PolicyDraftState(cache, prompts.lengths, jnp.zeros((rows, width), jnp.int32), zeros)
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -70,7 +70,7 @@ class TableDrafter(Drafter):
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
 
-    def align(self, state: Array, visible: Array, tokens: Array, emitted: Array) -> Array:
+    def catch_up(self, state: Array, visible: Array, tokens: Array, emitted: Array) -> Array:
         return jnp.take_along_axis(tokens, emitted[:, None] - 1, axis=1)[:, 0]
 
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
@@ -78,7 +78,7 @@ class TableDrafter(Drafter):
         while len(tokens) < gumbel.shape[1]:
             tokens.append(jnp.array(self.table)[tokens[-1]])
         length = jnp.full_like(state, gumbel.shape[1])
-        return certain(jnp.stack(tokens, axis=1), length, len(self.table)), state
+        return one_hot_proposal(jnp.stack(tokens, axis=1), length, len(self.table)), state
 
     def observe(self, state: Array, features: Array, tokens: Array, emitted: Array) -> Array:
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]

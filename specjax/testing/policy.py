@@ -26,8 +26,8 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         tokens: Array,
         start: Array,
         cache: Cache | None = None,
-        only: Array | None = None,
-        first: Array | None = None,
+        logits_at: Array | None = None,
+        visible_from: Array | None = None,
         logits: bool = True,
     ) -> PolicyOutput:
         rows, count = tokens.shape
@@ -36,11 +36,11 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         (before,) = init_cache(rows, count) if cache is None else cache
         x = params["embed"][tokens] + jnp.sin(position[..., None] / jnp.arange(1.0, width + 1)[None, None])
         q, k, v = (jnp.einsum("btd,de->bte", x, params[name])[:, :, None] for name in ("q", "k", "v"))
-        layer, view = write(before, k, v, at), decode_view(at, count, before.k.shape[2], first)
+        layer, view = write(before, k, v, at), decode_view(at, count, before.k.shape[2], visible_from)
         assert view.mask is not None
         x = x + attend(q, layer, view.mask)[:, :, 0]
         hidden = jnp.tanh(x)
-        read = hidden if only is None else token_at(hidden, only)
+        read = hidden if logits_at is None else token_at(hidden, logits_at)
         read = read if logits else hidden[:, :0]
         return PolicyOutput(unembed(params, read), x, hidden, None if cache is None else (layer,))
 

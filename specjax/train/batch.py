@@ -20,7 +20,7 @@ class Batch:
     advantage:  float32 [R], or [R, S] where those of a sequence's tokens differ.
     old:        float32 [R, S], log-prob of each completion token that anchors its ratio.
     reference:  float32 [R, S], its log-prob under the reference policy.
-    proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood, as `Rollout.first` has it;
+    proposed:   bool [R, S], completion tokens at whose place position 1 of a draft stood (`Rollout.draft_outcome`);
                 accepted: those of them at which it was accepted. None too where nothing could be drafted.
     """
 
@@ -64,8 +64,8 @@ def make_batch(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R"]) ->
     budget = rollout.tokens.shape[1]
     tokens = jnp.pad(jnp.repeat(prompts.tokens, group, axis=0), ((0, 0), (0, budget)))
     proposed = accepted = None
-    if rollout.first is not None and rollout.drafted is not None and rollout.drafted.shape[1]:
-        first = place(jnp.zeros(tokens.shape, jnp.int32), rollout.first)
+    if rollout.draft_outcome is not None and rollout.drafted is not None and rollout.drafted.shape[1]:
+        first = place(jnp.zeros(tokens.shape, jnp.int32), rollout.draft_outcome)
         proposed, accepted = first > 0, first == 2
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return Batch(

@@ -22,14 +22,16 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
         metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
         # Nothing, or nothing but a stop token.
         metrics["rollout/empty"] = jnp.sum((rollout.lengths <= 1) & rollout.stopped)
-    if rollout.trips is not None:
-        metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.trips, axis=-1))
-    if rollout.trips is not None and rollout.k is not None:
-        metrics["rollout/draft_length"] = _total(rollout.trips * rollout.k) / jnp.maximum(_total(rollout.trips), 1.0)
-    if rollout.rounds is not None:
+    if rollout.loop_rounds is not None:
+        metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.loop_rounds, axis=-1))
+    if rollout.loop_rounds is not None and rollout.draft_length is not None:
+        metrics["rollout/draft_length"] = _total(rollout.loop_rounds * rollout.draft_length) / jnp.maximum(
+            _total(rollout.loop_rounds), 1.0
+        )
+    if rollout.row_rounds is not None:
         # The first token of a row comes from its prefill, not from a verification.
         verified = tokens - _total(rollout.lengths > 0)
-        metrics["rollout/acceptance_length"] = verified / jnp.maximum(_total(rollout.rounds), 1.0)
+        metrics["rollout/acceptance_length"] = verified / jnp.maximum(_total(rollout.row_rounds), 1.0)
     if rollout.accepted is not None and rollout.drafted is not None:
         rates = _total(rollout.accepted, axis=0) / jnp.maximum(_total(rollout.drafted, axis=0), 1.0)
         metrics |= {f"rollout/acceptance_rate_pos_{i + 1}": rate for i, rate in enumerate(rates)}

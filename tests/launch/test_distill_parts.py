@@ -72,7 +72,7 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
     rollout = Rollout(
         tokens=jnp.zeros((4, 13), jnp.int32),
         lengths=jnp.array([13, 13, 7, 2]),
-        rounds=jnp.array([3, 3, 2, 9]),
+        row_rounds=jnp.array([3, 3, 2, 9]),
         drafted=jnp.array([same, same, [2, 2, 1], filler]),
         accepted=jnp.array([same, same, [2, 2, 1], filler]),
     )

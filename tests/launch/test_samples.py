@@ -20,7 +20,7 @@ ROLLOUT = Rollout(
     tokens=jnp.array([[0, 1, 2, 0], [1, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]),
     lengths=jnp.array([3, 2, 1, 4]),
     stopped=jnp.array([True, True, True, False]),
-    wrote=jnp.array([[1, 2, 4, 0], [1, 3, 0, 0], [1, 0, 0, 0], [1, 2, 2, 3]], jnp.int8),
+    writer=jnp.array([[1, 2, 4, 0], [1, 3, 0, 0], [1, 0, 0, 0], [1, 2, 2, 3]], jnp.int8),
     reward=Reward(jnp.array([3.0, 2.0, jnp.nan, 4.0]), jnp.zeros(4)),
 )
 

@@ -180,7 +180,7 @@ def test_an_mtp_head_reads_what_the_policys_head_reads(head: Head):
     @jax.jit
     def run(params: Params, tokens: jax.Array) -> tuple[PolicyOutput, jax.Array]:
         output = head.policy.apply(params.policy, tokens, jnp.zeros(2, jnp.int32))
-        return output, head.policy.unembed(params.policy, head.drafter.reads(output))
+        return output, head.policy.unembed(params.policy, head.drafter.features(output))
 
     tokens = np.random.default_rng(3).integers(VOCAB, size=(2, 5), dtype=np.int32)
     output, logits = run(head.params, tokens)
@@ -269,7 +269,7 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
         prompts = Prompts(jnp.asarray(tokens[:, :longest], jnp.int32), lengths, lengths)
         state = resize(drafter.start(params, prompts, jnp.asarray(features[:, :longest]), K + 1), budget)
         state = observed(state, np.full(rows, longest - 1), 1, np.ones(rows, np.int32))
-        state = drafter.align(state, jnp.asarray(visible, jnp.int32), jnp.asarray(tokens, jnp.int32), lengths)
+        state = drafter.catch_up(state, jnp.asarray(visible, jnp.int32), jnp.asarray(tokens, jnp.int32), lengths)
         blind, state = drafter.propose(params, state, gumbel, LAW)
         state = observed(state, visible, K + 1, counts.astype(np.int32))
         return blind, drafter.propose(params, state, gumbel, LAW)[0]

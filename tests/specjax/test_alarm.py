@@ -60,7 +60,7 @@ SHUFFLED = replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.i
 FAULTS = {
     "none": HEALTHY,
     "none beside a lookup": EitherDrafter(BESIDE, HEALTHY),
-    "feature layers": replace(HEALTHY, head=replace(HEALTHY.head, reads=other_layers)),
+    "feature layers": replace(HEALTHY, head=replace(HEALTHY.head, features=other_layers)),
     "rope base": make_eagle3(replace(WORLD._eagle3(WORLD.vocab), rope_theta=2.0), WORLD.policy),
     "paired one off": PairedOneOff(**vars(HEALTHY)),
     "shuffled d2t": SHUFFLED,
@@ -125,7 +125,7 @@ def watched(
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
         batch = batch_of(rollout)
         state, metrics = adapt(state, batch, promise(verifier)(state.params, batch), trained=False)
-        drafted, taken = float(jnp.sum(rollout.first > 0)), float(jnp.sum(rollout.first == 2))
+        drafted, taken = float(jnp.sum(rollout.draft_outcome > 0)), float(jnp.sum(rollout.draft_outcome == 2))
         rate = float(metrics["draft/measured_acceptance"])
         np.testing.assert_allclose(rate, taken / drafted, rtol=1e-6)
         counts = dict(drafted=drafted, rate=rate, of_all=drafted / float(rollout.drafted.sum()))

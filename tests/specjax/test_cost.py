@@ -124,9 +124,9 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
     """Two shards and three phases: sequences were let in during the first of them, the last saw no round."""
     known = nothing_known((0, 1, 3), np.ones((3, 3)))
     seen = rollout(
-        trips=jnp.array([[9, 10, 0], [9, 20, 0]]),
-        gained=jnp.array([[0, 25, 0], [0, 45, 0]]),
-        k=jnp.array([[3, 3, 1], [3, 3, 1]]),
+        loop_rounds=jnp.array([[9, 10, 0], [9, 20, 0]]),
+        plain_rounds=jnp.array([[0, 25, 0], [0, 45, 0]]),
+        draft_length=jnp.array([[3, 3, 1], [3, 3, 1]]),
     )
     known = remember(remember(known, seen, None, (0, 1, 3)), rollout(), None, (0, 1, 3))
     np.testing.assert_allclose(known.progress.gained, [[0, 0, 0], [0, 0, 70], [0, 0, 0]])
@@ -138,8 +138,8 @@ def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
     known = nothing_known((0, 2), np.ones((2, 2)))
     same = remember(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
-    foreign = rollout(trips=jnp.ones((1, 1)), gained=jnp.ones((1, 1)), k=jnp.ones((1, 1)))
-    with pytest.raises(ValueError, match="^gained: of 1 phases, must be of the 2 laid out$"):
+    foreign = rollout(loop_rounds=jnp.ones((1, 1)), plain_rounds=jnp.ones((1, 1)), draft_length=jnp.ones((1, 1)))
+    with pytest.raises(ValueError, match="^plain_rounds: 1 phases; must be the 2 laid out$"):
         remember(known, foreign, None, (0, 2))
 
 
@@ -179,7 +179,13 @@ def test_what_was_found_out_in_vain_is_not_soon_tried_again():
         index = int(choose(state, lengths)[0])
         chosen.append(index)
         trips = jnp.full((1, 1), 50)
-        seen = rollout(drafted=none + 50 * index, accepted=none, trips=trips, k=trips // 50 * index, gained=trips)
+        seen = rollout(
+            drafted=none + 50 * index,
+            accepted=none,
+            loop_rounds=trips,
+            draft_length=trips // 50 * index,
+            plain_rounds=trips,
+        )
         state = remember(state, seen, jnp.float32(0.5), lengths)
     assert chosen[:2] == [0, 1] and 15 < chosen.index(1, 2) < 30
 
@@ -234,7 +240,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
     """Of two shards; what was drafted in the rounds that found something does not count beside it."""
     known = nothing_known((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
-    seen = rollout(hindsight=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
+    seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
     known = remember(known, seen, None, (0, 2))
     np.testing.assert_allclose(known.acceptance.drafted, [160, 140])
     np.testing.assert_allclose(known.acceptance.accepted, [40, 14])
@@ -253,6 +259,9 @@ def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tr
         trips = jnp.full((1, 1), 50)
         gained = trips * (10 + right * index) // 10
         state = remember(
-            state, rollout(hindsight=counts, trips=trips, k=0 * trips + index, gained=gained), None, lengths
+            state,
+            rollout(lookup_counts=counts, loop_rounds=trips, draft_length=0 * trips + index, plain_rounds=gained),
+            None,
+            lengths,
         )
     assert chosen == expected

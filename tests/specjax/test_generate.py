@@ -81,12 +81,12 @@ def test_one_and_eight_devices_sample_the_same_tokens(shape, least, expected, mo
     mesh = mesh_of(*shape)
     monkeypatch.setattr(projection, "LAID_OUT_SIZE", least)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
-    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "rounds"):
+    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
     np.testing.assert_allclose(got.full, expected.full, atol=1e-4)
     np.testing.assert_allclose(got.law, expected.law, atol=1e-4)
-    rows = np.asarray(got.rounds).reshape(len(got.trips), -1)
-    np.testing.assert_array_equal(got.trips, rows.max(axis=1, keepdims=True))
+    rows = np.asarray(got.row_rounds).reshape(len(got.loop_rounds), -1)
+    np.testing.assert_array_equal(got.loop_rounds, rows.max(axis=1, keepdims=True))
 
 
 def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_tokens(expected) -> None:

@@ -159,10 +159,10 @@ def test_a_batch_knows_its_lengths() -> None:
 def spied(seen: list[int]) -> Policy:
     """The policy; `seen` gets the width of every forward without a cache that runs."""
 
-    def apply(params, tokens, start, cache=None, only=None) -> PolicyOutput:
+    def apply(params, tokens, start, cache=None, logits_at=None) -> PolicyOutput:
         if cache is None:
             jax.debug.callback(lambda: seen.append(tokens.shape[1]))
-        return POLICY.apply(params, tokens, start, cache, only)
+        return POLICY.apply(params, tokens, start, cache, logits_at)
 
     return replace(POLICY, apply=apply)
 

@@ -10,7 +10,7 @@ import pytest
 from specjax import cache as kv
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, ModelDrafter, NGramDrafter, Proposal
 from specjax.drafters.base import DraftLoss
-from specjax.drafters.lookup import Text, append, ending, look_up, prompt_text
+from specjax.drafters.lookup import Text, last_tokens, look_up, prompt_text, with_tokens
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.chain import chain
@@ -74,16 +74,16 @@ def words_of(text: Text) -> list[Words]:
 def test_a_text_grows_by_what_is_emitted():
     text = prompt_text(prompts_of([0, 1], [2]))
     text = kv.resize(text, 5)
-    text = append(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
+    text = with_tokens(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
     assert words_of(text) == [[0, 1, 1, 2, *[None] * 5], [2, *[None] * 8]]
-    assert ending(text, 3).tolist() == [[2, 2, 3], [0, 0, 3]]
-    text = append(text, jnp.array([[0], [1]]), jnp.array([1, 1]))
+    assert last_tokens(text, 3).tolist() == [[2, 2, 3], [0, 0, 3]]
+    text = with_tokens(text, jnp.array([[0], [1]]), jnp.array([1, 1]))
     assert words_of(text) == [[0, 1, 1, 2, 0, *[None] * 4], [2, 1, *[None] * 7]]
-    assert ending(text, 3).tolist() == [[2, 3, 1], [0, 3, 2]]
+    assert last_tokens(text, 3).tolist() == [[2, 3, 1], [0, 3, 2]]
 
 
 @partial(jax.jit, static_argnums=0)
-def begun(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
+def started(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
     """With room for six tokens behind the prompts."""
     return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
 
@@ -110,7 +110,7 @@ def proposed(drafter: Drafter, state: PyTree, k: int, params: Params = NOTHING) 
 
 def test_ngrams_are_looked_up_in_the_rows_own_text():
     drafter = NGramDrafter(VOCAB, min_n=2, max_n=3)
-    state = begun(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
+    state = started(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
     state = told(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
     assert proposed(drafter, state, 3) == [[2, 2, 0], [2, 0, 1]]
     assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
@@ -161,18 +161,18 @@ def test_history_is_what_the_same_prompt_led_to_before():
     )
     params = Params({}, {}, remembered)
     prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
-    state = told(drafter, begun(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
+    state = told(drafter, started(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
     assert proposed(drafter, state, 4, params) == [[2, 1, 0], [], []]
     state = told(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
     assert proposed(drafter, state, 4, params) == [[1], [], []]
-    assert proposed(drafter, begun(drafter, NOTHING, prompts), 4) == [[], [], []]
+    assert proposed(drafter, started(drafter, NOTHING, prompts), 4) == [[], [], []]
 
 
 def test_siblings_are_rows_of_the_same_prompt():
     drafter = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of(*[[2, 0]] * 5, ids=(7, 3, 7, -1, -1))
     tokens = jnp.array([[1, 2, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 2, 2, 2], [1, 0, 0, 0]])
-    state = told(drafter, begun(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
+    state = told(drafter, started(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
@@ -183,7 +183,7 @@ def test_samples_that_have_ended_are_searched_behind_their_prompt():
     # Of the samples of each prompt the first is still at work, and the last one too many.
     ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
     for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
-        state = drafter.share(begun(drafter, NOTHING, prompts), prompts, ended)
+        state = drafter.observe_finished(started(drafter, NOTHING, prompts), prompts, ended)
         heard = state if drafter is history else state[0]
         assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
         assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
@@ -198,7 +198,7 @@ def test_samples_that_have_ended_are_searched_behind_their_prompt():
 )
 def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, lengths: list[int]):
     drafter = HistoryDrafter(VOCAB, min_n=1, max_n=4, factor=factor, offset=offset)
-    state = begun(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
+    state = started(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
     assert [len(tokens) for tokens in proposed(drafter, state, 3)] == lengths
 
 
@@ -212,7 +212,7 @@ class Sampled(NGramDrafter):
 
 def test_a_row_takes_the_lookup_where_it_finds_something():
     drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), Sampled(VOCAB))
-    proposal = proposal_of(drafter, NOTHING, begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
+    proposal = proposal_of(drafter, NOTHING, started(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
     assert proposal.tokens.tolist() == [[0, 0], [1, 1]] and proposal.length.tolist() == [2, 2]
     np.testing.assert_allclose(np.exp(proposal.log_q), [[[1, 0, 0]] * 2, [[1 / 3] * 3] * 2], rtol=1e-6)
 
@@ -258,6 +258,6 @@ def test_what_training_foretells_is_the_innermost_drafts_alone():
     """A lookup beside a lookup beside a draft: of three rows one each."""
     inner = EitherDrafter(NGramDrafter(VOCAB, min_n=1), Sampled(VOCAB))
     drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), inner)
-    state = begun(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 0], [0, 1, 2]))
-    assert proposal_of(drafter, NOTHING, state, 2).foretold.tolist() == [False, False, True]
-    assert proposal_of(NGramDrafter(VOCAB), NOTHING, state[0], 2).foretold is None
+    state = started(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 0], [0, 1, 2]))
+    assert proposal_of(drafter, NOTHING, state, 2).predicted.tolist() == [False, False, True]
+    assert proposal_of(NGramDrafter(VOCAB), NOTHING, state[0], 2).predicted is None

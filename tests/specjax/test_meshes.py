@@ -94,7 +94,7 @@ def stepped():
 
 
 def assert_same_rollout(rollout: Rollout, expected: Rollout) -> None:
-    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "rounds"):
+    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
     np.testing.assert_allclose(rollout.full, expected.full, atol=1e-4)
 
@@ -102,9 +102,9 @@ def assert_same_rollout(rollout: Rollout, expected: Rollout) -> None:
 @pytest.mark.parametrize("shape", SHARDED)
 def test_every_mesh_samples_the_same_tokens(shape, stepped) -> None:
     assert_same_rollout(stepped(shape).rollout, stepped((1, 1, 1)).rollout)
-    trips = stepped(shape).rollout.trips
+    trips = stepped(shape).rollout.loop_rounds
     assert len(trips) == batch_shards(stepped(shape).mesh) and len(np.unique(trips)) > 1
-    assert stepped(shape).rollout.gained.shape == trips.shape
+    assert stepped(shape).rollout.plain_rounds.shape == trips.shape
 
 
 @pytest.mark.parametrize("shape", SHARDED)

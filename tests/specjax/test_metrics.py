@@ -33,9 +33,9 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
         stopped=jnp.arange(ROWS) % 3 == 0,
         drafted=jnp.array(drafted),
         accepted=jnp.array(kept),
-        rounds=jnp.array([len(r) for r in rounds], jnp.int32),
-        trips=jnp.array([[4, 0], [7, 2], [2, 0], [3, 1]], jnp.int32),
-        k=jnp.array([[3, 1]] * 4, jnp.int32),
+        row_rounds=jnp.array([len(r) for r in rounds], jnp.int32),
+        loop_rounds=jnp.array([[4, 0], [7, 2], [2, 0], [3, 1]], jnp.int32),
+        draft_length=jnp.array([[3, 1]] * 4, jnp.int32),
     ), rounds
 
 
@@ -73,7 +73,7 @@ def test_rollout_metrics_without_drafting() -> None:
         lengths=jnp.array([1, 5]),
         drafted=none,
         accepted=none,
-        rounds=jnp.array([0, 4]),
+        row_rounds=jnp.array([0, 4]),
     )
     metrics = rollout_metrics(rollout)
     assert metrics["rollout/acceptance_length"] == 1
@@ -82,7 +82,7 @@ def test_rollout_metrics_without_drafting() -> None:
 
 def test_rollout_metrics_when_nothing_was_verified() -> None:
     zeros = jnp.zeros((2, 3), jnp.int32)
-    rollout = Rollout(zeros, jnp.ones(2, jnp.int32), drafted=zeros, accepted=zeros, rounds=jnp.zeros(2, jnp.int32))
+    rollout = Rollout(zeros, jnp.ones(2, jnp.int32), drafted=zeros, accepted=zeros, row_rounds=jnp.zeros(2, jnp.int32))
     metrics = rollout_metrics(rollout)
     assert metrics["rollout/acceptance_length"] == 0 and metrics["rollout/acceptance_rate_pos_1"] == 0
 

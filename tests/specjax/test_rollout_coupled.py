@@ -90,7 +90,7 @@ def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
     ]
     assert rounds[2] < 0.4 * min(rounds[0], rounds[1], rounds[3])
     assert len(set(rounds)) == len(rounds)
-    assert max(rounds) <= int(np.sum(plain.rounds))
+    assert max(rounds) <= int(np.sum(plain.row_rounds))
 
 
 @pytest.mark.parametrize(

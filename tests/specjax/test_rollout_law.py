@@ -170,7 +170,7 @@ def cut_at_an_accepted_stop(rollout: Rollout) -> int:
     """Every other round emits a token of its own after the accepted ones."""
     assert rollout.accepted is not None
     own = np.asarray(rollout.lengths) - 1 - np.asarray(rollout.accepted).sum(axis=1)
-    return int(np.sum(np.asarray(rollout.stopped) & (own < np.asarray(rollout.rounds))))
+    return int(np.sum(np.asarray(rollout.stopped) & (own < np.asarray(rollout.row_rounds))))
 
 
 # One program holds the verifiers: each takes seconds to sample, and differs where drafts are sampled.
@@ -241,7 +241,7 @@ def test_completions_follow_the_policy_through_queue_and_phases(
     """At a K that changes from phase to phase, for which rows have to begin drafting late and to leave off."""
     run, place = in_phases(DRAFTS[draft].drafter, law), jnp.int32(list(VERIFIERS).index(verifier))
     rollout = run(WORLD.params(draft), WORLD.batch, place, jnp.array(choice))
-    assert (np.asarray(rollout.trips) > 0).all() and np.asarray(rollout.accepted).sum() > 0
+    assert (np.asarray(rollout.loop_rounds) > 0).all() and np.asarray(rollout.accepted).sum() > 0
     result = fit(count_completions(rollout), exact(law), total_variation=0.03)
     assert result.draws == IN_PHASES
     assert result.passes, result

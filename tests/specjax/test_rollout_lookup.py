@@ -15,8 +15,8 @@ from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
 from specjax.keys import seed_step
-from specjax.rollout.admission import compact, share, write_back
-from specjax.rollout.lookup_acceptance import PLACES
+from specjax.rollout.admission import compact, share_finished, write_back
+from specjax.rollout.lookup_acceptance import PLACES_PER_ROW
 from specjax.rollout.plan import ChosenConfig, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, rounds
 from specjax.rollout.speculative import begin, speculative_rollout
@@ -119,7 +119,7 @@ def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
     np.testing.assert_array_equal(rollout.drafted, [drafted for drafted, _ in expected])
     np.testing.assert_array_equal(rollout.accepted, [accepted for _, accepted in expected])
     emitted = np.asarray(rollout.lengths - 1).sum()
-    assert emitted > 1.5 * np.asarray(rollout.rounds).sum()
+    assert emitted > 1.5 * np.asarray(rollout.row_rounds).sum()
 
 
 @pytest.mark.slow
@@ -140,13 +140,13 @@ def test_a_greedy_policy_says_what_it_said_the_epoch_before():
     rollout = run(drafter, GREEDY, remembered(before))
     assert_same(rollout, before)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
-    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(before.lengths) - 1) // 4))
+    np.testing.assert_array_equal(rollout.row_rounds, -(-(np.asarray(before.lengths) - 1) // 4))
 
 
 class Deaf(HistoryDrafter):
     """Hears of no sibling that has left its row."""
 
-    def share(self, state, prompts, finished):
+    def observe_finished(self, state, prompts, finished):
         return state
 
 
@@ -162,7 +162,7 @@ def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
         rollout = jax.jit(lambda: speculative_rollout(policy, drafter, params, prompts, RUN, config))()
         assert rollout.tokens[4].tolist() == [*range(5, 24)] + [0] * 11
         np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
-        return np.asarray(rollout.rounds).reshape(4, GROUP)
+        return np.asarray(rollout.row_rounds).reshape(4, GROUP)
 
     after_first = np.array([20, 19, 14, 9]) - 1
     options = dict(vocab_size=24, min_n=1, max_n=3, siblings=GROUP, offset=3)
@@ -184,7 +184,7 @@ def test_siblings_that_finished_are_known_when_the_batch_shrinks():
         carry = begin(decoding, PROMPTS, RUN, SEQUENCES)
         state = rounds(decoding, carry.state, 2, few)[0]
         record = write_back(carry.record, state, decoding)
-        return state, record, share(decoding, compact(state, 2), record, PROMPTS)
+        return state, record, share_finished(decoding, compact(state, 2), record, PROMPTS)
 
     state, record, left = shrink()
     assert np.sum(~state.done) == 2 and not left.done.any()
@@ -205,7 +205,7 @@ def test_no_token_depends_on_a_lookup_beside_a_head():
     """Which is told of every verification, whoever proposed what was verified."""
     rollout = WORLD.rollout("either", "random", replace(TINY, draft_length=2), RUN)
     assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
-    assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.rounds).sum()
+    assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.row_rounds).sum()
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_a_model_that_is_the_policy_drafts_what_it_says():
     rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
     assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
-    np.testing.assert_array_equal(rollout.rounds, -(-(np.asarray(rollout.lengths) - 1) // 4))
+    np.testing.assert_array_equal(rollout.row_rounds, -(-(np.asarray(rollout.lengths) - 1) // 4))
 
 
 @pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
@@ -235,7 +235,7 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
     memory = () if drafter is NGRAM else remembered(plain)
     rollout = run(drafter, ChosenConfig(**vars(options), chosen=jnp.array([0, 1])), memory)
     assert_same(rollout, plain)
-    before = 1 + int(np.asarray(rollout.trips)[0, 0])
+    before = 1 + int(np.asarray(rollout.loop_rounds)[0, 0])
     assert before > 4
     prompts, completions = words(PROMPTS.tokens, PROMPTS.lengths), words(plain.tokens, plain.lengths)
     expected = []
@@ -261,14 +261,14 @@ def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout
         prompt, group = prompts[i // GROUP], i // GROUP * GROUP
         earlier = () if drafter is NGRAM else (prompt + completions[group + j] for j in range(2))
         others = list(earlier)
-        places = {1 + number * (len(completion) - 1) // PLACES for number in range(PLACES)}
-        for known in range(1, len(completion)) if len(completion) <= PLACES else sorted(places):
+        places = {1 + number * (len(completion) - 1) // PLACES_PER_ROW for number in range(PLACES_PER_ROW)}
+        for known in range(1, len(completion)) if len(completion) <= PLACES_PER_ROW else sorted(places):
             text, came = prompt + completion[:known], completion[known : known + 2]
             proposal = searched([text, *others], text, 1, 3, 2)[1]
             for j in range(len(came)):
                 asked[j] += 1
                 kept[j] += proposal[: j + 1] == came[: j + 1]
-    np.testing.assert_array_equal(rollout.hindsight, [[asked, kept]])
+    np.testing.assert_array_equal(rollout.lookup_counts, [[asked, kept]])
     assert 0.3 < kept[0] / asked[0] < 0.9
     known = remember(nothing_known((0, 2), np.array([[1.0, 1.3]], np.float32)), rollout, None, (0, 2))
     assert choose(known, (0, 2)).tolist() == [1]
@@ -281,7 +281,7 @@ def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
 
     @jax.jit
     def told(record: Rollout) -> HistoryState:
-        return share(decoding, begin(decoding, PROMPTS, RUN, SEQUENCES).state, record, PROMPTS).draft
+        return share_finished(decoding, begin(decoding, PROMPTS, RUN, SEQUENCES).state, record, PROMPTS).draft
 
     state, completions = told(plain), words(plain.tokens, plain.lengths)
     for row, texts in enumerate(np.asarray(state.finished).tolist()):
@@ -305,7 +305,7 @@ def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(na
     def decode(prompts: Prompts) -> tuple[RoundState, RoundState, PyTree]:
         first = begin(decoding, prompts, RUN, 12).state
         state = rounds(decoding, first, 0, six)[0]
-        return first, state, drafter.align(state.draft, state.visible, state.tokens, state.emitted)
+        return first, state, drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
 
     first, state, aligned = decode(WORLD.batch)
     for then, now in zip(jax.tree.leaves(first.draft), jax.tree.leaves(state.draft), strict=True):

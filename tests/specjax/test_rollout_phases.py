@@ -64,14 +64,16 @@ def these(*plans: str) -> list[Any]:
 
 @pytest.mark.parametrize("plan", these("shrinking"))
 def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
-    assert_same(WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "rounds", "wrote")
+    assert_same(
+        WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "row_rounds", "writer"
+    )
 
 
 @pytest.mark.parametrize("plan", these("queue of part groups", "down to one"))
 def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
-    assert_same(rollout, drafted["rejection"], "rounds", "drafted", "accepted", "wrote")
+    assert_same(rollout, drafted["rejection"], "row_rounds", "drafted", "accepted", "writer")
 
 
 @pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
@@ -85,7 +87,7 @@ def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str
         rollout = program(WORLD.params("random"), WORLD.batch, RUN, jnp.array((pattern * phases)[:phases]))
         assert_same(rollout, plain)
         assert (np.asarray(rollout.drafted).sum() > 0) == (max(pattern) > 0)
-        trips.add(int(np.sum(rollout.trips)))
+        trips.add(int(np.sum(rollout.loop_rounds)))
     assert program._cache_size() == 1 and len(trips) > 1
 
 
@@ -108,7 +110,7 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
     for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
         rollout = program(WORLD.params(draft), WORLD.batch, RUN, jnp.array(chosen))
         drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
-        counted = (np.asarray(rollout.first) > 0).sum(axis=1)
+        counted = (np.asarray(rollout.draft_outcome) > 0).sum(axis=1)
         held = counted > 0
         np.testing.assert_array_equal(counted[held], drafted[held])
         assert held.any() == whole and (drafted[~held] > 0).any() == late
@@ -121,10 +123,12 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(plan: str):
     """Also one of which some samples are seated at once and others wait."""
     seen: list[int] = []
 
-    def apply(params: Any, tokens: jax.Array, start: jax.Array, cache: Any = None, only: Any = None) -> PolicyOutput:
-        if only is not None:
+    def apply(
+        params: Any, tokens: jax.Array, start: jax.Array, cache: Any = None, logits_at: Any = None
+    ) -> PolicyOutput:
+        if logits_at is not None:
             jax.debug.callback(lambda: seen.append(len(tokens)))
-        return WORLD.policy.apply(params, tokens, start, cache, only)
+        return WORLD.policy.apply(params, tokens, start, cache, logits_at)
 
     options, policy = config(draft_length=0, **PLANS[plan]), replace(WORLD.policy, apply=apply)
     decode = jax.jit(lambda: speculative_rollout(policy, NoDrafter(), WORLD.params("none"), WORLD.batch, RUN, options))
@@ -136,11 +140,11 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(plan: str):
 def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
     """Rounds of a phase times its slots bound the rounds of all rows in it; a queue runs longer than a batch of all."""
     rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["queue"]), RUN)
-    trips, rounds = np.asarray(rollout.trips), np.asarray(rollout.rounds)
+    trips, rounds = np.asarray(rollout.loop_rounds), np.asarray(rollout.row_rounds)
     assert trips.shape == (1, 1) and rounds.sum() <= 8 * trips.sum() < 1.6 * rounds.sum()
     shrinking = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["shrinking"]), RUN)
-    trips = np.asarray(shrinking.trips)[0]
-    assert (trips > 0).all() and trips.sum() == np.asarray(shrinking.rounds).max()
+    trips = np.asarray(shrinking.loop_rounds)[0]
+    assert (trips > 0).all() and trips.sum() == np.asarray(shrinking.row_rounds).max()
 
 
 @pytest.mark.parametrize("plan, name", [("queue", "admit"), ("shrinking", "shrink")])
@@ -153,21 +157,21 @@ def test_a_profile_shows_what_happens_between_the_rounds(plan: str, name: str):
 def test_a_phase_gains_the_rounds_that_draft_length_0_takes(plan: str):
     """Measured without drafts they are the rounds themselves, of whatever sequences they were."""
     rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN)
-    np.testing.assert_array_equal(rollout.gained, rollout.trips)
+    np.testing.assert_array_equal(rollout.plain_rounds, rollout.loop_rounds)
 
 
 def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
     rollout = drafted["rejection"]
-    np.testing.assert_array_equal(rollout.gained, [[np.max(rollout.lengths) - 1]])
-    assert (np.asarray(rollout.gained) > np.asarray(rollout.trips)).all()
+    np.testing.assert_array_equal(rollout.plain_rounds, [[np.max(rollout.lengths) - 1]])
+    assert (np.asarray(rollout.plain_rounds) > np.asarray(rollout.loop_rounds)).all()
 
 
 def test_a_queue_gains_what_its_mean_row_does():
     """Live rounds count alone, and no sequence's first token, which prefill gives."""
     plan = PLANS["queue of part groups"]
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **plan), RUN)
-    alpha = np.sum(np.asarray(rollout.lengths) - 1) / np.sum(np.asarray(rollout.rounds))
-    np.testing.assert_array_equal(rollout.gained, np.rint(alpha * np.asarray(rollout.trips)))
+    alpha = np.sum(np.asarray(rollout.lengths) - 1) / np.sum(np.asarray(rollout.row_rounds))
+    np.testing.assert_array_equal(rollout.plain_rounds, np.rint(alpha * np.asarray(rollout.loop_rounds)))
     assert alpha > 1.1
 
 
@@ -176,7 +180,7 @@ def test_a_queue_gains_what_its_mean_row_does():
 def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
     """The row by which a phase ends is among the fastest, and the batch waits for the others later."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
-    gained, trips = np.asarray(rollout.gained), np.asarray(rollout.trips)
+    gained, trips = np.asarray(rollout.plain_rounds), np.asarray(rollout.loop_rounds)
     assert trips.sum() < gained.sum() <= np.max(rollout.lengths) - 1
     assert (gained[trips > 0] > 0).all() and (trips > 0).sum() > 1
 
@@ -223,7 +227,7 @@ class Untouched(NoDrafter):
     def refuse(self, *args: Any) -> Any:
         raise AssertionError("called")
 
-    align = propose = observe = refuse
+    catch_up = propose = observe = refuse
 
 
 def test_rounds_at_draft_length_0_call_no_drafter():

@@ -284,5 +284,5 @@ def test_block_accepts_more_of_the_same_drafts_than_rejection(
 ):
     """By far more than three standard deviations of such counts."""
     block, token = block_rollouts(WORLD.params("flat"), BlockFault.NONE, 7), switched(Fault.NONE, Tamper.NONE)
-    rates = [np.sum(rollout.accepted) / np.sum(rollout.rounds) for rollout in (block, token)]
-    assert rates[0] > rates[1] + 3 * K / np.sqrt(np.sum(token.rounds))
+    rates = [np.sum(rollout.accepted) / np.sum(rollout.row_rounds) for rollout in (block, token)]
+    assert rates[0] > rates[1] + 3 * K / np.sqrt(np.sum(token.row_rounds))

@@ -11,7 +11,7 @@ import pytest
 
 from specjax import cache as kv
 from specjax.keys import seed_step
-from specjax.rollout.admission import compact, let_in
+from specjax.rollout.admission import admit, compact
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
 from specjax.rollout.speculative import Carry, begin
@@ -74,7 +74,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     def fill(params: Params, prompts: Prompts, carry: Carry) -> Carry:
         assert carry.queue is not None
         options = dict(prompts=prompts, seed_step=RUN, rows=3, drafting=jnp.bool_(True))
-        return Carry(*let_in(decoding(params), carry.state, carry.queue, carry.record, **options))
+        return Carry(*admit(decoding(params), carry.state, carry.queue, carry.record, **options))
 
     carry = jax.jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)
@@ -86,7 +86,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     check(carry.state)
 
     let_in_so_far = set()
-    while carry.queue is not None and carry.queue.next < GROUP * len(world.prompts):
+    while carry.queue is not None and carry.queue.next_sequence < GROUP * len(world.prompts):
         while carry.state.done.sum() < 3:
             carry = carry._replace(state=advance(params, carry.state))
         carry = fill(params, prompts, carry)
@@ -106,7 +106,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
 
 def test_finished_rows_stand_still(history: list[RoundState]):
     for before, after in itertools.pairwise(history):
-        for name in ("emitted", "pending", "done", "stopped", "drafted", "accepted", "rounds"):
+        for name in ("emitted", "pending", "done", "stopped", "drafted", "accepted", "row_rounds"):
             then, now = getattr(before, name), getattr(after, name)
             np.testing.assert_array_equal(now[before.done], then[before.done], err_msg=name)
 
@@ -156,14 +156,14 @@ def test_the_budget_is_the_same_when_less_than_a_draft_is_left(budget: int):
     np.testing.assert_array_equal(rollout.tokens, longer.tokens[:, :budget])
     np.testing.assert_array_equal(rollout.lengths, np.minimum(longer.lengths, budget))
     np.testing.assert_array_equal(rollout.stopped, np.asarray(longer.stopped) & (np.asarray(longer.lengths) <= budget))
-    assert int(rollout.trips.sum()) == budget - 1
+    assert int(rollout.loop_rounds.sum()) == budget - 1
     np.testing.assert_array_equal(np.asarray(rollout.drafted).sum(axis=0) > 0, np.arange(K) < budget - 1)
 
 
 def test_every_record_ends_with_its_row():
     rollout = coupled("policy", "identical", 4)
     beyond = np.arange(BUDGET) >= np.asarray(rollout.lengths)[:, None]
-    for record in (rollout.tokens, rollout.law, rollout.full, rollout.wrote):
+    for record in (rollout.tokens, rollout.law, rollout.full, rollout.writer):
         assert record.shape == beyond.shape
         assert not np.asarray(record)[beyond].any()
 
@@ -172,16 +172,16 @@ def test_rows_end_inside_accepted_spans():
     """With an identical draft every drafted token is accepted: rows are cut at stop tokens and at the budget."""
     rollout = coupled("policy", "identical", 4)
     lengths, stopped = np.asarray(rollout.lengths), np.asarray(rollout.stopped)
-    inside = lengths - 1 - np.asarray(rollout.accepted).sum(axis=1) < np.asarray(rollout.rounds)
+    inside = lengths - 1 - np.asarray(rollout.accepted).sum(axis=1) < np.asarray(rollout.row_rounds)
     assert (inside & stopped).any()
     assert (inside & ~stopped).any()
     plain = coupled("none", "none", 0)
     np.testing.assert_array_equal(lengths, plain.lengths)
     np.testing.assert_array_equal(stopped, plain.stopped)
     # Nothing was refused, and nothing drafted.
-    assert set(np.unique(rollout.wrote)) == {Writer.NOBODY, Writer.POLICY, Writer.DRAFT, Writer.BONUS}
-    assert (np.asarray(rollout.wrote) == Writer.POLICY).sum(axis=1).tolist() == [1] * len(lengths)
-    np.testing.assert_array_equal(plain.wrote, (np.arange(BUDGET) < lengths[:, None]) * Writer.POLICY)
+    assert set(np.unique(rollout.writer)) == {Writer.NOBODY, Writer.POLICY, Writer.DRAFT, Writer.BONUS}
+    assert (np.asarray(rollout.writer) == Writer.POLICY).sum(axis=1).tolist() == [1] * len(lengths)
+    np.testing.assert_array_equal(plain.writer, (np.arange(BUDGET) < lengths[:, None]) * Writer.POLICY)
 
 
 def read_counts(
@@ -219,8 +219,8 @@ def test_counts_are_those_of_a_slow_reading():
         )
         for tokens, length in zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     ]
-    for i, got in enumerate((rollout.drafted, rollout.accepted, rollout.rounds, rollout.wrote)):
+    for i, got in enumerate((rollout.drafted, rollout.accepted, rollout.row_rounds, rollout.writer)):
         np.testing.assert_array_equal(got, np.stack([row[i] for row in counts]))
-    assert set(np.unique(rollout.wrote)) == set(Writer)
-    assert int(rollout.trips.sum()) == np.max(rollout.rounds)
+    assert set(np.unique(rollout.writer)) == set(Writer)
+    assert int(rollout.loop_rounds.sum()) == np.max(rollout.row_rounds)
     assert (np.asarray(rollout.accepted).sum(axis=0) > 0).all()

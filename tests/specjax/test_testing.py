@@ -145,10 +145,12 @@ def test_other_tokens_are_found_and_where_they_part():
 
 
 def late(
-    params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, only: Array | None = None
+    params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, logits_at: Array | None = None
 ) -> PolicyOutput:
     """The policy, writing what it verifies one position late."""
-    return POLICY.apply(params, tokens, start + (1 if tokens.shape[1] == CONFIG.draft_length + 1 else 0), cache, only)
+    return POLICY.apply(
+        params, tokens, start + (1 if tokens.shape[1] == CONFIG.draft_length + 1 else 0), cache, logits_at
+    )
 
 
 NGRAM = NGramDrafter(4, min_n=1, max_n=3)

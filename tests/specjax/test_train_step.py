@@ -274,7 +274,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
         costs = jax.device_put(jnp.asarray(seconds), state.drafting.seconds.sharding)
         state = replace(state, drafting=replace(state.drafting, seconds=costs))
         state, rollout, metrics = stepped(state, make_prompts())
-        used.append(np.asarray(rollout.k)[0].tolist())
+        used.append(np.asarray(rollout.draft_length)[0].tolist())
         assert (np.asarray(rollout.drafted).sum() > 0) == any(used[-1])
     assert used == [[0, 0], [1, 2], [0, 0]]
     assert state.drafting is not None and state.drafting.acceptance.drafted[0] > 0
@@ -327,7 +327,9 @@ def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
     np.testing.assert_array_equal(np.sort(kept), np.sort(fives)[:, GROUP:])
 
     assert rollout.tokens.shape == (8 * GROUP, BUDGET)
-    assert all(getattr(rollout, name) is None for name in ("law", "full", "stopped", "drafted", "accepted", "rounds"))
+    assert all(
+        getattr(rollout, name) is None for name in ("law", "full", "stopped", "drafted", "accepted", "row_rounds")
+    )
     assert {name for name in metrics if name.startswith("rollout/")} == {
         "rollout/tokens",
         "rollout/length_mean",

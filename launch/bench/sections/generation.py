@@ -63,10 +63,10 @@ class Generation:
         start = time.perf_counter()
         rollout = self.generate(rate)
         taken = time.perf_counter() - start
-        assert rollout.rounds is not None and rollout.trips is not None
-        lengths, verifications = np.asarray(rollout.lengths), int(jnp.sum(rollout.rounds))
+        assert rollout.row_rounds is not None and rollout.loop_rounds is not None
+        lengths, verifications = np.asarray(rollout.lengths), int(jnp.sum(rollout.row_rounds))
         alpha = (lengths.sum() - len(lengths)) / max(verifications, 1)
-        return Measurement(lengths, float(alpha), taken, int(jnp.sum(rollout.trips)))
+        return Measurement(lengths, float(alpha), taken, int(jnp.sum(rollout.loop_rounds)))
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
