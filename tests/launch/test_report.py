@@ -47,32 +47,27 @@ class Checked(HTMLParser):
 def run_of(directory: Path, steps: int = 40) -> Path:
     """Probes at every tenth step, an alarm over three, a draft that is not trained in every second."""
     rng = np.random.default_rng(0)
-    probed = [0.5 if step % 10 == 0 else None for step in range(1, steps + 1)]
+    each = range(1, steps + 1)
+    probed = [0.5 if step % 10 == 0 else None for step in each]
+    stages = "prepare generation reward logprob train".split()
+    constant = dict(grad_norm__policy=1.0, rollout__tokens=100, time__step=2.0, time__data=0.1)
+    constant |= dict(draft__measured_acceptance=0.4, draft__promised_acceptance=0.7)
     write_run(
         directory,
         steps,
         reward__mean=list(rng.random(steps)),
         reward__accuracy=list(rng.random(steps)),
-        reward__failed=[2 if step in (7, 8) else 0 for step in range(1, steps + 1)],
-        eval__accuracy=[0.25 if step % 20 == 0 else None for step in range(1, steps + 1)],
-        loss__policy=[None if step == 9 else 0.0 for step in range(1, steps + 1)],
-        grad_norm__policy=[1.0] * steps,
-        grad_norm__draft=[1.0 if step % 2 else None for step in range(1, steps + 1)],
-        draft__alarm=[1 if 20 < step <= 23 else 0 for step in range(1, steps + 1)],
-        draft__measured_acceptance=[0.4] * steps,
-        draft__promised_acceptance=[0.7] * steps,
-        rollout__tokens=[100] * steps,
-        rollout__logprob_alarm=[1 if step in (25, 27) else 0 for step in range(1, steps + 1)],
-        rollout__logprob_gap_mean=[step / 100 for step in range(1, steps + 1)],
-        update__skipped=[2 if step == 30 else 0 for step in range(1, steps + 1)],
+        reward__failed=[2 if step in (7, 8) else 0 for step in each],
+        eval__accuracy=[0.25 if step % 20 == 0 else None for step in each],
+        loss__policy=[None if step == 9 else 0.0 for step in each],
+        grad_norm__draft=[1.0 if step % 2 else None for step in each],
+        draft__alarm=[1 if 20 < step <= 23 else 0 for step in each],
+        rollout__logprob_alarm=[1 if step in (25, 27) else 0 for step in each],
+        rollout__logprob_gap_mean=[step / 100 for step in each],
+        update__skipped=[2 if step == 30 else 0 for step in each],
         **{f"rollout__acceptance_rate_pos_{i}": [1 / (i + 1)] * steps for i in range(1, 8)},
-        time__step=[2.0] * steps,
-        time__data=[0.1] * steps,
-        time__prepare=probed,
-        time__generation=probed,
-        time__reward=probed,
-        time__logprob=probed,
-        time__train=probed,
+        **{name: [value] * steps for name, value in constant.items()},
+        **{f"time__{stage}": probed for stage in stages},
         perf__speedup_vs_autoregressive=probed,
     )
     pieces = [["3", 1], [" <b>", 2], ["\n", 3], ["&", 4], ["", 2]]
