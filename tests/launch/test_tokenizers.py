@@ -46,7 +46,9 @@ def test_bytes_round_trip():
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.chat(text) == tokenizer.encode(text)
     assert max(tokenizer.stop_tokens) < tokenizer.vocab_size
-    # What is not text is left out.
+
+
+def test_bytes_leave_out_what_is_not_text():
     assert ByteTokenizer().decode([-1, 65, 300, 66, 256]) == "AB"
     assert ByteTokenizer().decode([0xC3]) == "\ufffd"
 
@@ -56,6 +58,10 @@ def test_encoding_adds_nothing_and_decoding_drops_stops(directory: Path):
     assert tokenizer.encode("hello world") == [5, 6]
     assert tokenizer.decode([2, 5, 6, 1, 0, 10, -1]) == "hello world"
     assert tokenizer.vocab_size == len(WORDS)
+
+
+def test_prompts_are_asked_by_the_chat_template(directory: Path):
+    assert words(HuggingFaceTokenizer(directory).chat("hello world")) == "<user> hello world <bot>"
 
 
 @pytest.mark.parametrize(("thinking", "ending"), [(None, "<bot>"), (True, "<bot> <think> ?"), (False, "<bot> <think>")])
@@ -81,26 +87,36 @@ def test_stop_tokens_come_from_tokenizer_and_generation_config(directory: Path, 
     assert HuggingFaceTokenizer(directory).stop_tokens == stops
 
 
+def test_no_stop_token_is_a_config_error(directory: Path):
+    change(directory / "tokenizer_config.json", eos_token=None)
+    (directory / "generation_config.json").unlink()
+    with pytest.raises(ConfigError, match="^model.path = .*: names no end-of-sequence token"):
+        HuggingFaceTokenizer(directory)
+
+
 @pytest.mark.parametrize("instruction", ["no place", "{other}", "{}", "{prompt", "{prompt.x}", "{prompt} \\boxed{}"])
 def test_malformed_instructions_are_config_errors(directory: Path, instruction: str):
     with pytest.raises(ConfigError, match="^data.instruction = .*must hold {prompt}"):
         HuggingFaceTokenizer(directory, instruction=instruction)
 
 
-def test_what_holds_no_tokenizer_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    def refused(path: Path, message: str) -> None:
-        with pytest.raises(ConfigError, match=message) as caught:
-            HuggingFaceTokenizer(path)
-        assert "\n" not in str(caught.value)
+def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="^model.path = .*nowhere: no such directory"):
+        HuggingFaceTokenizer(tmp_path / "nowhere")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="transformers is not installed"):
+        HuggingFaceTokenizer(tmp_path)
 
-    refused(directory / "nowhere", "^model.path = .*nowhere: no such directory")
-    (directory / "empty").mkdir()
-    refused(directory / "empty", "^model.path = .*: cannot load a tokenizer from it")
+
+def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path):
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match="^model.path = .*: cannot load a tokenizer from it") as caught:
+        HuggingFaceTokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_generation_config_is_named(directory: Path):
     for text in ("{", "[]"):
         (directory / "generation_config.json").write_text(text)
-        refused(directory, "^model.path = .*: its generation_config.json is not a JSON object")
-    change(directory / "tokenizer_config.json", eos_token=None)
-    (directory / "generation_config.json").unlink()
-    refused(directory, "^model.path = .*: names no end-of-sequence token")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    refused(directory, "transformers is not installed")
+        with pytest.raises(ConfigError, match="^model.path = .*: its generation_config.json is not a JSON object"):
+            HuggingFaceTokenizer(directory)
