@@ -18,7 +18,8 @@ from rich.console import Console
 
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
-from launch.cli.options import Numbers, check_directory, check_writable, parse_run_and, run_program, use_compile_cache
+from launch.cli.options import Numbers, parse_run_and, run_program, use_compile_cache
+from launch.cli.paths import check_writable, make_directory
 from launch.cli.pyplot import load_pyplot
 from launch.comparison.reward_curves import as_json as curves_as_json
 from launch.comparison.reward_curves import print_curves, save_plot, train_both
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if own.plots is not None:
         load_pyplot()
-        check_directory("plots", own.plots)
+        make_directory("plots", own.plots)
     lengths = tuple(sorted({0, *own.draft_lengths}))
     experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=lengths)))
     cells = None if config.cost_table is None else load_cells(Path(config.cost_table), experiment.phases, lengths)

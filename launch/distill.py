@@ -20,7 +20,8 @@ from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
-from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.paths import check_policy_source, check_writable, new_output_directory
 from launch.data.responses import Answers, answers_file, load_answers
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.break_even import measure_payback
@@ -28,7 +29,7 @@ from launch.distillation.export import check_trained, check_verifier, write_draf
 from launch.distillation.made_for import of_distillation
 from launch.distillation.report import as_json, print_report
 from launch.distillation.trainer import check_distillation, distill
-from launch.run.directory import check_source, new_out, restore_params, restore_policy
+from launch.run.directory import restore_params, restore_policy
 from models.checkpoints.made_for import state_made_for
 from models.drafts.mtp import MTPConfig
 from models.files import write_atomically
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
     config, own = parse_run_and(
         DistillArgs, argv, "python -m launch.distill", "Initialise a draft from the policy's own answers, offline."
     )
-    out = new_out(config)
+    out = new_output_directory(config)
     _check(config, own)
     # What a lookup beside the draft finds is no merit of the draft.
     config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
@@ -165,7 +166,7 @@ def _check(config: RunConfig, own: DistillArgs) -> None:
         raise ConfigError("draft.kind = none: there is no draft to distil")
     if max(config.rollout.lengths) == 0:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
-    check_source(config, own.checkpoint)
+    check_policy_source(config, own.checkpoint)
     check_verifier(own.verifier, own.dialect)
     check_writable("save_responses", own.save_responses)
 

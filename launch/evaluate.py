@@ -20,7 +20,8 @@ from configs.schema import RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.build.networks import build_problems, load_problems
 from launch.cli.errors import ConfigError
-from launch.cli.options import check_writable, parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.paths import check_policy_source, check_writable
 from launch.data.batches import PromptTable, fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.report import print_report, report
@@ -28,7 +29,7 @@ from launch.evaluation.sampler import Sampled, Sampler, prompts_a_batch
 from launch.evaluation.statistics import INTERVAL
 from launch.rewards.final_answers import final_answer_of
 from launch.rewards.reward_fn import make_pool, make_reward
-from launch.run.directory import check_source, params_of
+from launch.run.directory import params_of
 from launch.timing import origin
 from models.files import write_atomically
 from specjax.checkpoint import Which
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> int:
     config, own = parse_run_and(
         EvaluateArgs, argv, "python -m launch.evaluate", "Accuracy, pass@k and majority@k.", trains=False
     )
-    check_source(config, own.checkpoint)
+    check_policy_source(config, own.checkpoint)
     sets = {path: load_problems(path, config.data) for path in own.files} or {HELD_OUT: _held_out(config)}
     experiment = build_experiment(config, training=False)
     tables = {name: _table(experiment, name, problems, own.prompts) for name, problems in sets.items()}

@@ -13,8 +13,9 @@ import numpy as np
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program
+from launch.cli.paths import new_output_directory
 from launch.distillation.export import check_draft, check_verifier, write_draft, write_policy
-from launch.run.directory import new_out, restore_params, restore_policy
+from launch.run.directory import restore_params, restore_policy
 from launch.run.records import made_for
 from models.checkpoints.made_for import state_made_for
 from models.drafts.mtp import MTPConfig
@@ -48,7 +49,7 @@ class ExportArgs:
 def main(argv: list[str]) -> int:
     """Restore, write, and say where."""
     config, own = parse_run_and(ExportArgs, argv, "python -m launch.export", "Write what a run has trained.")
-    out = new_out(config)
+    out = new_output_directory(config)
     if own.part == "policy" and own.dialect != "ours":
         raise ConfigError(f"dialect = {own.dialect}: for part draft alone")
     check_verifier(own.verifier, own.dialect)

@@ -11,10 +11,11 @@ from rich.console import Console
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.paths import check_policy_source
 from launch.data.batches import PromptTable, fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.sampler import at_one_length
-from launch.run.directory import check_source, params_of
+from launch.run.directory import params_of
 from specjax.checkpoint import Which
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -50,10 +51,10 @@ def main(argv: list[str]) -> int:
     )
     if own.samples < 1:
         raise ConfigError(f"samples = {own.samples}: must be at least 1")
-    check_source(config, own.checkpoint)
-    experiment = build_experiment(config, training=False)
-    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
-    rollout, seconds = _generate(experiment, params, own)
+    check_policy_source(config, own.checkpoint)
+    setup = set_up(config, training=False)
+    params = params_of(own.checkpoint, setup, own.checkpoint_step)
+    rollout, seconds = _generate(setup, params, own)
     rows = zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)
     # What follows the samples belongs to prompts that only fill up the mesh.
     for tokens, length in itertools.islice(rows, own.samples):

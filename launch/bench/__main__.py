@@ -16,7 +16,8 @@ from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import layout
 from launch.bench.sections.peers import peers, rollouts
 from launch.bench.sections.trained import trained
-from launch.cli.options import check_directory, check_writable, parse, run_program
+from launch.cli.options import parse, run_program
+from launch.cli.paths import check_writable, make_directory
 from launch.cli.pyplot import load_pyplot
 from launch.timing import provenance
 from specjax.checkpoint import Which
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> int:
     options = parse(BenchArgs, argv, "python -m launch.bench", __doc__)
     if options.plots is not None:
         load_pyplot()
-        check_directory("plots", options.plots)
+        make_directory("plots", options.plots)
     name, preset = find_preset(options.preset)
     given = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
     preset = replace(preset, **{name: value for name, value in given.items() if value})

@@ -85,31 +85,6 @@ def use_compile_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def check_writable(option: str, path: str | None) -> None:
-    """Raise ConfigError where no file can be written there, before the work whose results it is to hold."""
-    if path is None:
-        return
-    file = Path(path).absolute()
-    if file.is_dir():
-        raise ConfigError(f"{option} = {path}: is a directory, must be a file")
-    if not file.parent.is_dir():
-        raise ConfigError(f"{option} = {path}: its directory does not exist")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"{option} = {path}: cannot be written")
-
-
-def check_directory(option: str, path: str) -> None:
-    """Make the directory, with those above it. Raises ConfigError where that fails or nothing can be written there."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{option} = {path}: must be a directory, or one that can be made ({error.strerror})"
-        ) from error
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"{option} = {path}: cannot be written")
-
-
 def recipes() -> list[str]:
     """The names that CONFIG may be."""
     return sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))

@@ -64,23 +64,7 @@ def resumes(config: RunConfig) -> bool:
     return config.resume and bool(saved_steps(_existing(config) / CHECKPOINTS))
 
 
-def new_out(config: RunConfig) -> Path:
-    """Where a program is to write that makes a directory of its own. Raises ConfigError unless it is new or empty."""
-    if config.out is None:
-        raise ConfigError("out = None: must be the directory to write")
-    out = Path(config.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out = {out}: exists and is not an empty directory")
-    return out
-
-
-def check_source(config: RunConfig, checkpoint: str | None) -> None:
-    """Raise ConfigError where a program that needs a policy is named neither a run nor a model."""
-    if checkpoint is None and config.model.path is None:
-        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
-
-
-def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
+def params_of(checkpoint: str | None, setup: Setup, which: Which = "newest") -> Params:
     """Those that `restore_params` reads, or the networks as the recipe starts them."""
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 

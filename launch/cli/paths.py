@@ -1,0 +1,48 @@
+"""Check the files and directories that a command line names, before the work whose results they hold."""
+
+import os
+from pathlib import Path
+
+from configs.schema import RunConfig
+from launch.cli.errors import ConfigError
+
+
+def check_writable(option: str, path: str | None) -> None:
+    """Raise ConfigError if no file can be written at `path`; None passes."""
+    if path is None:
+        return
+    file = Path(path).absolute()
+    if file.is_dir():
+        raise ConfigError(f"{option} = {path}: is a directory, must be a file")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option} = {path}: its directory does not exist")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{option} = {path}: cannot be written")
+
+
+def make_directory(option: str, path: str) -> None:
+    """Make the directory and its parents. Raise ConfigError if that fails or nothing can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} = {path}: must be a directory, or one that can be made ({error.strerror})"
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"{option} = {path}: cannot be written")
+
+
+def new_output_directory(config: RunConfig) -> Path:
+    """Return the directory that `--out` names, not made yet. Raise ConfigError unless it is new or empty."""
+    if config.out is None:
+        raise ConfigError("out = None: must be the directory to write")
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out = {out}: exists and is not an empty directory")
+    return out
+
+
+def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
+    """Raise ConfigError if neither a run's checkpoint nor a model is named: the policy would have random weights."""
+    if checkpoint is None and config.model.path is None:
+        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
