@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.build.experiment import Experiment
-from launch.comparison.best_plans import Measurement, Program
+from launch.comparison.best_plans import PhasedRollout
+from launch.costs.rollout_timer import RolloutTime
 from launch.data.batches import PromptPipeline
-from launch.data.responses import Answers, of_rollout
+from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
@@ -86,7 +87,7 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
     rollout = make_generate(experiment.networks.policy, NoDrafter(), options, experiment.mesh)(
         params, prompts, seed_step(1, 0)
     )
-    return of_rollout(prompts, rollout)
+    return answers_of(prompts, rollout)
 
 
 def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
@@ -107,14 +108,14 @@ def by_draft_length(
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
     networks, turns = (experiment.networks.policy, experiment.networks.drafter), count()
 
-    def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[Measurement, Measurement]]:
+    def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
         config = replace(experiment.train.rollout, group_size=1, draft_lengths=(0, length))
-        program = Program(*networks, prepared, config, [prompts], experiment.mesh)
+        rollout = PhasedRollout(*networks, prepared, config, [prompts], experiment.mesh)
 
-        def measure() -> tuple[Measurement, Measurement]:
+        def measure() -> tuple[RolloutTime, RolloutTime]:
             turn = next(turns)
-            return program.measure((0,), turn), program.measure((length,), turn)
+            return rollout.measure((0,), turn), rollout.measure((length,), turn)
 
         return measure
 
@@ -123,8 +124,8 @@ def by_draft_length(
     in_turns(cells, 1)
     found = []
     for (name, k), pairs in in_turns(cells, repeats).items():
-        cost = np.median([drafted.seconds_a_round / plain.seconds_a_round for plain, drafted in pairs])
-        alpha = np.mean([drafted.alpha for _, drafted in pairs])
+        cost = np.median([drafted.seconds_per_round / plain.seconds_per_round for plain, drafted in pairs])
+        alpha = np.mean([drafted.acceptance_length for _, drafted in pairs])
         speedup = interval([plain.seconds / drafted.seconds for plain, drafted in pairs])
         found.append(Drafted(name, k, float(alpha), float(cost), speedup))
     return found

@@ -17,7 +17,7 @@ from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.comparison.best_plans import compare_plans, print_speedup
 from launch.costs.cost_table import COST_TABLE, CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
-from launch.evaluation.sampler import Evaluate, make_evaluate, prompts_a_batch
+from launch.evaluation.sampler import Evaluate, make_evaluate, prompts_per_batch
 from launch.report import write_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import reasons
@@ -113,14 +113,7 @@ def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn
                 console.print(f"held-out accuracy: {begun.accuracy:.1%} before RL, {after:.1%} after")
                 diary.result(config.steps, accuracy_before=begun.accuracy, accuracy_after=after)
             if config.speedup.slots:
-                compared = (
-                    networks.policy,
-                    networks.drafter,
-                    state.params,
-                    experiment.train.rollout,
-                    experiment.held_out_prompts,
-                )
-                both = compare_plans(*compared, config.speedup, experiment.mesh)
+                both = compare_plans(experiment, state.params)
                 print_speedup(*both, console)
                 diary.result(config.steps, speedup=both[0].speedup[0], speedup_of_the_tail=both[1].speedup[0])
         finally:
@@ -280,7 +273,7 @@ def _due(number: int, every: int) -> bool:
 def _evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     config, networks, table = experiment.config, experiment.networks, experiment.held_out_prompts
     count, samples = min(config.eval.prompts, len(table.rows)), config.eval.samples
-    size = prompts_a_batch(max(experiment.sequences, EVALUATED_AT_ONCE), samples, count, experiment.mesh)
+    size = prompts_per_batch(max(experiment.sequences, EVALUATED_AT_ONCE), samples, count, experiment.mesh)
     return make_evaluate(
         networks.policy,
         networks.drafter,

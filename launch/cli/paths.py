@@ -1,10 +1,13 @@
-"""Check the files and directories that a command line names, before the work whose results they hold."""
+"""Files and directories that a command line names: checked before the work whose results they hold, and written."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from models.files import write_atomically
 
 
 def check_writable(option: str, path: str | None) -> None:
@@ -46,3 +49,9 @@ def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
     """Raise ConfigError if neither a run's checkpoint nor a model is named: the policy would have random weights."""
     if checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+
+
+def write_results(path: str | Path | None, results: dict[str, Any]) -> None:
+    """Write the results as a JSON file; None writes nothing."""
+    if path is not None:
+        write_atomically(Path(path), json.dumps(results, indent=2) + "\n")

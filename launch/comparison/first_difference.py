@@ -1,4 +1,4 @@
-"""Where two runs that may have the same tokens first have others."""
+"""The first token in which two runs that may have the same tokens differ."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ import numpy as np
 from specjax.types import Rollout
 
 
-class Parting(NamedTuple):
+class FirstDifference(NamedTuple):
     """The first token of the first sequence that differs.
 
-    prompt: the id of its prompt. sample: which of that prompt's. position: in the completion, from 0.
-    plain, other: the tokens there; None where that completion has ended.
+    prompt:       the id of its prompt. sample: which of that prompt's. position: in the completion, from 0.
+    plain, other: the tokens there; None if that completion has ended.
     """
 
     step: int
@@ -29,17 +29,17 @@ class Parting(NamedTuple):
         )
 
 
-def parting(step: int, ids: np.ndarray, plain: Rollout, other: Rollout) -> Parting | None:
-    """Of two rollouts of the same prompts, whose ids are given; None where all tokens are the same."""
+def first_difference(step: int, ids: np.ndarray, plain: Rollout, other: Rollout) -> FirstDifference | None:
+    """Compare two rollouts of the same prompts, whose ids are given; return None if all tokens are the same."""
     lengths = np.asarray(plain.lengths), np.asarray(other.lengths)
     tokens = [
         np.where(np.arange(rollout.tokens.shape[1])[None] < ends[:, None], np.asarray(rollout.tokens), -1)
         for rollout, ends in zip((plain, other), lengths, strict=True)
     ]
-    apart = np.argwhere(tokens[0] != tokens[1])
-    if not len(apart):
+    unequal = np.argwhere(tokens[0] != tokens[1])
+    if not len(unequal):
         return None
-    row, at = apart[0].tolist()
+    row, at = unequal[0].tolist()
     prompt, sample = divmod(row, len(lengths[0]) // len(ids))
     here = [None if token < 0 else token for token in (int(found[row, at]) for found in tokens)]
-    return Parting(step, int(ids[prompt]), sample, at, *here)
+    return FirstDifference(step, int(ids[prompt]), sample, at, *here)

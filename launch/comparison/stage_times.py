@@ -1,33 +1,33 @@
-"""What the arms of a comparison come to: the stages of a step, and what a faster generation makes of the whole."""
+"""Stage times of the variants of a step, and what a faster generation makes of the whole step."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.comparison.first_difference import Parting, parting
-from launch.comparison.variants import PLAIN, Turn
-from launch.timing import interval
+from launch.comparison.first_difference import FirstDifference, first_difference
+from launch.comparison.variants import PLAIN, StepTime, Variant
+from launch.timing import in_turns, interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class ArmReport:
-    """Medians over the turns of an arm; a speed-up is that of turns of the same prompts, with its 95% interval.
+class VariantReport:
+    """Medians over the steps of a variant; speed-ups are those of steps on the same prompts, with 95% intervals.
 
-    seconds:       of each stage. step_s: of the whole step, on a clock of its own.
-    summed:        the stages' sum over step_s.
-    alpha:         tokens a verification, over all turns. tokens: of the completions of all turns.
-    amdahl:        the step's speed-up that follows from the share of generation and its speed-up alone.
-    bound:         the same if a round cost what an autoregressive one costs (arXiv 2604.26779, S_step).
-    draft_lengths: of each phase.
-    parting:       where its tokens first differ from the autoregressive ones; None where they do not.
+    seconds:          of each stage. step_s: of the whole step, on a clock of its own.
+    summed:           the stages' sum over step_s.
+    alpha:            tokens per verification. tokens: of all completions.
+    amdahl:           the step's speed-up that follows from the share of generation and its speed-up alone.
+    bound:            the same if a round cost what an autoregressive one costs (arXiv 2604.26779, S_step).
+    draft_lengths:    of each phase.
+    first_difference: from the autoregressive tokens; None if all are the same.
     """
 
     seconds: dict[str, float]
@@ -40,47 +40,61 @@ class ArmReport:
     amdahl: float
     bound: float
     draft_lengths: tuple[int, ...]
-    parting: Parting | None
+    first_difference: FirstDifference | None
+
+
+class Timed(NamedTuple):
+    """By variant: its steps, and what they come to."""
+
+    steps: dict[str, list[StepTime]]
+    reports: dict[str, VariantReport]
 
 
 def step_speedup(share: float, generation_speedup: float) -> float:
-    """Amdahl's law: of a step of which `share` is generation, where that alone is so many times as fast."""
+    """Return by Amdahl's law the speed-up of a step of which `share` is generation, which alone gets faster."""
     return 1 / (share / generation_speedup + 1 - share)
 
 
-def compare(turns: Mapping[str, Sequence[Turn]], draft_lengths: Mapping[str, tuple[int, ...]]) -> dict[str, ArmReport]:
-    """The arms by name, the autoregressive among them."""
-    plain = turns[PLAIN]
-    share = statistics.median(turn.seconds["generation"] for turn in plain) / _step_s(plain)
-    return {name: _report(own, plain, share, draft_lengths[name]) for name, own in turns.items()}
+def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> Timed:
+    """Time the variants in turns, `steps` steps each. lengths: the draft lengths that they choose among."""
+    times = in_turns({name: variant.time_step for name, variant in variants.items()}, steps)
+    plain = times[PLAIN]
+    share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
+    reports = {}
+    for name, variant in variants.items():
+        chosen = tuple(lengths[index] for index in variant.chosen or ())
+        reports[name] = _report(times[name], plain, share, chosen)
+    return Timed(times, reports)
 
 
-def _report(own: Sequence[Turn], plain: Sequence[Turn], share: float, draft_lengths: tuple[int, ...]) -> ArmReport:
+def _report(
+    own: Sequence[StepTime], plain: Sequence[StepTime], share: float, draft_lengths: tuple[int, ...]
+) -> VariantReport:
     pairs = list(zip(plain, own, strict=True))
     faster = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
-    apart = (parting(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
-    alpha = statistics.fmean(turn.alpha for turn in own)
-    return ArmReport(
-        seconds={stage: statistics.median(turn.seconds[stage] for turn in own) for stage in STAGES},
+    differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
+    alpha = statistics.fmean(step.alpha for step in own)
+    return VariantReport(
+        seconds={stage: statistics.median(step.seconds[stage] for step in own) for stage in STAGES},
         step_s=_step_s(own),
-        summed=statistics.median(sum(turn.seconds.values()) / turn.step_s for turn in own),
+        summed=statistics.median(sum(step.seconds.values()) / step.step_s for step in own),
         alpha=alpha,
-        tokens=sum(int(np.sum(turn.rollout.lengths)) for turn in own),
+        tokens=sum(int(np.sum(step.rollout.lengths)) for step in own),
         generation_speedup=faster,
         step_speedup=interval([a.step_s / b.step_s for a, b in pairs]),
         amdahl=step_speedup(share, faster[0]),
         bound=step_speedup(share, alpha),
         draft_lengths=draft_lengths,
-        parting=next((each for each in apart if each is not None), None),
+        first_difference=next((each for each in differences if each is not None), None),
     )
 
 
-def _step_s(turns: Sequence[Turn]) -> float:
-    return statistics.median(turn.step_s for turn in turns)
+def _step_s(steps: Sequence[StepTime]) -> float:
+    return statistics.median(step.step_s for step in steps)
 
 
-def print_comparison(reports: Mapping[str, ArmReport], console: Console) -> None:
-    """The paper's table, with what it leaves out: rewards, and what Amdahl's law makes of the generation's speed-up."""
+def print_stage_times(reports: Mapping[str, VariantReport], console: Console) -> None:
+    """Print the paper's table, with rewards and what Amdahl's law makes of the generation's speed-up."""
     numbers = (*STAGES, "overall", "alpha", "generation x", "step x", "by Amdahl", "bound")
     columns = Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in numbers)
     title = "seconds of a step, medians; speed-ups over autoregressive, with 95% intervals"
@@ -112,23 +126,24 @@ def print_comparison(reports: Mapping[str, ArmReport], console: Console) -> None
     console.print(f"the stages sum to {min(sums):.1%} .. {max(sums):.1%} of the step, which is timed by itself")
 
 
-def print_partings(reports: Mapping[str, ArmReport], console: Console) -> None:
-    """Whether all arms generated the same tokens, or where each first did not."""
-    apart = {name: report.parting for name, report in reports.items() if report.parting is not None}
-    if not apart:
+def print_first_differences(reports: Mapping[str, VariantReport], console: Console) -> None:
+    """Print whether all variants generated the same tokens, or where each first did not."""
+    differences = {name: report.first_difference for name, report in reports.items() if report.first_difference}
+    if not differences:
         console.print(f"tokens: the same in all arms, {reports[PLAIN].tokens}")
-    for name, where in apart.items():
-        console.print(f"tokens at draft length {name}: {where}")
+    for name, difference in differences.items():
+        console.print(f"tokens at draft length {name}: {difference}")
 
 
-def as_json(reports: Mapping[str, ArmReport], turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
-    """By name: every field of the report, an interval as (median, low, high), and the seconds of each turn."""
-    return {
-        name: asdict(report)
-        | {"parting": None if report.parting is None else report.parting._asdict()}
-        | {"turns": [turn.seconds | {"step": turn.step_s} for turn in turns[name]]}
-        for name, report in reports.items()
-    }
+def stage_times_json(timed: Timed) -> dict[str, Any]:
+    """Return by variant every field of its report, intervals as (median, low, high), and the seconds of each step."""
+    found = {}
+    for name, report in timed.reports.items():
+        fields, difference = asdict(report), report.first_difference
+        del fields["first_difference"]
+        fields["parting"] = None if difference is None else difference._asdict()
+        found[name] = fields | {"turns": [step.seconds | {"step": step.step_s} for step in timed.steps[name]]}
+    return found
 
 
 def _seconds(value: float) -> str:

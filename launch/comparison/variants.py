@@ -1,9 +1,10 @@
-"""The arms of a comparison: the same steps without a draft, at each draft length, and at what the costs choose."""
+"""The variants of a step to compare: without a draft, at each draft length, and at the length that costs choose."""
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
+from launch.costs.cost_table import RoundClock, load_cells
 from launch.data.batches import PromptPipeline
-from specjax.cost import Drafting, choose, remember
+from specjax.cost import Drafting, choose, remember, round_seconds
 from specjax.drafters import NoDrafter
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
@@ -29,8 +31,8 @@ PLAIN, AUTOMATIC = "autoregressive", "automatic"
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One step of an arm.
+class StepTime:
+    """One timed step of a variant.
 
     seconds: of each stage, in their order. step_s: of all of it, on a clock of its own.
     ids:     int32 [N], of the prompts.
@@ -44,8 +46,8 @@ class Turn:
     alpha: float
 
 
-class Arm:
-    """Steps of a run, at the draft lengths that are `chosen` for its phases, indices; None without a draft."""
+class Variant:
+    """Steps of a run at fixed draft lengths: `chosen` are their indices, one for each phase; None without a draft."""
 
     def __init__(
         self,
@@ -60,8 +62,8 @@ class Arm:
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
         self._pipeline, self._count = self._prompts(), 0
 
-    def turn(self) -> Turn:
-        """A step from the start, on the next prompts. What it updates is a copy, made before the clock starts."""
+    def time_step(self) -> StepTime:
+        """Time a step from the start, on the next prompts. It updates a copy, made before the clock starts."""
         state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(self._count)))
         self._count += 1
         jax.block_until_ready(state)
@@ -71,10 +73,10 @@ class Arm:
         (_, rollout, _), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
         alpha = float(rollout_metrics(rollout)["rollout/acceptance_length"])
-        return Turn({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, alpha)
+        return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, alpha)
 
     def train(self, steps: int) -> Iterator[tuple[np.ndarray, Rollout, Metrics, float]]:
-        """Steps that each go on from the one before, on the run's prompts from the first on; `automatic` chooses anew.
+        """Train from the start, on the run's prompts from the first on; `automatic` chooses draft lengths at each step.
 
         Yields the prompts' ids, the rollout on the host, metrics and the seconds of all stages.
         """
@@ -93,19 +95,37 @@ class Arm:
 
 
 def plain_config(config: TrainConfig) -> TrainConfig:
-    """Of a run of the same steps that has no draft."""
+    """Return the configuration of the same steps without a draft."""
     rollout = replace(config.rollout, draft_length=0, draft_lengths=())
     return replace(config, rollout=rollout, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
-def make_arms(
-    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray
-) -> tuple[dict[str, Arm], Drafting]:
-    """By name: `autoregressive`, which keeps and trains no draft, each draft length above 0 and `automatic`.
+def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
+    """Return params -> the seconds of a round, [phases, draft lengths]: from the recipe's table, or else measured.
 
-    experiment: a run that chooses among the draft lengths. seconds: [phases, lengths], of a round. All arms but one
-    are one program, for which a draft length is data. Each has taken its first step, by which programs are compiled and
-    by which `automatic` knows what is accepted; what it chose by is returned too.
+    Raises ConfigError at once if the table is of no use.
+    """
+    config, lengths = experiment.config, experiment.train.rollout.lengths
+    if config.cost_table is not None:
+        cells = load_cells(Path(config.cost_table), experiment.phases, lengths)
+        return lambda params: round_seconds(cells, experiment.phases, lengths)
+    prompts = experiment.train_prompts.batch(np.arange(config.data.prompts))
+    clock = RoundClock(
+        experiment.networks, experiment.train.rollout, experiment.phases, prompts, experiment.mesh, beyond=False
+    )
+    return lambda params: round_seconds(clock.measure(params, 0), experiment.phases, lengths)
+
+
+def make_variants(
+    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray
+) -> tuple[dict[str, Variant], Drafting]:
+    """Return the variants by name, and what `automatic` chose its draft lengths by.
+
+    They are `autoregressive`, which keeps and trains no draft, each draft length above 0, and `automatic`. All but the
+    first are one program, for which a draft length is data. Each has taken its first step, which compiled the programs
+    and measured the acceptance that `automatic` chooses by.
+
+    experiment: of a run that chooses among the draft lengths. seconds: [phases, lengths], of a round.
     """
     lengths, policy, everywhere = (
         experiment.train.rollout.lengths,
@@ -120,16 +140,18 @@ def make_arms(
     # Of one policy, and nothing is updated in place: once is enough.
     moments = replace(drafted.optimizer, policy=without.optimizer.policy)
     drafted = replace(drafted, optimizer=moments, reference=without.reference)
-    arms = {PLAIN: Arm(experiment, StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh), without, None)}
-    arms[PLAIN].turn()
+    variants = {
+        PLAIN: Variant(experiment, StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh), without, None)
+    }
+    variants[PLAIN].time_step()
     step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, experiment.mesh)
     drafting: Drafting | None = drafted.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):
         if length > 0:
-            arms[str(length)] = Arm(experiment, step, drafted, [index] * len(experiment.phases))
-            drafting = remember(drafting, arms[str(length)].turn().rollout, None, lengths)
+            variants[str(length)] = Variant(experiment, step, drafted, [index] * len(experiment.phases))
+            drafting = remember(drafting, variants[str(length)].time_step().rollout, None, lengths)
     drafted = replace(drafted, drafting=jax.device_put(drafting, everywhere))
-    arms[AUTOMATIC] = Arm(experiment, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
-    arms[AUTOMATIC].turn()
-    return arms, drafting
+    variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
+    variants[AUTOMATIC].time_step()
+    return variants, drafting

@@ -40,24 +40,9 @@ def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value:
     return [_problem(terms) for terms in sums]
 
 
-def exact_answer(completion: str, answer: str) -> float:
-    """1.0 where the text after the last '#' of the completion is the answer, else 0.0."""
-    return float(final_answer(completion) == answer)
-
-
-def final_answer(completion: str) -> str | None:
-    """The text after the last '#'; None where there is no '#'."""
-    _, marker, given = completion.rpartition("#")
-    return given.strip() if marker else None
-
-
 def _problem(terms: tuple[int, ...]) -> Problem:
     total, steps = terms[0], []
     for term in terms[1:]:
         steps.append(f"{total}+{term}={total + term}")
         total += term
-    return Problem(
-        prompt="+".join(map(str, terms)) + "=",
-        answer=str(total),
-        solution="\n".join([*steps, f"#{total}"]),
-    )
+    return Problem(prompt="+".join(map(str, terms)) + "=", answer=str(total), solution="\n".join([*steps, f"#{total}"]))

@@ -1,11 +1,11 @@
-"""From problems to padded batches of token ids.
+"""Prompts as padded batches of token ids.
 
 A prompt's id is its problem's index in the table it was made from; rows that only fill up a batch have ids below zero.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import numpy as np
@@ -48,7 +48,7 @@ class PromptTable:
 
     def batch(self, picks: np.ndarray) -> Prompts:
         """The rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
-        tokens, lengths = _pad([self.rows[pick] for pick in picks], self.max_length)
+        tokens, lengths = pad([self.rows[pick] for pick in picks], self.max_length)
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
 
@@ -104,61 +104,8 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
     return batches
 
 
-class SupervisedBatch(NamedTuple):
-    """Prompts followed by their solutions and a stop token.
-
-    tokens:         int32 [B, S], zero from `lengths` on.
-    lengths:        int32 [B].
-    prompt_lengths: int32 [B]; what follows is to be learnt.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    prompt_lengths: np.ndarray
-
-
-def supervised_batch(
-    problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int, seed: int, step: int
-) -> SupervisedBatch:
-    """`batch_size` different problems with their solutions, drawn at random by (seed, step), padded to `length` tokens.
-
-    Raises ConfigError where a batch needs more problems than there are, one has no solution, or one does not fit.
-    """
-    if not 0 < batch_size <= len(problems):
-        raise ConfigError(
-            f"warmup.batch_size = {batch_size}: must be between 1 and {len(problems)}, the problems there are"
-        )
-    picks = np.random.default_rng((seed, step)).choice(len(problems), batch_size, replace=False)
-    pairs = [_supervised(problems, pick, tokenizer, length) for pick in picks]
-    tokens, lengths = _pad([prompt + solution for prompt, solution in pairs], length)
-    return SupervisedBatch(tokens, lengths, np.asarray([len(prompt) for prompt, _ in pairs], np.int32))
-
-
-def check_supervised(problems: Sequence[Problem], tokenizer: Tokenizer, batch_size: int, length: int) -> None:
-    """Raise what `supervised_batch` would raise, sooner or later, of these problems."""
-    supervised_batch(problems, tokenizer, batch_size, length, seed=0, step=0)
-    for pick in range(len(problems)):
-        _supervised(problems, pick, tokenizer, length)
-
-
-def _supervised(
-    problems: Sequence[Problem], pick: int, tokenizer: Tokenizer, length: int
-) -> tuple[list[int], list[int]]:
-    """The tokens of a problem's prompt, and of its solution with the stop token."""
-    problem = problems[pick]
-    if problem.solution is None:
-        raise ConfigError(f"warmup.steps: problem {pick} has no solution to learn from: {problem.prompt[:60]!r}")
-    prompt = tokenizer.chat(problem.prompt)
-    solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
-    if len(prompt) + len(solution) > length:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least "
-            f"{len(prompt) + len(solution)}, the tokens of problem {pick} with its solution"
-        )
-    return prompt, solution
-
-
-def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+def pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows as int32 [rows, length], padded with 0, and their lengths."""
     tokens = np.zeros((len(rows), length), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row

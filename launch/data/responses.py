@@ -9,16 +9,17 @@ A line of a file is an object with
               ended by a stop token.
 """
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.data.problems import Problem, read_lines, text_field
+from launch.data.batches import pad
+from launch.data.json_lines import read_lines, text_field
+from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax.train.batch import Batch
 from specjax.types import Prompts, Rollout
@@ -67,8 +68,8 @@ class Answers:
         return (column >= self.prompt_lengths[picks, None]) & (column < self.lengths[picks, None])
 
 
-def of_rollout(prompts: Prompts, rollout: Rollout) -> Answers:
-    """The completions of a rollout with their prompts, but for the filler, which has ids below 0."""
+def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
+    """Return the completions of a rollout with their prompts; filler, with ids below 0, is left out."""
     group = len(rollout.lengths) // len(prompts.lengths)
     ids = np.repeat(np.asarray(prompts.id), group)
     kept = ids >= 0
@@ -83,36 +84,18 @@ def of_rollout(prompts: Prompts, rollout: Rollout) -> Answers:
     return Answers(ids[kept], tokens, start, start + lengths)
 
 
-def join(parts: Sequence[Answers]) -> Answers:
+def join_answers(parts: Sequence[Answers]) -> Answers:
     """All rows of all parts, which are padded alike."""
     return Answers(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Answers)))
 
 
-def answers_file(path: Path, problems: Sequence[Problem], tokenizer: Tokenizer) -> Callable[[Answers], None]:
-    """What writes answers to some of `problems` behind those before, a line each; the file is empty to begin with.
-
-    They are in the file when it returns: what was generated outlives whatever comes after. Raises ConfigError where it
-    cannot be written.
-    """
-
-    def write(text: str, mode: Literal["w", "a"]) -> None:
-        try:
-            with path.open(mode, encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot write it: {error.strerror}") from None
-
-    def append(answers: Answers) -> None:
-        lines = []
-        rows = zip(answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True)
-        for problem, row, start, end in rows:
-            ids = row[start:end].tolist()
-            line = {"prompt": problems[problem].prompt, "response": tokenizer.decode(ids), "tokens": ids}
-            lines.append(json.dumps(line) + "\n")
-        write("".join(lines), "a")
-
-    write("", "w")
-    return append
+def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yield answers to some of `problems` as the objects that a file of answers holds."""
+    for problem, row, start, end in zip(
+        answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True
+    ):
+        ids = row[start:end].tolist()
+        yield {"prompt": problems[problem].prompt, "response": tokenizer.decode(ids), "tokens": ids}
 
 
 def load_answers(
@@ -137,11 +120,8 @@ def load_answers(
             dropped += 1
     if not rows:
         raise ConfigError(f"{path}: holds no answer to a prompt of 1 .. {max_prompt_tokens} tokens")
-    tokens = np.zeros((len(rows), max_prompt_tokens + max_new_tokens), np.int32)
-    for row, (prompt, answer) in zip(tokens, rows, strict=True):
-        row[: len(prompt) + len(answer)] = prompt + answer
+    tokens, lengths = pad([prompt + answer for prompt, answer in rows], max_prompt_tokens + max_new_tokens)
     starts = np.array([len(prompt) for prompt, _ in rows], np.int32)
-    lengths = starts + np.array([len(answer) for _, answer in rows], np.int32)
     return Answers(np.full(len(rows), -1, np.int32), tokens, starts, lengths), dropped
 
 

@@ -1,4 +1,4 @@
-"""What of a draft is accepted on held-out prompts, beside what its overlap with the policy promises."""
+"""The acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap."""
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.data.batches import fixed_batches
-from launch.data.responses import of_rollout
+from launch.data.responses import answers_of
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -22,8 +22,8 @@ NEARLY_GREEDY = 1e-4
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What became of the drafts of some sequences, in rounds in which they were live.
+class DraftCounts:
+    """Drafted and accepted tokens of some sequences, in rounds in which they were live.
 
     tokens:   emitted by verification: all but the first of each sequence, which comes from its prefill.
     rounds:   verifications. ended: those whose last token was an accepted one of the draft's, which ended the sequence.
@@ -47,14 +47,14 @@ class Counts:
         """Of each position: accepted over drafted, whatever became of those before it."""
         return tuple(a / d if d else None for a, d in zip(self.accepted, self.drafted, strict=True))
 
-    def as_json(self) -> dict[str, Any]:
-        """The counts and what they come to."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts with alpha and the rates."""
         return asdict(self) | {"alpha": self.alpha, "rates": self.rates}
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Of one temperature: over all sequences, and by the length of their answers, up to so many tokens each.
+class HeldOutAcceptance:
+    """The acceptance at one temperature: over all sequences, and by the length of their answers, in buckets.
 
     draft_length: of the rounds, the longest of the run's: each position of a shorter draft is accepted alike.
     predicted: the mean of sum_v min(p, q) over the same answers, which position 1 is held against; None where the law
@@ -66,20 +66,20 @@ class Acceptance:
     draft_length: int
     predicted: float | None
     untrained: float | None
-    counts: Counts
-    by_length: dict[int, Counts]
+    counts: DraftCounts
+    by_length: dict[int, DraftCounts]
 
-    def as_json(self) -> dict[str, Any]:
-        """The counts of all sequences beside the other fields, those by length in a list."""
-        by_length = [{"up_to": length} | counts.as_json() for length, counts in self.by_length.items()]
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts of all sequences beside the other fields, those by length as a list."""
+        by_length = [{"up_to": length} | counts.to_json() for length, counts in self.by_length.items()]
         own = {name: getattr(self, name) for name in ("temperature", "draft_length", "predicted", "untrained")}
-        return own | self.counts.as_json() | {"by_length": by_length}
+        return own | self.counts.to_json() | {"by_length": by_length}
 
 
 def measure_acceptance(
     experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
-) -> Acceptance:
-    """Real rollouts of the held-out prompts that evaluation takes, at the run's longest draft length."""
+) -> HeldOutAcceptance:
+    """Generate the held-out prompts that evaluation takes at the run's longest draft length, and count."""
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     rollout = experiment.train.rollout
     law = replace(rollout.law, temperature=temperature)
@@ -91,7 +91,7 @@ def measure_acceptance(
     (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
     # The noise of evaluation, which no training step uses.
     done = make_generate(policy, drafter, options, mesh)(params, prompts, seed_step(config.seed, -1))
-    answers = of_rollout(prompts, done)
+    answers = answers_of(prompts, done)
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size
     smooth = replace(law, temperature=temperature or NEARLY_GREEDY)
@@ -105,24 +105,24 @@ def measure_acceptance(
         return float(sums[0] / sums[1])
 
     real = np.repeat(prompts.id >= 0, options.group_size)
-    buckets = bucket_of(np.asarray(done.lengths))
-    return Acceptance(
+    buckets = length_buckets(np.asarray(done.lengths))
+    return HeldOutAcceptance(
         temperature=temperature,
         draft_length=options.draft_length,
         predicted=predicted(params),
         untrained=None if untrained is None else predicted(untrained),
-        counts=count(done, real),
-        by_length={int(length): count(done, real & (buckets == length)) for length in np.unique(buckets[real])},
+        counts=count_drafts(done, real),
+        by_length={int(length): count_drafts(done, real & (buckets == length)) for length in np.unique(buckets[real])},
     )
 
 
-def count(rollout: Rollout, which: np.ndarray) -> Counts:
-    """Of the rows `which`, bool [R], of a rollout that recorded its drafts."""
+def count_drafts(rollout: Rollout, which: np.ndarray) -> DraftCounts:
+    """Count the rows `which`, bool [R], of a rollout that recorded its drafts."""
     lengths, rounds, drafted, accepted = (
         np.asarray(x)[which] for x in (rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted)
     )
     tokens = int(lengths.sum() - len(lengths))
-    return Counts(
+    return DraftCounts(
         sequences=len(lengths),
         tokens=tokens,
         rounds=int(rounds.sum()),
@@ -132,6 +132,6 @@ def count(rollout: Rollout, which: np.ndarray) -> Counts:
     )
 
 
-def bucket_of(lengths: np.ndarray) -> np.ndarray:
-    """The bucket of each answer, by the most tokens that it holds: 16, 32, 64, .."""
+def length_buckets(lengths: np.ndarray) -> np.ndarray:
+    """Return the bucket of each answer, named by the most tokens that it holds: 16, 32, 64, .."""
     return np.array([max(SHORTEST_BUCKET, 2 ** math.ceil(math.log2(max(length, 1)))) for length in lengths.tolist()])

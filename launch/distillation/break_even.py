@@ -1,33 +1,30 @@
 """After how many steps of RL a distilled draft has paid for itself, by what rollouts save.
 
-What training takes longer for a draft is not measured here, which each step pays again: its forward, by which it is
-watched, and where it learns online its gradient.
+Not measured is what the draft adds to training in each step: its forward pass, and its gradient if it learns online.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
-from launch.distillation.trainer import Cost
-from launch.timing import in_turns, interval, seconds
+from launch.costs.rollout_timer import RolloutTimer
+from launch.distillation.trainer import DistillationCost
+from launch.timing import in_turns, interval
 from specjax.drafters import Drafter, NoDrafter
-from specjax.keys import seed_step
-from specjax.rollout.generate import make_generate, place
+from specjax.rollout.generate import make_prepare, per_shard
+from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params
 
 
 @dataclass(frozen=True)
-class Payback:
-    """The seconds that the rollout of a step takes without the draft and with it at some draft length, in turns.
+class BreakEven:
+    """The seconds of a step's rollout without the draft and with it at a draft length, turn by turn.
 
     cost_s: seconds of the distillation, generation and training.
     """
@@ -48,13 +45,14 @@ class Payback:
         saved, _, _ = self.saved_s
         return math.ceil(self.cost_s / saved) if saved > 0 else None
 
-    def as_json(self) -> dict[str, Any]:
-        """The measurements and what they come to."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurements and what follows from them."""
         saved, low, high = self.saved_s
         found = {"saved_s": saved, "saved_s_low": low, "saved_s_high": high, "steps": self.steps}
         return asdict(self) | found | {"counted": "rollouts"}
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
+        """Return a line for people."""
         plain, drafted = float(np.median(self.autoregressive_s)), float(np.median(self.speculative_s))
         saved, low, high = self.saved_s
         times = (
@@ -70,34 +68,31 @@ class Payback:
         )
 
 
-def best(paybacks: Sequence[Payback]) -> Payback:
-    """The one that saves most."""
-    return max(paybacks, key=lambda payback: payback.saved_s[0])
+def largest_saving(results: Sequence[BreakEven]) -> BreakEven:
+    """Return the draft length that saves most."""
+    return max(results, key=lambda result: result.saved_s[0])
 
 
-def measure_payback(
-    experiment: Experiment, drafter: Drafter, params: Params, cost: Cost, repeats: int
-) -> list[Payback]:
-    """Rollouts of a step's batch of training prompts, at draft length 0 and at each of the run's.
+def measure_break_even(
+    experiment: Experiment, drafter: Drafter, params: Params, cost: DistillationCost, repeats: int
+) -> list[BreakEven]:
+    """Time rollouts of a step's batch of training prompts at each of the run's draft lengths, against draft length 0.
 
-    A turn has the same noise for all; programs are compiled before the clock starts.
+    A turn has the same noise for all.
     """
-    rollout, mesh = experiment.train.rollout, experiment.mesh
-    prompts = place(experiment.train_prompts.batch(np.arange(experiment.config.data.prompts)), mesh)
-    everywhere = NamedSharding(mesh, P())
+    rollout, mesh, policy = experiment.train.rollout, experiment.mesh, experiment.networks.policy
+    prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
 
-    def program(drafter: Drafter, draft_length: int):
+    def measure(drafter: Drafter, params: Params, draft_length: int) -> Callable[[], float]:
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
-        generate = make_generate(experiment.networks.policy, drafter, config, mesh)
+        generate = per_shard(speculative_rollout, policy, drafter, config, mesh)
+        prepared = partial(make_prepare(policy, drafter, params), params)
+        timer = RolloutTimer(generate, policy, prepared, [prompts], mesh, None, seed=experiment.config.seed)
+        turns = itertools.count()
+        return lambda: timer.measure(next(turns), None).seconds
 
-        def measure(turns: Iterator[int]) -> float:
-            noise = jax.device_put(seed_step(experiment.config.seed, -2 - next(turns)), everywhere)
-            return seconds(partial(generate, params, prompts, noise))
-
-        measure(itertools.count())
-        return partial(measure, itertools.count())
-
-    drafted = [length for length in rollout.lengths if length > 0]
-    turns = in_turns({0: program(NoDrafter(), 0)} | {length: program(drafter, length) for length in drafted}, repeats)
+    runs = {length: measure(drafter, params, length) for length in rollout.lengths if length}
+    runs = {0: measure(NoDrafter(), replace(params, draft={}), 0)} | runs
+    seconds = in_turns(runs, repeats)
     spent = cost.generation_s + cost.training_s
-    return [Payback(turns[0], turns[length], spent, length) for length in drafted]
+    return [BreakEven(seconds[0], seconds[length], spent, length) for length in seconds if length]

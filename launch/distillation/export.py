@@ -1,26 +1,30 @@
-"""What was trained as files that others load: a draft by itself, or a policy with its MTP head stitched in."""
+"""Write what was trained as files that others load: a draft by itself, or a policy with its MTP head."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from launch.build.conversion import public_config
+from launch.build.experiment import Experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
 from launch.data.tokenizers import copy_tokenizer
+from launch.distillation.acceptance import HeldOutAcceptance
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
+from models.checkpoints.made_for import MadeFor
 from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import MTPConfig
-from models.files import CARRIED, read_json
-from models.hf.config import carried_fields, config_to_hf
+from models.hf.config import config_to_hf
 from models.hf.eagle3_dialects import Described, Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
 from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
-from specjax.types import PyTree
+from specjax.types import Params, PyTree
+
+DRAFT, POLICY = "draft", "policy"
 
 
 def check_draft(networks: Networks, kind: str, dialect: Dialect | None = None) -> None:
@@ -86,25 +90,46 @@ def check_trained(networks: Networks, kind: str, dialect: Dialect | None) -> Non
         raise ConfigError(f"draft.kind = {kind}: its policy cannot be written: {error}") from error
 
 
+def write_trained(
+    out: Path,
+    experiment: Experiment,
+    params: Params,
+    target_ids: np.ndarray | None,
+    dialect: Dialect | None,
+    verifier: str | None,
+) -> list[Path]:
+    """Write the draft, also in `dialect`, or the policy with an MTP head; return the directories, all new in `out`."""
+    networks = experiment.networks
+    if isinstance(networks.head, MTPConfig):
+        head = networks.head, params.draft
+        write_policy(out / POLICY, networks.decoder, params.policy, experiment.config.model.path, head)
+        return [out / POLICY]
+    write_draft(out / DRAFT, networks, params.draft, target_ids)
+    if dialect is None:
+        return [out / DRAFT]
+    write_draft(out / dialect, networks, params.draft, target_ids, dialect, verifier)
+    return [out / DRAFT, out / dialect]
+
+
 def write_policy(
     directory: Path, decoder: DecoderConfig, policy: PyTree, source: str | None, mtp: MTPHead | None
 ) -> None:
     """Write a policy in Hugging Face's layout, with its tokenizer.
 
-    source: the directory that the run's policy came from, of which all is kept that the network's shape does not say.
-    mtp: a head to stitch in under the names of its family.
-    Raises ValueError where the directory is in use, or no family is of the policy's kind.
+    source: the directory that the run's policy came from; fields of its config.json that the network's shape does not
+            say are kept.
+    mtp:    a head to stitch in under the names of its family.
+    Raises ValueError if the directory is in use, or no family is of the policy's kind.
     """
-    save_policy(directory, policy, decoder, _carried(source), mtp=mtp)
-    if source is not None:
-        copy_tokenizer(Path(source), directory)
+    directory_of_source = None if source is None else Path(source)
+    fields = None if directory_of_source is None else public_config(directory_of_source)
+    save_policy(directory, policy, decoder, fields, mtp=mtp)
+    if directory_of_source is not None:
+        copy_tokenizer(directory_of_source, directory)
 
 
-def _carried(source: str | None) -> dict[str, Any] | None:
-    """Of the policy that a run started from, what its own config.json has beside the network's shape."""
-    if source is None:
-        return None
-    directory = Path(source)
-    if (directory / "params").is_dir():
-        return read_json(directory / CARRIED) if (directory / CARRIED).exists() else None
-    return carried_fields(read_json(directory / "config.json"))
+def made_for_distillation(policy: str | None, decoder: DecoderConfig, measured: HeldOutAcceptance) -> MadeFor:
+    """Return what a draft was made for that was distilled from `policy`, the directory of one or of a run."""
+    # At temperature 0 a run measures another acceptance than is measured here, that of the laws at temperature 1.
+    predicted = measured.predicted if measured.temperature > 0 else None
+    return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)

@@ -1,4 +1,4 @@
-"""What launch.distill says of a draft: on the console, and in distill.json."""
+"""The report of launch.distill: on the console, and in distill.json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,34 +8,36 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.distillation.acceptance import Acceptance, Counts
-from launch.distillation.break_even import Payback, best
+from launch.distillation.acceptance import DraftCounts, HeldOutAcceptance
+from launch.distillation.break_even import BreakEven, largest_saving
 from launch.distillation.trainer import Distillation
 
 
-def as_json(result: Distillation, acceptance: Sequence[Acceptance], paybacks: Sequence[Payback]) -> dict[str, Any]:
-    """All of it; the first of `acceptance` is at the run's own temperature."""
-    by_length = [payback.as_json() for payback in paybacks]
+def distillation_json(
+    result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven]
+) -> dict[str, Any]:
+    """Return what distill.json holds; the first of `acceptance` is at the run's own temperature."""
+    by_length = [at_length.to_json() for at_length in break_even]
     return {
         "vocabulary": vocabulary(result),
         "cost": asdict(result.cost),
-        "acceptance": [each.as_json() for each in acceptance],
-        "payback": best(paybacks).as_json() | {"by_length": by_length},
+        "acceptance": [each.to_json() for each in acceptance],
+        "payback": largest_saving(break_even).to_json() | {"by_length": by_length},
     }
 
 
 def vocabulary(result: Distillation) -> dict[str, Any] | None:
-    """The size of a reduced draft vocabulary, and the part of the answers' tokens within; else None."""
+    """Return the size of a reduced draft vocabulary and the share of the answers' tokens in it; None if it is full."""
     ids = getattr(result.drafter, "target_ids", None)
     if ids is None:
         return None
     return {"size": len(ids), "coverage": float(np.isin(result.answers.completions, ids).mean())}
 
 
-def print_report(
-    result: Distillation, acceptance: Sequence[Acceptance], paybacks: Sequence[Payback], console: Console
+def print_distillation(
+    result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven], console: Console
 ) -> None:
-    """Tables of acceptance, what it cost, and when that is paid for."""
+    """Print tables of acceptance, the cost, and when that is paid for."""
     own, cost = acceptance[0], result.cost
     title = f"held-out prompts at draft length {own.draft_length}: tokens a round (alpha), acceptance of each position"
     table = _table("temperature", title, own.counts)
@@ -54,20 +56,20 @@ def print_report(
         f"{cost.training_s:.1f} s for {cost.steps} steps over {cost.trained_tokens} tokens; "
         f"{cost.compile_s:.1f} s of both were compiling"
     )
-    console.print(str(best(paybacks)))
-    if len(paybacks) > 1:
-        each = ", ".join(f"{payback.draft_length}: {payback.saved_s[0]:.3g} s" for payback in paybacks)
+    console.print(largest_saving(break_even).describe())
+    if len(break_even) > 1:
+        each = ", ".join(f"{at_length.draft_length}: {at_length.saved_s[0]:.3g} s" for at_length in break_even)
         console.print(f"the best draft length of these, by what it saves: {each}")
 
 
-def _table(first: str, title: str, counts: Counts) -> Table:
+def _table(first: str, title: str, counts: DraftCounts) -> Table:
     positions = (f"pos {i + 1}" for i in range(len(counts.drafted)))
     names = (first, "sequences", "alpha", *positions, "predicted pos 1")
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     return Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
 
 
-def _row(counts: Counts) -> tuple[str, ...]:
+def _row(counts: DraftCounts) -> tuple[str, ...]:
     return str(counts.sequences), _show(counts.alpha, ".2f"), *map(_show, counts.rates)
 
 

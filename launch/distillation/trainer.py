@@ -1,4 +1,4 @@
-"""A draft distilled from the policy's own answers: they are generated in chunks, and it is trained between these."""
+"""Distil a draft from the policy's own answers, which are generated in chunks, with training between them."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptPipeline
-from launch.data.responses import Answers, join, of_rollout
+from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -28,14 +28,15 @@ PASSES = 4
 FIRST_STEP = -(2**30)
 
 Report = Callable[[str], None]
+Keep = Callable[[Answers], None]
 
 
 @dataclass
-class Cost:
-    """What a distillation took: seconds as a clock on the wall has them, compiling included.
+class DistillationCost:
+    """The wall-clock seconds of a distillation, compiling included, and the work done in them.
 
-    compile_s: how much of both was compiling, or reading what was compiled before.
-    answers:   how many. answer_tokens: tokens in them. trained_tokens: as often as they were trained on.
+    compile_s:      the part of both that was compiling, or reading what was compiled before.
+    answer_tokens:  tokens of all answers. trained_tokens: the same, as often as they were trained on.
     """
 
     generation_s: float = 0.0
@@ -49,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Distillation:
-    """What came of it: the draft's parameters, the drafter they are of, and the answers it learnt from.
+    """The distilled draft's parameters, the drafter they belong to, and the answers it learnt from.
 
     drafter: the run's own, or one of the vocabulary that the answers gave it.
     """
@@ -57,7 +58,7 @@ class Distillation:
     drafter: Drafter
     draft: PyTree
     answers: Answers
-    cost: Cost
+    cost: DistillationCost
 
 
 def check_distillation(experiment: Experiment, given: Answers | None = None) -> None:
@@ -86,7 +87,7 @@ def distill(
     given: Answers | None = None,
     own_vocabulary: bool = False,
     trained: bool = False,
-    keep: Callable[[Answers], None] | None = None,
+    keep: Keep | None = None,
 ) -> Distillation:
     """Train the draft of `params` on answers of the policy of `params`, which stays as it is.
 
@@ -99,38 +100,34 @@ def distill(
     The first answers are generated without the draft where it is random, the others with it as it is by then; their law
     is the same.
     """
-    cost, clock, chunks = Cost(), CompileClock(), _chunks(experiment)
+    cost, clock, chunks = DistillationCost(), CompileClock(), _chunks(experiment)
     answers, drafter = given, experiment.networks.drafter
     batches = enumerate(
         PromptPipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
     )
     known = trained or experiment.networks.draft_from is not None
-    generator = _Generator(experiment, drafter if known else NoDrafter(), report, cost)
+    generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
     if answers is None:
         answers = generator.answers(params, islice(batches, chunks[0]))
-        if keep is not None:
-            keep(answers)
     if own_vocabulary:
         drafter = with_vocabulary(experiment, answers)
     planned = sum(chunks) * _rows(experiment) if given is None else len(given)
     steps = experiment.config.distill.steps or -(-PASSES * planned // experiment.config.distill.batch_size)
-    trainer = _Trainer(experiment, drafter, params, steps, report, cost)
+    trainer = _DraftTrainer(experiment, drafter, params, steps, report, cost)
     if given is None:
         if not known:
-            generator = _Generator(experiment, drafter, report, cost)
+            generator = _AnswerGenerator(experiment, drafter, report, cost, keep)
         for number, rollouts in enumerate(chunks[1:], start=1):
             trainer.train(answers, steps * number // len(chunks))
             new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
-            if keep is not None:
-                keep(new)
-            answers = join([answers, new])
+            answers = join_answers([answers, new])
     trainer.train(answers, steps)
     cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
     return Distillation(drafter, trainer.draft, answers, cost)
 
 
 def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
-    """The run's drafter, its reduced vocabulary the stop tokens and what comes most often in the answers."""
+    """Return the run's drafter with a reduced vocabulary of the stop tokens and the most frequent of the answers'."""
     drafter = experiment.networks.drafter
     if not isinstance(drafter, HeadDrafter) or drafter.target_ids is None:
         return drafter
@@ -139,37 +136,47 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     return replace(drafter, target_ids=ids)
 
 
-class _Generator:
-    """The policy's answers to training prompts, drafted or, by `NoDrafter`, not."""
+class _AnswerGenerator:
+    """Generates the policy's answers to training prompts, with the drafter at the run's longest draft length."""
 
-    def __init__(self, experiment: Experiment, drafter: Drafter, report: Report, cost: Cost) -> None:
-        self._seed, self._report, self._cost = experiment.config.seed, report, cost
+    def __init__(
+        self, experiment: Experiment, drafter: Drafter, report: Report, cost: DistillationCost, keep: Keep | None
+    ) -> None:
+        self._seed, self._report, self._cost, self._keep = experiment.config.seed, report, cost, keep
         rollout = experiment.train.rollout
         length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
         config = replace(rollout, draft_length=length, draft_lengths=())
         self._generate = make_generate(experiment.networks.policy, drafter, config, experiment.mesh)
 
     def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
-        """Those to some batches of prompts, each with its number, which keys its noise."""
+        """Answer some batches of prompts, each with its number, which keys its noise."""
         start, parts, rounds = time.perf_counter(), [], 0
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
-            parts.append(of_rollout(prompts, rollout))
+            parts.append(answers_of(prompts, rollout))
             assert rollout.row_rounds is not None
             rounds += int(np.sum(rollout.row_rounds))
-        answers, seconds = join(parts), time.perf_counter() - start
+        answers, seconds = join_answers(parts), time.perf_counter() - start
         self._cost.generation_s += seconds
         tokens = len(answers.completions)
         alpha = (tokens - len(answers)) / max(rounds, 1)
+        if self._keep is not None:
+            self._keep(answers)
         self._report(f"{len(answers)} answers of {tokens} tokens in {seconds:.1f} s, {alpha:.2f} tokens a round")
         return answers
 
 
-class _Trainer:
-    """The draft as it learns."""
+class _DraftTrainer:
+    """Trains the draft of `params` for up to `steps` steps."""
 
     def __init__(
-        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, report: Report, cost: Cost
+        self,
+        experiment: Experiment,
+        drafter: Drafter,
+        params: Params,
+        steps: int,
+        report: Report,
+        cost: DistillationCost,
     ) -> None:
         config = experiment.config
         optimizer = make_optimizer(config.draft_optimizer, steps)
@@ -189,11 +196,11 @@ class _Trainer:
 
     @property
     def draft(self) -> PyTree:
-        """Its parameters, which the next step takes over."""
+        """The draft's parameters; the next step donates them."""
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:
-        """Steps on rows of `answers`, up to step `until` of all."""
+        """Train on rows of `answers` up to step `until`, counted over all calls."""
         start, metrics = time.perf_counter(), None
         for number in range(self._cost.steps, until):
             batch = answers.draw(self._rows, self._seed, number)
@@ -211,12 +218,12 @@ class _Trainer:
 
 
 def _rows(experiment: Experiment) -> int:
-    """Answers that a rollout of the run has."""
+    """Return the number of answers of one rollout of the run."""
     return experiment.config.data.prompts * experiment.config.rollout.group_size
 
 
 def _chunks(experiment: Experiment) -> list[int]:
-    """Rollouts in each chunk, the fewest in the first."""
+    """Return the number of rollouts in each chunk, the fewest in the first."""
     options = experiment.config.distill
     rollouts = -(-options.answers // _rows(experiment))
     chunks = min(options.chunks, rollouts)

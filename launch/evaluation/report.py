@@ -1,6 +1,6 @@
-"""What the completions of a set of problems come to, as a table and as JSON."""
+"""The results of a set of problems, as a table and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ from rich.table import Column, Table
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.statistics import INTERVAL, Estimate, majority_at_k, over_prompts, pass_at_k
-from launch.rewards.final_answers import FinalAnswer
 
 
 @dataclass(frozen=True)
 class SetReport:
-    """Of one set.
+    """The results of one set.
 
     measures:          by name, `accuracy`, `pass@k`, `majority@k`.
     unscored:          completions that could not be scored; they count as wrong.
@@ -35,20 +34,20 @@ class SetReport:
     acceptance_length: float | None
     tokens_per_s: float
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Every field, the measures with their intervals by name."""
         return asdict(self) | {"measures": {name: measure._asdict() for name, measure in self.measures.items()}}
 
 
-def report(
+def set_report(
     name: str,
     parts: Sequence[Sampled],
     samples: int,
     counts: Sequence[int],
     tokenizer: Tokenizer,
-    final_answer: FinalAnswer | None,
+    final_answer: Callable[[str], str | None] | None,
 ) -> SetReport:
-    """Of all the `parts` of a set. counts: the k's beside the accuracy."""
+    """Summarize all `parts` of a set. counts: the k's above 1."""
     correct, value, lengths, stopped = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
     )
@@ -73,8 +72,8 @@ def report(
     )
 
 
-def print_report(result: SetReport, draft_length: int, console: Console) -> None:
-    """The table of a set, and the lines below it."""
+def print_set(result: SetReport, draft_length: int, console: Console) -> None:
+    """Print the table of a set, and the lines below it."""
     columns = Column(result.name), Column("", justify="right"), Column("95% interval", justify="right")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for name, (value, low, high) in result.measures.items():
@@ -91,7 +90,7 @@ def print_report(result: SetReport, draft_length: int, console: Console) -> None
     )
 
 
-def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: FinalAnswer) -> list[str | None]:
+def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: Callable[[str], str | None]) -> list[str | None]:
     """Of each completion, where it needs one to be told from others: right ones are all the same."""
     rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
     return [

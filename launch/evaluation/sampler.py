@@ -16,7 +16,7 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
-from specjax.types import Params, Policy, Prompts
+from specjax.types import Params, Policy, Prompts, Rollout
 
 Evaluate = Callable[[Params], float]
 # The step that keys the noise, which no training step has.
@@ -25,7 +25,7 @@ STEP = -1
 
 @dataclass(frozen=True)
 class Sampled:
-    """Completions of a batch of prompts, those of a prompt one behind the other, without filler.
+    """Completions of a batch of prompts, grouped by prompt, without filler.
 
     ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
     value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
@@ -43,43 +43,53 @@ class Sampled:
 
 
 def at_one_length(config: RolloutConfig, drafter: Drafter) -> RolloutConfig:
-    """A rollout as it is outside of training, at `draft_length` in every phase; any has the same law.
+    """Return the rollout as it is outside of training, at `draft_length` in every phase; any has the same law.
 
-    Where a run chooses among several, its choice is for other batches than these. It may choose 0 for want of a draft,
-    whatever `draft_length` says.
+    A run that chooses among several chooses for other batches than these. Without a draft the length is 0.
     """
     return replace(config, draft_length=0 if isinstance(drafter, NoDrafter) else config.draft_length, draft_lengths=())
 
 
-def prompts_a_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
-    """How many of the prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
+def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
+    """Return how many prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
     shards = batch_shards(mesh)
     return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
 
 
 class Sampler:
-    """Called with parameters, a jitted reward and prompts, samples and scores; rows with an id below 0 are filler.
+    """Samples completions and scores them: (parameters, jitted reward, prompts) -> Sampled, without filler.
 
-    The noise is that of (seed, -1) at every call: two calls differ by their parameters and prompts alone.
+    The noise is that of (seed, step) at every call: two calls differ by their parameters and prompts alone.
     `draft_length` is the one that it samples at.
     """
 
     def __init__(
-        self, policy: Policy, drafter: Drafter, config: RolloutConfig, samples: int, seed: int, mesh: Mesh
+        self,
+        policy: Policy,
+        drafter: Drafter,
+        config: RolloutConfig,
+        samples: int,
+        seed: int,
+        mesh: Mesh,
+        step: int = STEP,
     ) -> None:
         config = replace(at_one_length(config, drafter), group_size=samples)
         self.draft_length = config.draft_length
         self._generate = make_generate(policy, drafter, config, mesh)
-        self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, STEP)
+        self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, step)
         self._compiling = CompileClock()
 
-    def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
+    def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
+        """Return the rollout, and the seconds it took without compiling."""
         # What a drafter remembers it knows by the ids of other prompts.
         params = replace(params, memory=())
         self._compiling.lap()
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
-        seconds = time.perf_counter() - start - self._compiling.lap()
+        return rollout, time.perf_counter() - start - self._compiling.lap()
+
+    def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
+        rollout, seconds = self.generate(params, prompts)
         with jax.set_mesh(self._mesh):
             reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
         ids = np.repeat(prompts.id, self._samples)
@@ -118,7 +128,7 @@ def make_evaluate(
     seed: int,
     mesh: Mesh,
 ) -> Evaluate:
-    """params -> the fraction of correct completions over `samples` of every prompt; rows with an id below 0 are filler.
+    """Return params -> the fraction of correct completions over `samples` of every prompt, filler left out.
 
     A completion that could not be scored counts as wrong.
     """

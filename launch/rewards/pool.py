@@ -28,6 +28,11 @@ CHUNK = 8  # samples a worker takes at a time; the others of a chunk wait where 
 Sample = tuple[str, str]
 
 
+def pattern_of(config: RewardConfig, scorer: str) -> str | None:
+    """Return the regular expression that `load_scorer` takes for that scorer."""
+    return {"regex": config.pattern, "format": config.format}.get(scorer)
+
+
 class RewardPool:
     """Processes that score completions against answers.
 
@@ -45,8 +50,7 @@ class RewardPool:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        patterns = {"regex": config.pattern, "format": config.format}
-        scorers = json.dumps(self.scorers), json.dumps(patterns)
+        scorers = json.dumps([(name, pattern_of(config, name)) for name in self.scorers])
         self._workers = [
             _Worker(scorers, config.time_limit_s, self._chunks, self._closing) for _ in range(config.workers)
         ]
@@ -121,11 +125,7 @@ class _Worker(threading.Thread):
     """
 
     def __init__(
-        self,
-        scorers: tuple[str, str],
-        time_limit_s: float,
-        chunks: "queue.SimpleQueue[_Chunk | None]",
-        closing: threading.Event,
+        self, scorers: str, time_limit_s: float, chunks: "queue.SimpleQueue[_Chunk | None]", closing: threading.Event
     ) -> None:
         super().__init__(daemon=True, name="reward worker")
         self.problem: Future[str | None] = Future()
@@ -176,7 +176,7 @@ class _Worker(threading.Thread):
         self._discard()
         self._pipe, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-P", "-m", "launch.rewards.worker", *self._scorers, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "launch.rewards.worker", self._scorers, str(theirs.fileno())]
             # A session of its own: Ctrl-C is for the launcher alone, and a kill reaches what the scorer started.
             self._process = subprocess.Popen(
                 command,

@@ -1,7 +1,7 @@
 """The reward function that a run's configuration names."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.pool import RewardPool
+from launch.rewards.pool import RewardPool, pattern_of
+from launch.rewards.scorers import load_scorer
 from specjax.rewards import RewardFn, host_reward
 from specjax.types import Prompts, Reward, Rollout
 
@@ -20,6 +21,26 @@ logger = logging.getLogger(__name__)
 def make_pool(config: RewardConfig) -> RewardPool | None:
     """The scorer processes, or None where the reward is traced."""
     return None if config.scorer == TRACED else RewardPool(config)
+
+
+def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
+    """Return the scorer's `final_answer`; None if it has no notion of an answer.
+
+    It runs in this process and without a time limit: call it on completions that were scored. A completion at which it
+    raises gives no answer.
+    """
+    name = "exact" if config.scorer == TRACED else config.scorer
+    final_answer = load_scorer(name, pattern_of(config, name)).final_answer
+    if final_answer is None:
+        return None
+
+    def answer_or_none(completion: str) -> str | None:
+        try:
+            return final_answer(completion)
+        except Exception:
+            return None
+
+    return answer_or_none
 
 
 def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, mesh: Mesh) -> RewardFn:

@@ -64,7 +64,7 @@ def resumes(config: RunConfig) -> bool:
     return config.resume and bool(saved_steps(_existing(config) / CHECKPOINTS))
 
 
-def params_of(checkpoint: str | None, setup: Setup, which: Which = "newest") -> Params:
+def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
     """Those that `restore_params` reads, or the networks as the recipe starts them."""
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 

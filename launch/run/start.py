@@ -14,7 +14,8 @@ from launch.build.state import fresh_state
 from launch.cli.errors import ConfigError
 from launch.comparison.best_plans import check_plans
 from launch.costs.cost_table import CostTable, load_cells
-from launch.data.batches import PromptPipeline, check_supervised
+from launch.data.batches import PromptPipeline
+from launch.data.supervised import check_supervised
 from launch.distillation.trainer import check_distillation, distill
 from launch.evaluation.sampler import Evaluate
 from launch.run.supervised_warmup import warm_up

@@ -8,8 +8,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.schema import WarmupConfig
-from launch.data.batches import SupervisedBatch, supervised_batch
 from launch.data.problems import Problem
+from launch.data.supervised import SupervisedBatch, supervised_batch
 from launch.data.tokenizers import Tokenizer
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.parallel.mesh import BATCH_AXES, finished

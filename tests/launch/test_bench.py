@@ -103,8 +103,8 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     assert (reached > 200).all()
     np.testing.assert_array_less(np.abs(accepted / reached - rate), error)
     # And at another rate, the same program.
-    assert generation.measure(0.0).alpha == 1.0
-    assert generation.measure(1.0).alpha > k
+    assert generation.measure(0.0).acceptance_length == 1.0
+    assert generation.measure(1.0).acceptance_length > k
 
 
 @pytest.mark.slow

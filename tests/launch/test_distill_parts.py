@@ -10,11 +10,12 @@ import numpy as np
 from launch.build.draft_vocabulary import most_frequent
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
+from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
-from launch.data.responses import Answers, answers_file, join, load_answers, of_rollout
+from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
 from launch.data.tokenizers import CharacterTokenizer
-from launch.distillation.acceptance import bucket_of, count
-from launch.distillation.break_even import Payback, best
+from launch.distillation.acceptance import count_drafts, length_buckets
+from launch.distillation.break_even import BreakEven, largest_saving
 from specjax.types import Rollout
 
 
@@ -25,11 +26,12 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     rng, lengths = np.random.default_rng(0), np.array([3, 1, 5, 4, 2, 5], np.int32)
     tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
     prompts = table.batch(np.array([2, 0, 1]))
-    made = of_rollout(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
+    made = answers_of(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
     (tmp_path / "answers.jsonl").write_text("what an earlier run has left")
-    append = answers_file(tmp_path / "answers.jsonl", problems, tokenizer)
+    file = JsonLinesWriter("save_responses", tmp_path / "answers.jsonl")
     for rows in (slice(2), slice(2, 6)):
-        append(Answers(*(getattr(made, field.name)[rows] for field in fields(Answers))))
+        part = Answers(*(getattr(made, field.name)[rows] for field in fields(Answers)))
+        file.append(answer_records(part, problems, tokenizer))
     read, dropped = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
     assert dropped == 0
     for step in range(3):
@@ -42,7 +44,7 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
         expected = [*prompt, *tokens[row, :length].tolist()]
         assert made.tokens[row].tolist() == expected + [0] * (13 - len(expected))
         assert made.batch(np.array([row, -1])).completion.sum() == length
-    whole, twice = list(made.in_batches(4)), join([made, made])
+    whole, twice = list(made.in_batches(4)), join_answers([made, made])
     assert [int(batch.completion.sum()) for batch in whole] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
     assert len(twice) == 12 and len(twice.completions) == 2 * lengths.sum()
 
@@ -76,24 +78,21 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
         drafted=jnp.array([same, same, [2, 2, 1], filler]),
         accepted=jnp.array([same, same, [2, 2, 1], filler]),
     )
-    whole = count(rollout, np.array([True, True, False, False]))
+    whole = count_drafts(rollout, np.array([True, True, False, False]))
     assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
     assert whole.rates == (1, 1, 1) and whole.alpha == 1 + sum(whole.rates) == 4
-    cut = count(rollout, np.array([False, False, True, False]))
+    cut = count_drafts(rollout, np.array([False, False, True, False]))
     assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
-    assert count(rollout, np.zeros(4, bool)).alpha is None
-
-
-def test_buckets_of_lengths():
-    assert bucket_of(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
+    assert count_drafts(rollout, np.zeros(4, bool)).alpha is None
+    assert length_buckets(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
 
 
 def test_when_it_is_paid_for():
-    payback = Payback([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert payback.steps == 11 and payback.as_json()["counted"] == "rollouts"
-    assert "are paid for after 11 steps, of which rollouts alone are counted" in str(payback)
-    slower = Payback([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
-    assert best([slower, payback, slower]) is payback and "at draft length 3" in str(payback)
-    assert slower.steps is None and "never pays for itself" in str(slower)
-    doubtful = Payback([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
-    assert doubtful.steps is not None and "not certain" in str(doubtful)
+    paying = BreakEven([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
+    assert paying.steps == 11 and paying.to_json()["counted"] == "rollouts"
+    assert "are paid for after 11 steps, of which rollouts alone are counted" in paying.describe()
+    slower = BreakEven([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
+    assert largest_saving([slower, paying, slower]) is paying and "at draft length 3" in paying.describe()
+    assert slower.steps is None and "never pays for itself" in slower.describe()
+    doubtful = BreakEven([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
+    assert doubtful.steps is not None and "not certain" in doubtful.describe()

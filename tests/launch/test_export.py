@@ -108,21 +108,17 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: no checkpoints there"),
-        ({"--dialect": "specforge"}, "dialect = specforge: for part draft alone"),
-        ({"--verifier": "me"}, "verifier = me: for dialect speculators alone"),
-        (MTP | {"--part": "draft"}, "draft.kind = mtp: has no format to be saved in by itself"),
-        ({"--part": "draft", "--dialect": "specforge"}, "specforge cannot name the entry of layer 0, speculators can"),
+        ({"--out": None}, "out = None: "),
+        ({"--out": "."}, "out = .: exists"),
+        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
+        ({"--dialect": "specforge"}, "dialect = specforge: "),
+        ({"--verifier": "me"}, "verifier = me: "),
+        (MTP | {"--part": "draft"}, "draft.kind = mtp: "),
+        ({"--part": "draft", "--dialect": "specforge"}, "dialect = specforge: feature_layers = (0, 1): "),
     ],
 )
-def test_refusals(refusal: Refusal, shrunk: Options, options: Options, message: str):
-    own = {"--checkpoint": "run", "--out": "out"}
-    assert message in refusal(launch.export.main, argv("gsm8k", shrunk | own | options))
-
-
-def test_it_writes_over_nothing(refusal: Refusal, shrunk: Options, tmp_path: Path):
+def test_refusals(refusal: Refusal, shrunk: Options, tmp_path: Path, options: dict[str, Any], message: str):
     (tmp_path / "kept").touch()
-    own = {"--checkpoint": "run", "--out": str(tmp_path)}
-    said = refusal(launch.export.main, argv("gsm8k", shrunk | own))
-    assert said == f"out = {tmp_path}: exists and is not an empty directory"
-    assert refusal(launch.export.main, argv("gsm8k", shrunk | {"--checkpoint": "run"})).startswith("out = None: must")
+    given = shrunk | {"--checkpoint": "run", "--out": "out"} | options
+    given = {name: value for name, value in given.items() if value is not None}
+    assert message in refusal(launch.export.main, argv("gsm8k", given))

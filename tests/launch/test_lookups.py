@@ -124,7 +124,13 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
 
         return generate
 
-    experiment = build_experiment(replace(CONFIG, draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history"))))
+    experiment = build_experiment(
+        replace(
+            CONFIG,
+            draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history")),
+            speedup=SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2),
+        )
+    )
     policy, drafter, params = experiment.networks.policy, experiment.networks.drafter, experiment.networks.params
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", watched)
     monkeypatch.setattr(launch.comparison.best_plans, "per_shard", watched)
@@ -134,7 +140,6 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(Enough):
         evaluate(params)
-    options = SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2)
     with pytest.raises(Enough):
-        launch.comparison.best_plans.compare_plans(policy, drafter, params, CONFIG.rollout, table, options, mesh)
+        launch.comparison.best_plans.compare_plans(experiment, params)
     assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(experiment.problems.train)

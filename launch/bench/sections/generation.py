@@ -15,7 +15,7 @@ from launch.bench.presets import LongTail, Preset
 from launch.bench.report import Row, Section, ratio
 from launch.bench.rounds import NO_ROOM, where_it_fits
 from launch.bench.stubs import forced_rollout
-from launch.comparison.best_plans import Measurement
+from launch.costs.rollout_timer import RolloutTime
 from launch.timing import in_turns
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
@@ -59,14 +59,14 @@ class Generation:
         args = self._params, self._prompts if prompts is None else prompts, jnp.float32(rate)
         return jax.block_until_ready(self._program(*args))
 
-    def measure(self, rate: float = 0.0) -> Measurement:
+    def measure(self, rate: float = 0.0) -> RolloutTime:
         start = time.perf_counter()
         rollout = self.generate(rate)
         taken = time.perf_counter() - start
         assert rollout.row_rounds is not None and rollout.loop_rounds is not None
         lengths, verifications = np.asarray(rollout.lengths), int(jnp.sum(rollout.row_rounds))
         alpha = (lengths.sum() - len(lengths)) / max(verifications, 1)
-        return Measurement(lengths, float(alpha), taken, int(jnp.sum(rollout.loop_rounds)))
+        return RolloutTime(lengths, float(alpha), taken, int(jnp.sum(rollout.loop_rounds)))
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
@@ -87,7 +87,7 @@ def speedups(
     Where rates are None, sampling is as in training, and acceptance the drafter's own.
     """
     plain = Generation(networks, prompts, replace(config, draft_length=0), forced=False)
-    runs: dict[tuple[int, float | None], Callable[[], Measurement]] = {(0, None): plain.measure}
+    runs: dict[tuple[int, float | None], Callable[[], RolloutTime]] = {(0, None): plain.measure}
     compile_seconds = {}
     for k in preset.draft_lengths:
         program = Generation(networks, prompts, replace(config, draft_length=k), forced=rates is not None)
@@ -97,8 +97,8 @@ def speedups(
     base = measured.pop((0, None))
     rows = []
     for (k, rate), seen in measured.items():
-        alpha = seen[0].alpha
-        cost = ratio([x.seconds_a_round for x in seen], [x.seconds_a_round for x in base])
+        alpha = seen[0].acceptance_length
+        cost = ratio([x.seconds_per_round for x in seen], [x.seconds_per_round for x in base])
         rows.append({
             "k": k,
             "rate": rate,

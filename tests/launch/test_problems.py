@@ -1,10 +1,14 @@
+"""Problems: from files, and the built-in sums."""
+
 import os
 from pathlib import Path
 
 import pytest
 
 from launch.cli.errors import ConfigError
+from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, load_jsonl, split
+from launch.rewards.scorers import load_scorer
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SPECJAX_DATA names one")
@@ -16,19 +20,14 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def test_fields_become_text(tmp_path: Path):
-    path = write(tmp_path / "a.jsonl", '{"q": "é?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', "")
-    assert load_jsonl(path, "q", "a") == [Problem(prompt="é?", answer="7"), Problem(prompt="x", answer="0")]
+    """Lines end at newlines only; the answer follows the last marker."""
+    path = write(
+        tmp_path / "a.jsonl", '{"q": "é\u2028?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', ""
+    )
+    assert load_jsonl(path, "q", "a") == [Problem(prompt="é\u2028?", answer="7"), Problem(prompt="x", answer="0")]
     assert [problem.solution for problem in load_jsonl(path, "q", "a", "s")] == ["3+4", "1.5"]
-
-
-def test_the_answer_follows_the_last_marker(tmp_path: Path):
-    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "#### 3 is wrong\\n#### 72"}')
+    path = write(tmp_path / "b.jsonl", '{"q": "x", "a": "#### 3 is wrong\\n#### 72"}')
     assert load_jsonl(path, "q", "a", answer_after="####")[0].answer == "72"
-
-
-def test_lines_end_at_newlines_only(tmp_path: Path):
-    path = write(tmp_path / "a.jsonl", '{"q": "one\u2028two", "a": "1"}')
-    assert load_jsonl(path, "q", "a")[0].prompt == "one\u2028two"
 
 
 @pytest.mark.parametrize(
@@ -77,15 +76,43 @@ def test_split_never_overlaps():
 
 
 @needs_data
-def test_gsm8k():
+def test_real_problems():
     problems = load_jsonl(DATA / "gsm8k" / "test.jsonl", "question", "answer", answer_after="####")
     assert len(problems) == 1319
     assert problems[0].prompt.startswith("Janet") and problems[0].answer == "18"
     assert all(problem.answer.replace(",", "").lstrip("-").replace(".", "").isdigit() for problem in problems)
-
-
-@needs_data
-def test_aime():
     problems = load_jsonl(DATA / "aime24" / "test.jsonl", "problem", "answer")
     assert problems[0].answer == "204"
     assert all(0 <= int(problem.answer) <= 999 for problem in problems)
+
+
+def test_sums_are_right_distinct_and_by_the_seed():
+    exact = load_scorer("exact")
+    problems = arithmetic(seed=0, count=200, min_terms=2, max_terms=4, max_value=12)
+    for problem in problems:
+        terms = [int(term) for term in problem.prompt.removesuffix("=").split("+")]
+        assert 2 <= len(terms) <= 4 and all(1 <= term <= 12 for term in terms)
+        assert problem.answer == str(sum(terms)) and problem.solution is not None
+        *steps, last = problem.solution.split("\n")
+        assert last == f"#{sum(terms)}"
+        assert steps == [f"{sum(terms[:i])}+{terms[i]}={sum(terms[: i + 1])}" for i in range(1, len(terms))]
+        assert exact.score(problem.solution, problem.answer) == 1.0
+    assert {problem.prompt.count("+") for problem in problems} == {1, 2, 3}
+    assert problems == arithmetic(0, 200, 2, 4, 12) != arithmetic(1, 200, 2, 4, 12)
+    every = arithmetic(seed=0, count=9 + 27, min_terms=2, max_terms=3, max_value=3)
+    assert len({problem.prompt for problem in every}) == 36
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ((37, 2, 3, 3), "problems = 37: must be between 1 and 36"),
+        ((0, 2, 3, 3), "problems = 0: "),
+        ((1, 1, 3, 3), "min_terms = 1: must be at least 2"),
+        ((1, 3, 2, 3), "min_terms = 3: must be at least 2, and at most max_terms = 2"),
+        ((1, 2, 2, 0), "max_value = 0: "),
+    ],
+)
+def test_bad_bounds_are_config_errors(bounds: tuple[int, ...], message: str):
+    with pytest.raises(ConfigError, match=f"^data.arithmetic.{message}"):
+        arithmetic(0, *bounds)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.comparison.best_plans import SCREENED, Measurement, Program, best_against_best, tail_of
+from launch.comparison.best_plans import SCREENED, PhasedRollout, best_against_best, tail_of
+from launch.costs.rollout_timer import RolloutTime
 from specjax import MeshConfig, NoDrafter, Params, Prompts, RolloutConfig, make_mesh
 from specjax.testing import tiny_policy
 
@@ -37,35 +38,32 @@ class Fake:
         self.draft_lengths, self.speeds, self.phases = draft_lengths, speeds, [SimpleNamespace(slots=4)] * 2
         self.asked: list[tuple[tuple[int, ...], int]] = []
 
-    def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+    def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
         self.asked.append((draft_lengths, turn))
         drafted = max(draft_lengths) > 0
         seconds = 60 / (self.speeds[draft_lengths] * 1.1**turn)
-        return Measurement(np.array([10, 20, 30]), 2.0 if drafted else 1.0, seconds, 15 if drafted else 30)
+        return RolloutTime(np.array([10, 20, 30]), 2.0 if drafted else 1.0, seconds, 15 if drafted else 30)
 
 
 def test_the_best_plan_of_each_kind_is_measured_in_turns_that_did_not_choose_it():
     plain: Any = [Fake((0,), {(0, 0): 90.0}), Fake((0,), {(0, 0): 100.0})]
-    drafting: Any = [
-        Fake((0, 3), {(0, 3): 180.0, (3, 3): 120.0}),
-        Fake((0, 3), {(0, 3): 150.0, (3, 3): 170.0}),
-    ]
+    drafting: Any = [Fake((0, 3), {(0, 3): 180.0, (3, 3): 120.0}), Fake((0, 3), {(0, 3): 150.0, (3, 3): 170.0})]
     found = best_against_best(plain, drafting, repeats=3)
-    assert found.plain.program is plain[1] and found.speculative.program is drafting[0]
+    assert found.plain.rollout is plain[1] and found.speculative.rollout is drafting[0]
     assert found.speculative.draft_lengths == (0, 3)
-    assert found.speedup == pytest.approx((1.8, 1.8, 1.8)) and found.alpha == 2.0
+    assert found.speedup == pytest.approx((1.8, 1.8, 1.8)) and found.acceptance_length == 2.0
     # A round is held against one of the same slots: 60 tokens at 180/s in 15 rounds over 60 at 90/s in 30.
     assert found.cost == pytest.approx((60 / 180 / 15) / (60 / 90 / 30))
     assert found.plain_tokens_per_s == pytest.approx(110) and found.lengths.tolist() == [[10, 20, 30]] * 3
-    for program in drafting:
-        screened = [turn for _, turn in program.asked[: 2 * SCREENED]]
+    for rollout in drafting:
+        screened = [turn for _, turn in rollout.asked[: 2 * SCREENED]]
         assert sorted(set(screened)) == [3 + turn for turn in range(SCREENED)]
     assert [turn for _, turn in drafting[0].asked[2 * SCREENED :]] == [0, 1, 2] and not plain[0].asked[SCREENED + 3 :]
 
 
 def test_a_machine_that_slows_down_does_not_choose_the_plan():
     class Slowing(Fake):
-        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
             measured = super().measure(draft_lengths, turn)
             return replace(measured, seconds=measured.seconds * 1.1 ** len(self.asked))
 
@@ -77,7 +75,7 @@ def test_a_machine_that_slows_down_does_not_choose_the_plan():
 
 def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
     class Bimodal(Fake):
-        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> Measurement:
+        def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
             measured = super().measure(draft_lengths, turn)
             return replace(measured, seconds=60 / (150 if draft_lengths == (3, 3) else 120 if turn % 8 < 5 else 400))
 
@@ -98,8 +96,8 @@ def test_parameters_are_prepared_anew_before_every_pass_of_one_program():
 
     prompts = Prompts(jnp.ones((2, 3), jnp.int32), jnp.full(2, 3, jnp.int32), jnp.arange(2, dtype=jnp.int32))
     config = RolloutConfig(group_size=2, max_new_tokens=4, draft_lengths=(0,))
-    program = Program(policy, NoDrafter(), prepared, config, [prompts], make_mesh(MeshConfig(1, 1, 1)))
-    assert calls == 1
-    first, again = program.measure((0,), 0), program.measure((0,), 0)
-    assert calls == 3 and first.lengths.shape == (4,) and first.trips == 3
+    rollout = PhasedRollout(policy, NoDrafter(), prepared, config, [prompts], make_mesh(MeshConfig(1, 1, 1)))
+    before = calls
+    first, again = rollout.measure((0,), 0), rollout.measure((0,), 0)
+    assert calls == before + 2 and first.lengths.shape == (4,) and first.rounds == 3
     np.testing.assert_array_equal(first.lengths, again.lengths)

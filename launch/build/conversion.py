@@ -1,0 +1,162 @@
+"""Policies and drafts from public layouts to ours, and back.
+
+A policy in our layout is `config.json` (the decoder's shape), `params/` (Orbax) and, if the policy has an MTP head,
+`mtp/`. Tokenizer files are copied both ways, and so are the fields of Hugging Face's `config.json` that the decoder has
+no use for, token ids above all, in `huggingface.json`.
+
+A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish it. Its whole `config.json` is kept, and in
+`huggingface.safetensors` the maps of its vocabulary and a copy of the embedding if there are any, so that it comes back
+as it was. So is `made_for.json`, which says what a draft or a policy with a head was made for.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from launch.data.tokenizers import copy_tokenizer
+from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
+from models.checkpoints.made_for import read_made_for, state_made_for
+from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
+from models.config import Dtype
+from models.files import CARRIED, new_directory, read_json, write_json
+from models.hf.config import carried_fields, read_hf_config
+from models.hf.eagle3_dialects import dialect_of, stating_dtype
+from models.hf.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
+from models.hf.load import load_policy
+from models.hf.mtp_files import load_mtp, save_mtp
+from models.hf.save import save_policy
+from models.params import cast
+from specjax.parallel.mesh import MeshConfig, make_mesh
+
+
+@dataclass(frozen=True)
+class ConvertArgs:
+    """Convert a policy or an EAGLE-3 draft from its public layout to ours, or back: whichever SOURCE is not."""
+
+    source: tyro.conf.Positional[Path]
+    """The policy or draft to read."""
+    out: tyro.conf.Positional[Path]
+    """The directory to write; new or empty."""
+    feature_layers: tuple[int, ...] | None = None
+    """A policy to ours: the layers on whose entry the drafter reads; EAGLE-3's 2, L/2 and L-3 by default."""
+    param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
+    """The dtype to convert parameters to."""
+    max_file_bytes: int = 5_000_000_000
+    """A policy to Hugging Face: beyond it the safetensors are split over several files."""
+    dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
+    """A draft from ours: whose layout to write. SGLang reads specforge, vLLM both."""
+    verifier: str | None = None
+    """A draft to speculators: the name or path of its policy, for the file to state."""
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """The dtype to convert to, None to keep it."""
+        return None if self.param_dtype == "kept" else self.param_dtype
+
+
+def convert(args: ConvertArgs) -> str:
+    """Convert the source, by its config.json, and return the name of the layout it was written in.
+
+    Raises ValueError, OSError or ImportError for whatever is wrong with the options, the source or the output.
+    """
+    fields = read_json(args.source / "config.json")
+    if "kind" in fields:
+        run, layout = export_draft, "public draft"
+    elif dialect_of(fields):
+        run, layout = import_draft, "our draft"
+    elif "model_type" in fields:
+        run, layout = import_policy, "our"
+    else:
+        run, layout = export_policy, "Hugging Face"
+    for name, (only, source) in _ONLY_FOR.items():
+        value, default = getattr(args, name), ConvertArgs.__dataclass_fields__[name].default
+        if run is not only and value != default:
+            raise ValueError(f"{name} = {value}: for {source} alone")
+    run(args)
+    return layout
+
+
+def import_policy(args: ConvertArgs) -> None:
+    """Convert a policy from Hugging Face's layout to ours."""
+    config, mesh = read_hf_config(args.source, args.feature_layers), make_mesh(MeshConfig())
+    with new_directory(args.out) as out:
+        params = load_policy(args.source, config, mesh, args.dtype)
+        head = load_mtp(args.source, config, mesh, args.dtype)
+        if args.dtype:
+            config = dataclasses.replace(config, param_dtype=args.dtype)
+        save_policy_checkpoint(out, params, config)
+        if head:
+            save_mtp(out, head)
+        write_json(out / CARRIED, public_config(args.source) or {})
+        _copy_beside(args.source, out)
+
+
+def export_policy(args: ConvertArgs) -> None:
+    """Convert a policy from our layout to Hugging Face's."""
+    with new_directory(args.out) as out:
+        mesh = make_mesh(MeshConfig())
+        config, params = load_policy_checkpoint(args.source, mesh)
+        head = load_mtp(args.source, config, mesh, args.dtype)
+        save_policy(out, cast(params, args.dtype), config, public_config(args.source), args.max_file_bytes, head)
+        _copy_beside(args.source, out)
+
+
+def import_draft(args: ConvertArgs) -> None:
+    """Convert a draft from a public dialect to our layout."""
+    with new_directory(args.out) as out:
+        config, params, ids, layers = load_eagle3(args.source, make_mesh(MeshConfig()), args.dtype)
+        fields = read_json(args.source / "config.json")
+        if args.dtype:
+            config = dataclasses.replace(config, param_dtype=args.dtype)
+            fields = stating_dtype(fields, args.dtype)
+        save_draft_checkpoint(out, params, config, ids, layers)
+        write_json(out / CARRIED, fields)
+        write_carried(out, carried_tensors(args.source, args.dtype) or {})
+        state_made_for(out, read_made_for(args.source))
+
+
+def export_draft(args: ConvertArgs) -> None:
+    """Convert a draft from our layout to a public dialect."""
+    if args.dialect == "unsaid":
+        raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
+    if args.verifier is not None and args.dialect != "speculators":
+        raise ValueError(f"verifier = {args.verifier}: for dialect speculators alone")
+    draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
+    draft = draft._replace(params=cast(draft.params, args.dtype))
+    fields = public_config(args.source)
+    if fields is not None and args.dtype is not None:
+        fields = stating_dtype(fields, args.dtype)
+    if fields is not None and args.verifier is not None:
+        stated = fields.get("speculators_config") or {}
+        verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
+        fields = fields | {"speculators_config": stated | {"verifier": verifier}}
+    save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
+    state_made_for(args.out, read_made_for(args.source))
+
+
+def public_config(source: Path) -> dict[str, Any] | None:
+    """Return the fields of the public config.json that the network's shape does not say; None if none were kept.
+
+    source: a policy in either layout, or a draft in ours.
+    """
+    if (source / "params").is_dir():
+        return read_json(source / CARRIED) if (source / CARRIED).exists() else None
+    return carried_fields(read_json(source / "config.json"))
+
+
+def _copy_beside(source: Path, out: Path) -> None:
+    state_made_for(out, read_made_for(source))
+    copy_tokenizer(source, out)
+
+
+# Options for one conversion, and what its source is.
+_ONLY_FOR: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
+    "feature_layers": (import_policy, "a policy to our layout"),
+    "max_file_bytes": (export_policy, "a policy of ours"),
+    "dialect": (export_draft, "a draft of ours"),
+    "verifier": (export_draft, "a draft of ours"),
+}

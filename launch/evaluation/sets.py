@@ -1,0 +1,106 @@
+"""Sets of problems: read, sampled from, scored and reported one after the other."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from configs.schema import RunConfig
+from launch.build.experiment import Experiment
+from launch.build.networks import build_problems, load_problems
+from launch.cli.errors import ConfigError
+from launch.data.batches import PromptTable, fixed_batches
+from launch.data.json_lines import JsonLinesWriter
+from launch.data.problems import Problem
+from launch.data.tokenizers import Tokenizer
+from launch.evaluation.options import EvaluateArgs
+from launch.evaluation.report import print_set, set_report
+from launch.evaluation.sampler import Sampled, Sampler, prompts_per_batch
+from launch.evaluation.statistics import INTERVAL
+from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
+from specjax.drafters import NoDrafter
+from specjax.types import Params
+
+HELD_OUT = "held-out"
+
+
+def load_sets(config: RunConfig, files: Sequence[str]) -> dict[str, list[Problem]]:
+    """Return the problems of each file by its path, or without files the recipe's held-out problems."""
+    if files:
+        return {path: load_problems(path, config.data) for path in files}
+    held_out = config.data.held_out
+    problems = build_problems(config).held_out if held_out is None else load_problems(held_out, config.data)
+    return {HELD_OUT: problems}
+
+
+def prompt_tables(
+    experiment: Experiment, sets: dict[str, list[Problem]], count: int | None, console: Console
+) -> dict[str, PromptTable]:
+    """Return the first `count` usable prompts of each set. Raise ConfigError if a set has none."""
+    tables = {}
+    for name, problems in sets.items():
+        table = PromptTable.build(problems, experiment.tokenizer, experiment.config.data.max_prompt_tokens)
+        if not table.rows:
+            raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
+        if table.dropped:
+            console.print(f"{name}: {table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+        tables[name] = table if count is None else table.first(count)
+    return tables
+
+
+def evaluate_sets(
+    experiment: Experiment, params: Params, sets: dict[str, list[Problem]], own: EvaluateArgs, console: Console
+) -> dict[str, Any]:
+    """Sample, score, save and print set by set; return what the JSON file says of them."""
+    config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
+    tables = prompt_tables(experiment, sets, own.prompts, console)
+    if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
+        console.print("the draft has random weights: decoding without it")
+        params, drafter = replace(params, draft={}), NoDrafter()
+    sample = Sampler(networks.policy, drafter, experiment.train.rollout, own.samples, config.seed, experiment.mesh)
+    completions = None if own.save is None else JsonLinesWriter("save", own.save)
+    largest = max(len(table.rows) for table in tables.values())
+    batch_size = prompts_per_batch(experiment.sequences, own.samples, largest, experiment.mesh)
+    reports = []
+    pool = make_pool(config.reward)
+    with pool or nullcontext():
+        final_answer = _final_answer(experiment, own, console)
+        for name, table in tables.items():
+            score, parts = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
+            for prompts in fixed_batches(table, batch_size):
+                parts.append(sample(params, score, prompts))
+                if completions is not None:
+                    completions.append(completion_records(name, parts[-1], experiment.tokenizer))
+            reports.append(set_report(name, parts, own.samples, own.larger_k, experiment.tokenizer, final_answer))
+            print_set(reports[-1], sample.draft_length, console)
+    return {
+        "draft_length": sample.draft_length,
+        "law": asdict(config.rollout.law),
+        "scorer": config.reward.scorer,
+        "intervals": INTERVAL,
+        "sets": [report.to_json() for report in reports],
+    }
+
+
+def _final_answer(experiment: Experiment, own: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
+    """Return how majorities are told; None if no majority is asked for or the scorer has no notion of an answer."""
+    if not own.larger_k:
+        return None
+    final_answer = final_answer_of(experiment.config.reward)
+    if final_answer is None:
+        console.print(
+            f"no majority@k: no function final_answer beside reward.scorer = {experiment.config.reward.scorer}"
+        )
+    return final_answer
+
+
+def completion_records(name: str, sampled: Sampled, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yield the completions of a set as the objects that `--save` writes."""
+    for row, value in enumerate(sampled.value.tolist()):
+        text = tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
+        reward = value if math.isfinite(value) else None
+        yield {"set": name, "id": int(sampled.ids[row]), "completion": text, "reward": reward}

@@ -1,0 +1,103 @@
+"""Scorers by name, each with its final answer. Imports nothing heavy: every scorer process loads this module."""
+
+import importlib
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Scorer(NamedTuple):
+    """How a completion is scored, and what it answers.
+
+    Attributes:
+        score:        (completion, answer) -> a number; above 0.5 is correct.
+        final_answer: completion -> its answer, None if it gives none. None if the scorer has no notion of an answer.
+    """
+
+    score: Callable[[str, str], Any]
+    final_answer: Callable[[str], str | None] | None = None
+
+
+def exact() -> Scorer:
+    """Compare the text after the last '#' with the answer."""
+
+    def final_answer(completion: str) -> str | None:
+        _, marker, given = completion.rpartition("#")
+        return given.strip() if marker else None
+
+    return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer)
+
+
+def math() -> Scorer:
+    """Compare the boxed or last answer by math-verify with the expected one, plain or LaTeX.
+
+    `score` raises ValueError if the expected answer cannot be read. math-verify's own timeouts are off: the pool's time
+    limit is the only one, so `final_answer` is for completions that were scored within it.
+    """
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise ImportError("math-verify is not installed: pip install 'specjax[hf]'") from None
+    # It would warn in every worker that its timeouts are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def parsed(text: str) -> list[Any]:
+        return parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+    def score(completion: str, answer: str) -> float:
+        expected = parsed(f"\\boxed{{{answer}}}")
+        if not expected:
+            raise ValueError(f"cannot read the answer {answer!r}")
+        return float(verify(expected, parsed(completion), timeout_seconds=None))
+
+    def final_answer(completion: str) -> str | None:
+        given = parsed(completion)
+        return str(given[0]) if given else None
+
+    return Scorer(score, final_answer)
+
+
+def regex(pattern: str) -> Scorer:
+    """Compare the first group that took part in the last match with the answer, surrounding spaces ignored.
+
+    A pattern without groups scores whether it matches, and has no final answer.
+    """
+    compiled = re.compile(pattern)
+    if not compiled.groups:
+        return Scorer(lambda completion, answer: float(compiled.search(completion) is not None))
+
+    def final_answer(completion: str) -> str | None:
+        matches = list(compiled.finditer(completion))
+        if not matches:
+            return None
+        return next((group for group in matches[-1].groups() if group is not None), "").strip()
+
+    return Scorer(lambda completion, answer: float(final_answer(completion) == answer.strip()), final_answer)
+
+
+def whole_format(pattern: str) -> Scorer:
+    """Score whether the whole completion matches; a dot matches line ends too."""
+    compiled = re.compile(pattern, re.DOTALL)
+    return Scorer(lambda completion, answer: float(compiled.fullmatch(completion) is not None))
+
+
+NAMED: dict[str, Callable[..., Scorer]] = {"exact": exact, "math": math, "regex": regex, "format": whole_format}
+
+
+def load_scorer(name: str, pattern: str | None = None) -> Scorer:
+    """Return the scorer of that name, or the function that "package.module:function" names.
+
+    pattern: the regular expression of `regex` and `format`. A function's final answer is the function `final_answer` of
+    its module. Raises LookupError if there is no such scorer, and whatever importing the module raises.
+    """
+    if name in NAMED:
+        return NAMED[name]() if pattern is None else NAMED[name](pattern)
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise LookupError(f"must be {', '.join(NAMED)} or package.module:function")
+    module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise LookupError(f"{module_name} has no function {function_name}")
+    return Scorer(function, getattr(module, "final_answer", None))

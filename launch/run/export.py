@@ -1,0 +1,85 @@
+"""Write what a run has trained as files that others load: the policy, or the draft by itself."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from launch.build.experiment import Experiment
+from launch.cli.errors import ConfigError
+from launch.distillation.export import check_draft, check_verifier, write_draft, write_policy
+from launch.run.directory import restore_params, restore_policy
+from launch.run.records import made_for
+from models.checkpoints.made_for import state_made_for
+from models.config import Dtype
+from models.drafts.mtp import MTPConfig
+from models.hf.mtp_files import load_mtp
+from models.params import cast
+from specjax.checkpoint import Which
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArgs:
+    """Options of launch.export alone; its --out is the directory to write, new or empty.
+
+    Attributes:
+        checkpoint:      the directory of the run.
+        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
+        part:            policy, with an MTP head if that is the draft; or draft, an EAGLE-3 head or a small model.
+        dialect:         of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
+        verifier:        the policy's name, as the serving engine knows it, for speculators' file to state; None states
+                         `checkpoint`.
+        param_dtype:     to write parameters in; kept leaves them in model.param_dtype, that of training.
+    """
+
+    checkpoint: str
+    checkpoint_step: Which = "newest"
+    part: Literal["policy", "draft"] = "policy"
+    dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    verifier: str | None = None
+    param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
+
+    def __post_init__(self) -> None:
+        if self.part == "policy" and self.dialect != "ours":
+            raise ValueError(f"dialect = {self.dialect}: for part draft alone")
+        check_verifier(self.verifier, self.dialect)
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """The dtype to write in, None to keep it."""
+        return None if self.param_dtype == "kept" else self.param_dtype
+
+
+def export(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+    """Write the part of the run's save. Raises ConfigError if it cannot be written so."""
+    try:
+        (_export_draft if own.part == "draft" else _export_policy)(out, experiment, own)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _export_draft(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+    networks, ids = experiment.networks, experiment.draft_vocabulary
+    dialect = None if own.dialect == "ours" else own.dialect
+    check_draft(networks, experiment.config.draft.kind, dialect)
+    draft = cast(restore_params(Path(own.checkpoint), experiment, own.checkpoint_step).draft, own.dtype)
+    if networks.head is not None and own.dtype is not None:
+        networks = replace(networks, head=replace(networks.head, param_dtype=own.dtype))
+    target_ids = None if ids is None else np.array(ids, np.int32)
+    write_draft(out, networks, draft, target_ids, dialect, own.verifier or own.checkpoint)
+    state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
+
+
+def _export_policy(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+    run, networks, path, mtp = Path(own.checkpoint), experiment.networks, experiment.config.model.path, None
+    if isinstance(networks.head, MTPConfig):
+        params = restore_params(run, experiment, own.checkpoint_step)
+        policy, mtp = params.policy, (networks.head, cast(params.draft, own.dtype))
+    else:
+        policy = restore_policy(run, experiment, own.checkpoint_step)
+        if path is not None:  # a head that the run has not drafted with stays as it came
+            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, own.dtype)
+    write_policy(out, networks.decoder, cast(policy, own.dtype), path, mtp)
+    if isinstance(networks.head, MTPConfig):
+        state_made_for(out, made_for(run, own.checkpoint_step, networks.decoder))

@@ -1,0 +1,40 @@
+"""Networks worth measuring: those of a run's save, or those with which a run would begin."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from launch.build.experiment import Experiment
+from launch.data.supervised import check_supervised
+from launch.distillation.trainer import check_distillation, distill
+from launch.run.directory import restore_params
+from launch.run.start import warmed_up, warmup_length
+from specjax.checkpoint import Which
+from specjax.types import Params
+
+
+def trained_networks(experiment: Experiment, checkpoint: str | None, which: Which, console: Console) -> Params:
+    """Return the networks of a run's save, or without one those of the recipe, warmed up and distilled.
+
+    A draft with random weights is distilled even if the recipe does not: it would be accepted by chance alone.
+    Raises ConfigError, before anything is trained, if that is impossible.
+    """
+    if checkpoint is not None:
+        return restore_params(Path(checkpoint), experiment, which)
+    config, networks = experiment.config, experiment.networks
+    random = networks.draft_from is None and bool(jax.tree.leaves(networks.params.draft))
+    distils, length = random or config.distill.steps > 0, warmup_length(experiment)
+    if config.warmup.steps:
+        check_supervised(experiment.problems.train, experiment.tokenizer, config.warmup.batch_size, length)
+    if distils:
+        check_distillation(experiment)
+    params = warmed_up(experiment, console)
+    if not distils:
+        return params
+    if not config.distill.steps:
+        console.print(
+            "the draft has random weights: distilled first, as launch.distill would (--checkpoint takes a run's)"
+        )
+    return replace(params, draft=distill(experiment, params, console.print).draft)
