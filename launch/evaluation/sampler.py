@@ -42,14 +42,6 @@ class Sampled:
     seconds: float
 
 
-def at_one_length(config: RolloutConfig, drafter: Drafter) -> RolloutConfig:
-    """Return the rollout as it is outside of training, at `draft_length` in every phase; any has the same law.
-
-    A run that chooses among several chooses for other batches than these. Without a draft the length is 0.
-    """
-    return replace(config, draft_length=0 if isinstance(drafter, NoDrafter) else config.draft_length, draft_lengths=())
-
-
 def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
     """Return how many prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
     shards = batch_shards(mesh)
@@ -73,8 +65,9 @@ class Sampler:
         mesh: Mesh,
         step: int = STEP,
     ) -> None:
-        config = replace(at_one_length(config, drafter), group_size=samples)
-        self.draft_length = config.draft_length
+        # A run that chooses among draft lengths chooses for other batches than these. Any has the same law.
+        self.draft_length = 0 if isinstance(drafter, NoDrafter) else config.draft_length
+        config = replace(config, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         self._generate = make_generate(policy, drafter, config, mesh)
         self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, step)
         self._compiling = CompileClock()
