@@ -20,10 +20,9 @@ from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax import MeshConfig, Params, SamplingLaw, make_mesh
 from specjax.parallel.mesh import decoding_options
-from specjax.train.batch import Batch
-from specjax.train.gradients import accumulate
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, accumulate
 from specjax.train.ladder import rung, sort_rows, windows
-from specjax.train.loss import LossConfig
 
 ROWS, MICROBATCHES, VOCAB, WIDTH, PROMPT, MEDIAN = 64, 8, 512, 64, 16, 64
 SHAPE: dict[str, Any] = dict(hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_heads=4, num_kv_heads=2, head_dim=16)
@@ -32,28 +31,29 @@ HEAD = Eagle3Config(feature_size=3 * WIDTH, vocab_size=VOCAB, draft_vocab_size=V
 MESH = make_mesh(MeshConfig())
 
 
-def padded_batch(rng: np.random.Generator) -> Batch:
+def padded_batch(rng: np.random.Generator) -> TrainBatch:
     """Rows of which three are eight times as long as the median; padded to the longest."""
     lengths = np.maximum(long_tailed(rng, ROWS, MEDIAN, tail=3), PROMPT + 1)
     column = np.arange(8 * MEDIAN)[None]
     real = column < lengths[:, None]
-    return Batch(
+    return TrainBatch(
         tokens=jnp.array(np.where(real, rng.integers(0, VOCAB, real.shape), 0), jnp.int32),
         completion=jnp.array(real & (column >= PROMPT)),
-        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32),
+        reward=jnp.zeros(ROWS),
         counted=jnp.ones(ROWS, bool),
+        advantage=jnp.array(rng.normal(size=real.shape), jnp.float32),
     )
 
 
-def compiled(params: Params, batch: Batch, ladder: tuple[int, ...]) -> Callable[[], float]:
+def compiled(params: Params, batch: TrainBatch, ladder: tuple[int, ...]) -> Callable[[], float]:
     """A function that takes both gradients once and gives the seconds."""
     policy = make_policy(DECODER)
-    drafter, law, loss = make_eagle3(HEAD, policy), SamplingLaw(), LossConfig()
+    context = LossContext(policy, make_eagle3(HEAD, policy), SamplingLaw(), microbatches=MICROBATCHES, ladder=ladder)
 
-    def gradients(params: Params, batch: Batch) -> Params:
+    def gradients(params: Params, batch: TrainBatch) -> Params:
         if ladder:
             batch = sort_rows(batch, MESH, MICROBATCHES)
-        return accumulate(policy, drafter, params, batch, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
+        return accumulate(context, params, batch)[0]
 
     with jax.set_mesh(MESH):
         program = jax.jit(gradients, compiler_options=decoding_options(policy.dtype)).lower(params, batch).compile()

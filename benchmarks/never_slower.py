@@ -36,7 +36,7 @@ from specjax import (
     make_mesh,
     seed_step,
 )
-from specjax.cost import choose, nothing_known, remember, round_seconds
+from specjax.cost import choose, init_drafting, remember, round_seconds
 from specjax.rollout.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
@@ -117,7 +117,7 @@ class Cell:
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
     """On the prompts and the noise of each step, `repeats` pairs with plain decoding, a quarter as many with others."""
     lengths, chosen, alpha = job.draft_lengths, [], []
-    drafting = nothing_known(lengths, job.seconds)
+    drafting = init_drafting(lengths, job.seconds)
     over: dict[int, list[float]] = {k: [] for k in lengths}
     # Held together, so that each lies elsewhere.
     copies = jax.block_until_ready([jax.tree.map(jnp.copy, params) for _ in range(steps)])

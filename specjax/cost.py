@@ -135,7 +135,7 @@ class Drafting:
     seconds: Float[Array, "phases lengths"]
 
 
-def nothing_known(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
+def init_drafting(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
     """Nothing drafted yet, and nothing to be accepted."""
 
     # Arrays of their own: a state is donated, and no buffer can be given away twice.

@@ -40,7 +40,7 @@ class LossOptions(LossConfig):
     """The policy's loss.
 
     Attributes:
-        function: loss function to use instead of specjax.train.loss.policy_terms, as package.module:name.
+        function: loss function to use instead of specjax.train.loss.policy_loss, as package.module:name.
     """
 
     function: str | None = None

@@ -21,7 +21,7 @@ from launch.data.batches import pad
 from launch.data.json_lines import read_lines, text_field
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from specjax.train.batch import Batch
+from specjax.train.batch import Sequences
 from specjax.types import Prompts, Rollout
 
 
@@ -47,17 +47,17 @@ class Answers:
         """The tokens of all answers without their prompts, int32, one behind the other."""
         return self.tokens[self._completion(np.arange(len(self)))]
 
-    def batch(self, picks: np.ndarray) -> Batch:
+    def batch(self, picks: np.ndarray) -> Sequences:
         """The rows `picks`, int [B], to train a draft alone on; empty ones where a pick is below 0."""
         real = (picks >= 0)[:, None]
         tokens, completion = np.where(real, self.tokens[picks], 0), self._completion(picks) & real
-        return Batch(tokens, completion)  # pyright: ignore[reportArgumentType]
+        return Sequences(tokens, completion)  # pyright: ignore[reportArgumentType]
 
-    def draw(self, count: int, seed: int, step: int) -> Batch:
+    def draw(self, count: int, seed: int, step: int) -> Sequences:
         """A batch of `count` different rows, at random by (seed, step)."""
         return self.batch(np.random.default_rng((seed, step)).choice(len(self), count, replace=False))
 
-    def in_batches(self, count: int) -> Iterable[Batch]:
+    def in_batches(self, count: int) -> Iterable[Sequences]:
         """All rows in their order, `count` a batch, the last filled up with empty ones."""
         for start in range(0, len(self), count):
             picks = np.arange(start, start + count)

@@ -9,7 +9,7 @@ from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import MTPConfig
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.rollout.plan import Phase
-from specjax.train.adaptation import MARGIN, PATIENCE
+from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
 
 CAUSES = (
     "features of the wrong layers, another rope base, features and tokens paired one off, a shuffled draft vocabulary "
@@ -37,7 +37,7 @@ def misloaded(
     """
     known = made_for is not None and made_for.temperature == temperature
     stated = made_for.predicted_acceptance if made_for is not None and known else None
-    least = FLOOR if stated is None else max(stated - MARGIN, 0.0)
+    least = FLOOR if stated is None else max(stated - ALARM_MARGIN, 0.0)
     if predicted >= least:
         return None
     if stated is None or made_for is None:
@@ -76,8 +76,8 @@ def alarm(step: int, accepted: float | None, promised: float | None) -> str:
     numbers = ["-" if value is None else f"{value:.2f}" for value in (accepted, promised)]
     return (
         f"ALARM at step {step}: the rollout accepts {numbers[0]} of its drafts at position 1, where training on the "
-        f"same tokens promises at least {numbers[1]}; so for {PATIENCE} steps. What is generated keeps its law, but "
-        f"drafting is broken. The usual causes: {CAUSES}"
+        f"same tokens promises at least {numbers[1]}; so for {ALARM_PATIENCE} steps. What is generated keeps its law, "
+        f"but drafting is broken. The usual causes: {CAUSES}"
     )
 
 

@@ -20,7 +20,7 @@ class SkippedUpdates:
 
     As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay, and none of a step behind `last`, from which
     the run goes on. With the networks of a save, and the rows that its state replays, such a file is all that the
-    losses were computed from: the prompts as `prompt_NAME`, and every array of the `Batch` under its own name.
+    losses were computed from: the prompts as `prompt_NAME`, and every array of the `TrainBatch` under its own name.
 
     reason: why the run is to end, in one line, from the end of the first row of `limit` steps on that each skipped an
             update; None before, and always with a limit of 0.

@@ -1,7 +1,7 @@
-"""When the draft is trained and on which rollouts, and whether the rollout accepts what its training promises.
+"""When the draft is trained and on which rollouts, and whether the rollout accepts as much as training expects.
 
 Position 1 of a draft is accepted with a probability that the training forward knows: sum_v min(p, q) of the laws at
-that very token. Over the tokens that stood at position 1, what was accepted differs from the sum of these by sampling
+that very token. Over the tokens that stood at position 1, the number accepted differs from the sum of these by sampling
 noise alone, whatever the draft, the policy and the text. More than that is a fault of the program that decodes. (The
 mean over all tokens would not do: a round that accepts little is soon followed by another one at the same hard place.)
 """
@@ -18,15 +18,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.choices import check_choices
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.train.batch import Batch
+from specjax.train.batch import ScoredSequences, Sequences
 from specjax.types import TrainState, pytree
 
-# What a step leaves of the counts before it.
-DECAY = 0.8
+# Each step multiplies the counts of the steps before it by this.
+COUNT_DECAY = 0.8
 
-# The alarm is raised when position 1 is accepted less often than promised by more than MARGIN and so many standard
-# deviations of the sampling noise, PATIENCE times in a row. A fall has to be as clear of the noise.
-MARGIN, DEVIATIONS, PATIENCE = 0.1, 2.0, 3
+# The alarm is raised when position 1 is accepted less often than expected by more than ALARM_MARGIN and so many
+# standard deviations of the sampling noise, ALARM_PATIENCE steps in a row. A fall has to be as clear of the noise.
+ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 
 T = TypeVar("T")
 
@@ -63,25 +63,24 @@ class DraftTrainingConfig:
 
 @pytree
 class Replay:
-    """The last n rollouts, each in the place of the one n steps before it.
+    """The last n rollouts; each overwrites the one n steps before it.
 
-    tokens: int32 [n, R, S], as those of a `Batch`. start, end: int32 [n, R], where the completion begins, and ends.
+    tokens: int32 [n, R, S], as those of `Sequences`. start, end: int32 [n, R], where the completion begins, and ends.
     """
 
     tokens: Int[Array, "n R S"]
     start: Int[Array, "n R"]
     end: Int[Array, "n R"]
 
-    def rows(self) -> Batch:
-        """As [n, R, ..] of what trains the draft alone."""
+    def rows(self) -> Sequences:
+        """Return the rollouts as rows [n, R, ..]."""
         column = jnp.arange(self.tokens.shape[-1])[None, None]
-        completion = (column >= self.start[..., None]) & (column < self.end[..., None])
-        return Batch(self.tokens, completion)
+        return Sequences(self.tokens, (column >= self.start[..., None]) & (column < self.end[..., None]))
 
-    def keep(self, batch: Batch, step: Int[Array, ""]) -> "Replay":
-        """With the rows of one more rollout over the oldest."""
-        end = batch.lengths
-        new = Replay(batch.tokens, end - jnp.sum(batch.completion, axis=1, dtype=jnp.int32), end)
+    def keep(self, sequences: Sequences, step: Int[Array, ""]) -> "Replay":
+        """Overwrite the oldest rollout."""
+        end = sequences.lengths
+        new = Replay(sequences.tokens, end - jnp.sum(sequences.completion, axis=1, dtype=jnp.int32), end)
         at = step % len(self.tokens)
         return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0), self, new)
 
@@ -90,9 +89,9 @@ class Replay:
 class Adaptation:
     """What draft training goes by from step to step; scalars, counts of position 1 of the drafts.
 
-    drafted, accepted: float32, running counts since the draft was last trained, older steps weighing less.
-    best:              float32, the highest share accepted that they came to.
-    short:             int32, steps in a row that fell short of what was promised.
+    drafted, accepted: float32, decayed counts since the draft was last trained.
+    best:              float32, the highest share accepted that they reached.
+    short:             int32, steps in a row that accepted less than expected.
     replay:            the rollouts kept, or None.
     """
 
@@ -103,32 +102,33 @@ class Adaptation:
     replay: Replay | None
 
 
-def nothing_seen(config: DraftTrainingConfig, rows: tuple[int, int] | None, mesh: Mesh) -> Adaptation:
-    """Before the first step. rows: (R, S) of a step's batch, needed where rollouts are kept."""
+def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, mesh: Mesh) -> Adaptation:
+    """Return the adaptation before the first step. rows: (R, S) of a step, needed to keep rollouts."""
 
-    # Arrays of their own: a state is donated, and no buffer can be given away twice.
-    def none(dtype: jnp.dtype, *shape: int) -> Array:
+    # Separate arrays: a state is donated, and no buffer can be donated twice.
+    def zeros(dtype: str, *shape: int) -> Array:
         spec = P(None, BATCH_AXES) if shape else P()
         return jax.device_put(jnp.zeros(shape, dtype), NamedSharding(mesh, spec))
 
-    drafted, accepted, best = (none(jnp.dtype("float32")) for _ in range(3))
-    whole, replay, n = jnp.dtype("int32"), None, config.replay
+    replay, n = None, config.replay
     if config.mode == "online" and n:
         if rows is None:
             raise ValueError(f"replay = {n}: to keep rollouts, the shape of the prompts must be given")
-        replay = Replay(none(whole, n, *rows), none(whole, n, rows[0]), none(whole, n, rows[0]))
-    return Adaptation(drafted, accepted, best, none(whole), replay)
+        replay = Replay(zeros("int32", n, *rows), zeros("int32", n, rows[0]), zeros("int32", n, rows[0]))
+    return Adaptation(*(zeros("float32") for _ in range(3)), zeros("int32"), replay)
 
 
-def due(config: DraftTrainingConfig, state: TrainState, batch: Batch) -> bool | Bool[Array, ""]:
-    """Whether this step trains the draft: a bool where that is known before any step has run."""
+def should_train_draft(
+    config: DraftTrainingConfig, state: TrainState, sequences: ScoredSequences
+) -> bool | Bool[Array, ""]:
+    """Return whether this step trains the draft: a bool where that is known before any step has run."""
     if config.mode == "frozen" or not jax.tree.leaves(state.params.draft):
         return False
     if state.adaptation is None and (config.fall or config.replay):
         raise ValueError(f"draft_training = {config}: the state was not made for it")
     if config.every == 1:
         return True
-    train, counts = state.step % config.every == 0, _position_1(batch)
+    train, counts = state.step % config.every == 0, _position_1(sequences)
     if config.fall and state.adaptation is not None and counts is not None:
         drafted, accepted = counts
         best = state.adaptation.best
@@ -136,69 +136,66 @@ def due(config: DraftTrainingConfig, state: TrainState, batch: Batch) -> bool | 
     return train
 
 
-def when(condition: bool | Bool[Array, ""], yes: Callable[..., T], no: Callable[..., T], *args: object) -> T:
-    """`jax.lax.cond`, but what is known never to run is no part of the program."""
+def maybe_cond(condition: bool | Bool[Array, ""], yes: Callable[..., T], no: Callable[..., T], *args: object) -> T:
+    """Call one of the two functions, by `jax.lax.cond` only where the condition is traced."""
     if isinstance(condition, bool):
         return (yes if condition else no)(*args)
     return jax.lax.cond(condition, yes, no, *args)
 
 
-def replayed(state: TrainState) -> Batch | None:
-    """The rows of earlier rollouts to train on, [n, R, ..], or None."""
+def replay_rows(state: TrainState) -> Sequences | None:
+    """Return the rows of earlier rollouts to train on, [n, R, ..], or None."""
     kept = None if state.adaptation is None else state.adaptation.replay
     return None if kept is None else kept.rows()
 
 
 def adapt(
     state: TrainState,
-    batch: Batch,
-    promised: Float[Array, ""] | None,
+    sequences: ScoredSequences,
+    expected_accepted: Float[Array, ""] | None,
     trained: bool | Bool[Array, ""],
-    first: Batch | None = None,
+    expected_of: ScoredSequences | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """The state with what the next step goes by, and metrics, after a step on `batch`.
+    """Return the state with what the next step goes by, and metrics, after a step on `sequences`.
 
-    promised: the sum of what was to be accepted over the tokens that stood at position 1, by the weights that generated
-              them; None where the rollout's law is not the one that it was computed under.
-    first:    the rows that it is of, those of the first update; None for all.
+    expected_accepted: how many of the tokens at position 1 should have been accepted, by the weights that generated
+                       them; None where the rollout's law is not the one that it was computed under.
+    expected_of:       the rows that it counts; None for all.
     """
-    seen, counts = state.adaptation, _position_1(batch)
-    watched = _position_1(batch if first is None else first)
+    seen, counts = state.adaptation, _position_1(sequences)
+    compared = _position_1(sequences if expected_of is None else expected_of)
     if seen is None:
         return state, {}
     if seen.replay is not None:
-        seen = replace(seen, replay=seen.replay.keep(batch, state.step))
+        seen = replace(seen, replay=seen.replay.keep(sequences, state.step))
     metrics = {}
-    if watched is not None and promised is not None:
-        short, mean = _held_against(seen.short, *watched, promised)
+    if compared is not None and expected_accepted is not None:
+        drafted, accepted = compared
+        mean, measured = expected_accepted / drafted, accepted / drafted
+        fell = mean - measured > ALARM_MARGIN + DEVIATIONS * _noise(mean, drafted)
+        # A step that drafted nothing neither ends nor lengthens a row of such steps.
+        short = jnp.where(drafted > 0, jnp.where(fell, seen.short + 1, 0), seen.short)
         seen = replace(seen, short=short)
         metrics = {
             "draft/promised_acceptance": mean,
-            "draft/measured_acceptance": watched[1] / watched[0],
-            "draft/alarm": (short >= PATIENCE).astype(jnp.int32),
+            "draft/measured_acceptance": measured,
+            "draft/alarm": (short >= ALARM_PATIENCE).astype(jnp.int32),
         }
     if counts is not None:
-        drafted, accepted = DECAY * seen.drafted + counts[0], DECAY * seen.accepted + counts[1]
+        drafted, accepted = COUNT_DECAY * seen.drafted + counts[0], COUNT_DECAY * seen.accepted + counts[1]
         best = jnp.maximum(seen.best, accepted / jnp.maximum(drafted, 1.0))
         drafted, accepted, best = (jnp.where(trained, 0.0, x) for x in (drafted, accepted, best))
         seen = replace(seen, drafted=drafted, accepted=accepted, best=best)
     return replace(state, adaptation=seen), metrics
 
 
-def _held_against(before: Array, drafted: Array, accepted: Array, promised: Array) -> tuple[Array, Array]:
-    """(steps in a row that fell short, the mean promised). What was found stands where nothing was drafted."""
-    mean = promised / drafted
-    short = mean - accepted / drafted > MARGIN + DEVIATIONS * _noise(mean, drafted)
-    return jnp.where(drafted > 0, jnp.where(short, before + 1, 0), before), mean
-
-
 def _noise(mean: Array, drafted: Array) -> Array:
-    """The standard deviation of the share that is accepted of so many drafts, where `mean` is to be expected."""
+    """Return the standard deviation of the share accepted of so many drafts, where `mean` is to be expected."""
     return jnp.sqrt(jnp.maximum(mean * (1 - mean), 0.0) / drafted)
 
 
-def _position_1(batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]] | None:
-    """How many tokens stood at position 1 of a draft, and how many of these were accepted; None if not recorded."""
-    if batch.proposed is None or batch.accepted is None:
+def _position_1(sequences: ScoredSequences) -> tuple[Float[Array, ""], Float[Array, ""]] | None:
+    """Return how many tokens stood at position 1 of a draft and how many of these were accepted; None if unknown."""
+    if sequences.proposed is None or sequences.accepted is None:
         return None
-    return jnp.sum(batch.proposed, dtype=jnp.float32), jnp.sum(batch.accepted, dtype=jnp.float32)
+    return jnp.sum(sequences.proposed, dtype=jnp.float32), jnp.sum(sequences.accepted, dtype=jnp.float32)

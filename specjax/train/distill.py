@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from specjax.drafters import Drafter
-from specjax.log_probs import teacher_forced
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, finished
 from specjax.sampling import SamplingLaw
-from specjax.train.batch import Batch, split
-from specjax.train.ladder import in_window, sort_rows
+from specjax.train.batch import Sequences, split
+from specjax.train.gradients import LossContext, add_draft_gradients, draft_loss
+from specjax.train.ladder import sort_rows
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments, update, usable
 from specjax.types import Params, Policy, PyTree, pytree
@@ -28,11 +28,11 @@ class DistillState:
     moments: PyTree
 
 
-DistillStep = Callable[[DistillState, PyTree, Batch], tuple[DistillState, Metrics]]
+DistillStep = Callable[[DistillState, PyTree, Sequences], tuple[DistillState, Metrics]]
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
-    """A fresh state around a copy of `draft`, which lies on the mesh; moments are laid out as their parameters."""
+    """Return a fresh state around a copy of `draft`, which lies on the mesh; moments are laid out as parameters."""
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
 
 
@@ -47,38 +47,27 @@ def make_distill_step(
     ladder: tuple[int, ...] = (),
     logit_chunk: int = 0,
 ) -> DistillStep:
-    """`state, metrics = step(state, weights, batch)`: one compiled program, traced once, laid out as its first state.
+    """Return `step(state, weights, sequences) -> state, metrics`, one program traced once, laid out as its first state.
 
-    weights: the policy's parameters, which are only read. Of the batch every completion token counts, scored or not;
-    the gradient is that of the draft in `specjax.train.gradients.accumulate`. microbatches, ladder, logit_chunk: as
-    `TrainConfig` says. Raises ValueError where the rows do not divide over the mesh and the microbatches.
+    weights: the policy's parameters, which are only read. Every completion token counts. microbatches, ladder,
+    logit_chunk: as `TrainConfig` says. Raises ValueError where the rows do not divide over the mesh and the
+    microbatches.
     """
+    context = LossContext(policy, drafter, law, microbatches=microbatches, ladder=ladder, logit_chunk=logit_chunk)
 
-    def step(state: DistillState, weights: PyTree, batch: Batch) -> tuple[DistillState, Metrics]:
-        _check_rows(batch, mesh, microbatches)
-        tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
-        if ladder:
-            batch = sort_rows(batch, mesh, microbatches)
-
-        def one(window: int, batch: Batch) -> tuple[PyTree, tuple[Array, Array]]:
-            def mean(draft: PyTree) -> tuple[Array, Array]:
-                both = Params(weights, draft)
-                loss, overlap = draft_loss(policy, drafter, both, batch.cut(window), law, logit_chunk)
-                return loss / tokens, overlap / tokens
-
-            (loss, overlap), gradient = jax.value_and_grad(mean, has_aux=True)(state.draft)
-            return gradient, (loss, overlap)
-
-        def add(total: PyTree, part: Batch) -> tuple[PyTree, tuple[Array, Array]]:
-            gradient, means = in_window(one, ladder, part)
-            return jax.tree.map(jnp.add, total, gradient), means
-
-        zero = jax.tree.map(jnp.zeros_like, state.draft)
-        gradient, (loss, overlap) = jax.lax.scan(add, zero, split(batch, microbatches))
-        draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, jnp.sum(loss)))
+    def step(state: DistillState, weights: PyTree, sequences: Sequences) -> tuple[DistillState, Metrics]:
+        _check_rows(sequences, mesh, microbatches)
+        tokens = jnp.maximum(jnp.sum(sequences.completion, dtype=jnp.float32), 1.0)
+        rows = sort_rows(sequences, mesh, microbatches) if ladder else sequences
+        zeros = jax.tree.map(jnp.zeros_like, state.draft)
+        gradient, (loss, overlap) = add_draft_gradients(
+            context, Params(weights, state.draft), tokens, zeros, split(rows, microbatches)
+        )
+        mean = jnp.sum(loss) / tokens
+        draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, mean))
         metrics = {
-            "loss/draft": jnp.sum(loss),
-            "draft/predicted_acceptance": jnp.sum(overlap),
+            "loss/draft": mean,
+            "draft/predicted_acceptance": jnp.sum(overlap) / tokens,
             "grad_norm/draft": optax.tree.norm(gradient),
         }
         return DistillState(draft, moments), metrics
@@ -86,7 +75,7 @@ def make_distill_step(
     rows = NamedSharding(mesh, P(BATCH_AXES))
     jitted: list[jax.stages.Wrapped] = []
 
-    def call(state: DistillState, weights: PyTree, batch: Batch) -> tuple[DistillState, Metrics]:
+    def call(state: DistillState, weights: PyTree, sequences: Sequences) -> tuple[DistillState, Metrics]:
         with jax.set_mesh(mesh):
             if not jitted:
                 layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
@@ -94,7 +83,7 @@ def make_distill_step(
                     step, in_shardings=(layout, fixed, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            return finished(jitted[0](state, weights, jax.device_put(batch, rows)), mesh)
+            return finished(jitted[0](state, weights, jax.device_put(sequences, rows)), mesh)
 
     return call
 
@@ -107,40 +96,32 @@ def make_predict(
     *,
     microbatches: int = 1,
     logit_chunk: int = 0,
-) -> Callable[[Params, Batch], tuple[Array, Array]]:
-    """(params, batch) -> (overlap, tokens), each summed over the completion tokens; compiled once.
+) -> Callable[[Params, Sequences], tuple[Array, Array]]:
+    """Return (params, sequences) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 
     Their ratio is the acceptance to expect at position 1 under `law`, the mean of sum_v min(p, q).
     """
+    context = LossContext(policy, drafter, law, logit_chunk=logit_chunk)
 
     @jax.jit
-    def run(params: Params, batch: Batch) -> tuple[Array, Array]:
-        _check_rows(batch, mesh, microbatches)
-        parts = split(batch, microbatches)
-        _, overlap = jax.lax.map(lambda part: draft_loss(policy, drafter, params, part, law, logit_chunk), parts)
-        return jnp.sum(overlap), jnp.sum(batch.completion, dtype=jnp.float32)
+    def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
+        def overlap(part: Sequences) -> Array:
+            output = context.forward(params.policy, part)
+            return jnp.sum(draft_loss(context, params, params.draft, part, output).overlap)
 
-    def call(params: Params, batch: Batch) -> tuple[Array, Array]:
+        _check_rows(sequences, mesh, microbatches)
+        return jnp.sum(jax.lax.map(overlap, split(sequences, microbatches))), jnp.sum(
+            sequences.completion, dtype=jnp.float32
+        )
+
+    def call(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         with jax.set_mesh(mesh):
-            return finished(run(params, jax.device_put(batch, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
+            return finished(run(params, jax.device_put(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
 
     return call
 
 
-def draft_loss(
-    policy: Policy, drafter: Drafter, params: Params, batch: Batch, law: SamplingLaw, logit_chunk: int = 0
-) -> tuple[Array, Array]:
-    """The draft's (loss, overlap), summed over the batch, from a forward of the policy behind stop_gradient."""
-    weights = jax.lax.stop_gradient(params.policy)
-    with jax.named_scope("policy_forward"):
-        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
-    with jax.named_scope("draft_loss"):
-        both = Params(weights, params.draft, params.memory)
-        sums = drafter.loss(both, batch.tokens, jax.lax.stop_gradient(output), batch.completion, law)
-    return sums.loss, jnp.sum(sums.overlap)
-
-
-def _check_rows(batch: Batch, mesh: Mesh, microbatches: int) -> None:
+def _check_rows(sequences: Sequences, mesh: Mesh, microbatches: int) -> None:
     parts = batch_shards(mesh) * microbatches
-    if len(batch.tokens) % parts:
-        raise ValueError(f"batch = {len(batch.tokens)} rows: must be a multiple of shards x microbatches = {parts}")
+    if len(sequences.tokens) % parts:
+        raise ValueError(f"batch = {len(sequences.tokens)} rows: must be a multiple of shards x microbatches = {parts}")

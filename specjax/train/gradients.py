@@ -1,6 +1,10 @@
-"""Gradients of both losses from one teacher-forced forward, accumulated over microbatches."""
+"""Gradients of both losses from one teacher-forced forward, accumulated over microbatches.
 
-from dataclasses import replace
+The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
+gradient is the same program whether the draft is trained or not.
+"""
+
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -10,175 +14,300 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from specjax.drafters import Drafter
+from specjax.drafters.base import DraftLoss
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import when
-from specjax.train.batch import Batch, split
+from specjax.train.adaptation import maybe_cond
+from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.ladder import in_window, put_back, sorted_order, take_rows
-from specjax.train.loss import LossConfig, policy_terms, token_weights
+from specjax.train.loss import (
+    LossConfig,
+    LossFn,
+    LossInputs,
+    kl_estimate,
+    per_token_loss,
+    policy_loss,
+    token_weights,
+)
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName, find_verifier
 
 
-class Sums(NamedTuple):
-    """What the losses report, summed over tokens (or maximised, where named so)."""
+@dataclass(frozen=True)
+class LossContext:
+    """What both losses are computed with.
+
+    Attributes:
+        law:          the rollout's.
+        loss:         options of `loss_fn`.
+        loss_fn:      the policy's loss.
+        verifier:     the rollout's, which tells how many drafted tokens should have been accepted.
+        microbatches: parts in which a gradient is accumulated; any number gives the same.
+        ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
+        budget:       the most tokens that a completion may have; None for as many as a row.
+        logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
+    """
+
+    policy: Policy
+    drafter: Drafter
+    law: SamplingLaw
+    loss: LossConfig = LossConfig()
+    loss_fn: LossFn = policy_loss
+    verifier: VerifierName | Verifier = "rejection"
+    microbatches: int = 1
+    ladder: tuple[int, ...] = ()
+    budget: int | None = None
+    logit_chunk: int = 0
+
+    def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
+        """Run the policy over whole rows."""
+        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk)
+
+
+class PolicySums(NamedTuple):
+    """Sums over the tokens that train the policy; `ratio_max` and `gap_max` are maxima.
+
+    loss:    weighted, so that over a batch it is the loss itself.
+    kl:      from the reference policy; 0 without one.
+    ratio:   theta / mu. gap: |log theta - log mu|.
+    metrics: those of the loss function, by its names.
+    """
 
     tokens: Array
-    policy_loss: Array
-    clipped: Array
+    loss: Array
     kl: Array
     entropy: Array
     ratio: Array
     ratio_max: Array
     gap: Array
     gap_max: Array
-    draft_tokens: Array
-    draft_loss: Array
+    metrics: dict[str, Array]
+
+
+class DraftSums(NamedTuple):
+    """Sums over the completion tokens.
+
+    overlap:           sum_v min(p, q), the acceptance to expect at position 1.
+    expected_accepted: how many of the tokens that stood at position 1 should have been accepted at least.
+    """
+
+    tokens: Array
+    loss: Array
     overlap: Array
-    promised: Array
+    expected_accepted: Array
+
+
+class Sums(NamedTuple):
+    """What both losses report."""
+
+    policy: PolicySums
+    draft: DraftSums
+
+
+def reduce_sums(parts: Sums) -> Sums:
+    """Combine the sums of several parts, stacked along any axes."""
+    total, policy = jax.tree.map(jnp.sum, parts), parts.policy
+    maxima = dict(ratio_max=jnp.max(policy.ratio_max), gap_max=jnp.max(policy.gap_max))
+    return total._replace(policy=total.policy._replace(**maxima))
 
 
 def accumulate(
-    policy: Policy,
-    drafter: Drafter,
+    context: LossContext,
     params: Params,
-    batch: Batch,
-    law: SamplingLaw,
-    config: LossConfig,
-    *,
-    microbatches: int = 1,
+    batch: TrainBatch,
     train_draft: bool | Bool[Array, ""] = True,
-    replay: Batch | None = None,
-    verifier: VerifierName | Verifier = "rejection",
-    ladder: tuple[int, ...] = (),
-    budget: int | None = None,
-    logit_chunk: int = 0,
+    replay: Sequences | None = None,
 ) -> tuple[Params, Sums]:
-    """Gradients of the policy's and the draft's loss, each normalised over the whole batch.
+    """Return the gradients of the policy's and the draft's loss, each normalised over the whole batch, and sums.
 
-    Where the batch has no `old`, the policy as it is anchors the ratio; without `mu`, `old` is taken for it.
-
-    train_draft: False leaves the draft's gradient at zero, and only measures its loss. It may be traced.
-    replay:      rows of earlier rollouts, [n, R, ..], which the gradient of the draft is taken over too; what is
-                 reported is of `batch` alone.
-    verifier:    of the rollout, by which what its drafts promise is reckoned.
-    ladder:      windows that a microbatch may be cut to, see `specjax.train.ladder`; the gradient is the same with any.
-    budget:      the most tokens that a completion may have; None for as many as a row.
-    logit_chunk: positions of each row whose logits exist at a time (`specjax.log_probs`); 0 for all.
-
-    The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
-    gradient is the same program whether the draft is trained or not.
+    train_draft: False leaves the draft's gradient at zero and only measures its loss. It may be traced.
+    replay:      rows of earlier rollouts, [n, R, ..], over which the draft's gradient is taken too. The sums are those
+                 of `batch` alone.
     """
-    tokens = jnp.maximum(jnp.sum(batch.trained, dtype=jnp.float32), 1.0)
-    shares = token_weights(batch.trained, config.aggregate, budget or batch.tokens.shape[1])
+    weight = token_weights(batch.trained, context.loss.aggregate, context.budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
-    taught = draft_tokens if replay is None else draft_tokens + jnp.sum(replay.completion, dtype=jnp.float32)
-    drafting = bool(jax.tree.leaves(params.draft))
-    zero = jax.tree.map(jnp.zeros_like, params)
+    if replay is not None:
+        draft_tokens += jnp.sum(replay.completion, dtype=jnp.float32)
+    run = partial(microbatch_gradients, context, params, draft_tokens, train_draft)
 
-    def policy_loss(weights: PyTree, batch: Batch, share: Array) -> tuple[Array, tuple[PolicyOutput, dict]]:
-        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
-        theta, entropy = token_log_probs(weights, output, batch.tokens, law)
-        now = jax.lax.stop_gradient(theta)
-        old = now if batch.old is None else batch.old[:, 1:]
-        mu = old if batch.mu is None else batch.mu[:, 1:]
-        reference = None if batch.reference is None else batch.reference[:, 1:]
-        mask = batch.trained[:, 1:]
-        advantage = batch.advantage if batch.advantage.ndim == 1 else batch.advantage[:, 1:]
-        terms = policy_terms(theta, old, mu, reference, advantage, mask, config)
-        gap = jnp.where(mask, now - mu, 0.0)
-        ratio = jnp.where(mask, jnp.exp(gap), 0.0)
-        loss = jnp.sum(terms.loss * share[:, 1:])
-        sums = dict(
-            policy_loss=loss,
-            clipped=jnp.sum(terms.clipped),
-            kl=jnp.sum(terms.kl),
-            entropy=jnp.sum(jnp.where(mask, entropy, 0.0)),
-            ratio=jnp.sum(ratio),
-            ratio_max=jnp.max(ratio),
-            gap=jnp.sum(jnp.abs(gap)),
-            gap_max=jnp.max(jnp.abs(gap)),
-        )
-        return loss, (jax.lax.stop_gradient(output), jax.lax.stop_gradient(sums))
-
-    def draft_loss(weights: PyTree, batch: Batch, output: PolicyOutput) -> tuple[Array, dict]:
-        both = Params(jax.lax.stop_gradient(params.policy), weights, params.memory)
-        result = drafter.loss(both, batch.tokens, output, batch.completion, law)
-        promises = find_verifier(verifier).promises(result.overlap)
-        sums = dict(
-            draft_loss=result.loss,
-            overlap=jnp.sum(result.overlap),
-            promised=jnp.float32(0) if batch.proposed is None else jnp.sum(jnp.where(batch.proposed, promises, 0.0)),
-        )
-        return result.loss / taught, sums
-
-    def teach(batch: Batch, output: PolicyOutput) -> tuple[PyTree, dict]:
-        return jax.grad(draft_loss, has_aux=True)(params.draft, batch, output)
-
-    def watch(batch: Batch, output: PolicyOutput) -> tuple[PyTree, dict]:
-        # A draft at rest is watched all the same: what it promises is what its acceptance is held against.
-        return zero.draft, draft_loss(params.draft, batch, output)[1]
-
-    def one(window: int, batch: Batch, share: Array) -> tuple[Params, dict]:
-        batch, share = batch.cut(window), share[:, :window]
-        with jax.named_scope("policy_gradient"):
-            gradient, (output, sums) = jax.grad(policy_loss, has_aux=True)(params.policy, batch, share)
-        draft, drafted = zero.draft, dict.fromkeys(("draft_loss", "overlap", "promised"), jnp.float32(0))
-        if drafting:
-            with jax.named_scope("draft_gradient"):
-                draft, drafted = when(train_draft, teach, watch, batch, output)
-        return Params(policy=gradient, draft=draft), sums | drafted
-
-    def add(total: Params, part: tuple[Batch, Array]) -> tuple[Params, dict]:
-        gradients, sums = in_window(one, ladder, *part)
+    def add(total: Params, part: tuple[TrainBatch, Array]) -> tuple[Params, Sums]:
+        gradients, sums = in_window(run, context.ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    def again(window: int, batch: Batch) -> PyTree:
-        batch = batch.cut(window)
-        return teach(batch, jax.lax.stop_gradient(teacher_forced(policy, params.policy, batch.tokens, logit_chunk)))[0]
-
-    def relearn(total: PyTree, rows: Batch) -> PyTree:
-        each = jax.vmap(partial(split, parts=microbatches))(rows)
-        parts = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
-        return jax.lax.scan(
-            lambda total, part: (jax.tree.map(jnp.add, total, in_window(again, ladder, part)), None), total, parts
-        )[0]
-
-    start_with = replace(zero, memory=())
-    gradients, parts = jax.lax.scan(add, start_with, split((batch, shares), microbatches))
-    if replay is not None and drafting:
+    zeros = replace(jax.tree.map(jnp.zeros_like, params), memory=())
+    gradients, parts = jax.lax.scan(add, zeros, split((batch, weight), context.microbatches))
+    if replay is not None and jax.tree.leaves(params.draft):
+        rows = jax.vmap(partial(split, parts=context.microbatches))(replay)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
         with jax.named_scope("replay"):
-            draft = when(train_draft, relearn, lambda total, _: total, gradients.draft, replay)
+            draft = maybe_cond(
+                train_draft,
+                lambda total: add_draft_gradients(context, params, draft_tokens, total, rows)[0],
+                lambda total: total,
+                gradients.draft,
+            )
         gradients = replace(gradients, draft=draft)
-    reduced = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in parts.items()}
-    return gradients, Sums(tokens=tokens, draft_tokens=draft_tokens, **reduced)
+    return gradients, reduce_sums(parts)
 
 
-def log_probs_of(
-    policy: Policy,
-    weights: PyTree,
-    batch: Batch,
-    law: SamplingLaw,
-    mesh: Mesh,
-    *,
-    microbatches: int = 1,
-    ladder: tuple[int, ...] = (),
-    logit_chunk: int = 0,
-) -> Float[Array, "R S"]:
-    """Log-probs of the completion tokens under temperature alone, by a policy of these weights; 0 elsewhere."""
-    width = batch.tokens.shape[1]
+def microbatch_gradients(
+    context: LossContext,
+    params: Params,
+    draft_tokens: Float[Array, ""],
+    train_draft: bool | Bool[Array, ""],
+    batch: TrainBatch,
+    weight: Float[Array, "R S"],
+) -> tuple[Params, Sums]:
+    """Return what one microbatch adds to both gradients, and its sums.
 
-    def one(window: int, batch: Batch) -> Array:
-        batch = batch.cut(window)
-        output = teacher_forced(policy, weights, batch.tokens, logit_chunk)
-        log_probs, _ = token_log_probs(weights, output, batch.tokens, law)
-        kept = jnp.where(batch.completion[:, 1:], log_probs, 0.0)
-        return jnp.pad(kept, ((0, 0), (1, width - window)))
+    weight: of each token in the policy's loss. draft_tokens: what the draft's loss is divided by.
+    """
+    with jax.named_scope("policy_gradient"):
+        differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
+        policy, (output, policy_sums) = differentiate(context, params.policy, batch, weight)
+    if not jax.tree.leaves(params.draft):
+        return Params(policy, params.draft), Sums(policy_sums, DraftSums(*[jnp.float32(0)] * 4))
 
-    rows = Batch(batch.tokens, batch.completion)
-    order = sorted_order(rows, mesh, microbatches) if ladder else None
+    def train() -> tuple[PyTree, DraftLoss]:
+        return draft_gradient(context, params, draft_tokens, batch, output)
+
+    def measure() -> tuple[PyTree, DraftLoss]:
+        # Also without an update: predicted acceptance is compared with measured acceptance.
+        return jax.tree.map(jnp.zeros_like, params.draft), draft_loss(context, params, params.draft, batch, output)
+
+    with jax.named_scope("draft_gradient"):
+        draft, result = maybe_cond(train_draft, train, measure)
+    return Params(policy, draft), Sums(policy_sums, sum_draft(context, batch, result))
+
+
+def weighted_policy_loss(
+    context: LossContext, weights: PyTree, batch: TrainBatch, weight: Float[Array, "R S"]
+) -> tuple[Float[Array, ""], tuple[PolicyOutput, PolicySums]]:
+    """Return the policy's loss over a microbatch, its forward and its sums; only the loss is differentiable."""
+    output = context.forward(weights, batch)
+    theta, entropy = token_log_probs(weights, output, batch.tokens, context.law)
+    inputs = loss_inputs(theta, batch)
+    each = per_token_loss(context.loss_fn, inputs, context.loss)
+    loss = jnp.sum(each.loss * weight[:, 1:])
+    sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss)
+    return loss, (jax.lax.stop_gradient(output), sums)
+
+
+def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
+    """Return what the loss reads; theta: log-probs of the tokens from the second on.
+
+    Without `old` the policy as it is anchors the ratio; without `mu` the anchor stands for it.
+    """
+    mask = batch.trained[:, 1:]
+
+    def masked(x: Array) -> Array:
+        return jnp.where(mask, x, 0.0)
+
+    old = masked(jax.lax.stop_gradient(theta) if batch.old is None else batch.old[:, 1:])
+    return LossInputs(
+        theta=masked(theta),
+        old=old,
+        mu=old if batch.mu is None else masked(batch.mu[:, 1:]),
+        reference=None if batch.reference is None else masked(batch.reference[:, 1:]),
+        advantage=masked(batch.advantage[:, 1:]),
+        mask=mask,
+    )
+
+
+def sum_policy(
+    inputs: LossInputs, loss: Array, entropy: Float[Array, "R T"], metrics: dict[str, Array], config: LossConfig
+) -> PolicySums:
+    """Sum what a microbatch reports of the policy."""
+    gap = inputs.theta - inputs.mu
+    ratio = jnp.where(inputs.mask, jnp.exp(gap), 0.0)
+    kl = jnp.float32(0)
+    if inputs.reference is not None:
+        kl = jnp.sum(kl_estimate(inputs.theta, inputs.reference, config.kl_estimator))
+    return PolicySums(
+        tokens=jnp.sum(inputs.mask, dtype=jnp.float32),
+        loss=loss,
+        kl=kl,
+        entropy=jnp.sum(jnp.where(inputs.mask, entropy, 0.0)),
+        ratio=jnp.sum(ratio),
+        ratio_max=jnp.max(ratio),
+        gap=jnp.sum(jnp.abs(gap)),
+        gap_max=jnp.max(jnp.abs(gap)),
+        metrics=jax.tree.map(jnp.sum, metrics),
+    )
+
+
+def draft_loss(
+    context: LossContext, params: Params, draft: PyTree, sequences: Sequences, output: PolicyOutput
+) -> DraftLoss:
+    """Return the loss of the parameters `draft`, and differentiate it in these alone.
+
+    output: of the policy, behind stop_gradient.
+    """
+    both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
+    return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law)
+
+
+def draft_gradient(
+    context: LossContext, params: Params, tokens: Float[Array, ""], sequences: Sequences, output: PolicyOutput
+) -> tuple[PyTree, DraftLoss]:
+    """Return the gradient of the draft's loss over `tokens`, and that loss undivided."""
+
+    def mean(draft: PyTree) -> tuple[Array, DraftLoss]:
+        result = draft_loss(context, params, draft, sequences, output)
+        return result.loss / tokens, result
+
+    return jax.grad(mean, has_aux=True)(params.draft)
+
+
+def add_draft_gradients(
+    context: LossContext, params: Params, tokens: Float[Array, ""], total: PyTree, parts: Sequences
+) -> tuple[PyTree, tuple[Float[Array, "parts"], Float[Array, "parts"]]]:
+    """Add to `total` the draft's gradient over parts [n, R, ..], each by a forward of the policy of its own.
+
+    Returns the sum of both, and the loss and the overlap of each part.
+    """
+
+    def run(part: Sequences) -> tuple[PyTree, tuple[Array, Array]]:
+        with jax.named_scope("policy_forward"):
+            output = jax.lax.stop_gradient(context.forward(params.policy, part))
+        with jax.named_scope("draft_gradient"):
+            gradient, result = draft_gradient(context, params, tokens, part, output)
+        return gradient, (result.loss, jnp.sum(result.overlap))
+
+    def add(total: PyTree, part: Sequences) -> tuple[PyTree, tuple[Array, Array]]:
+        gradient, sums = in_window(run, context.ladder, part)
+        return jax.tree.map(jnp.add, total, gradient), sums
+
+    return jax.lax.scan(add, total, parts)
+
+
+def sum_draft(context: LossContext, batch: TrainBatch, result: DraftLoss) -> DraftSums:
+    """Sum what a microbatch reports of the draft."""
+    expected = jnp.float32(0)
+    if batch.proposed is not None:
+        expected = jnp.sum(jnp.where(batch.proposed, find_verifier(context.verifier).promises(result.overlap), 0.0))
+    return DraftSums(
+        tokens=jnp.sum(batch.completion, dtype=jnp.float32),
+        loss=result.loss,
+        overlap=jnp.sum(result.overlap),
+        expected_accepted=expected,
+    )
+
+
+def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, mesh: Mesh) -> Float[Array, "R S"]:
+    """Return log-probs of the completion tokens, temperature alone, under a policy of these weights; 0 elsewhere."""
+    width = sequences.tokens.shape[1]
+
+    def run(part: Sequences) -> Array:
+        output = context.forward(weights, part)
+        log_probs, _ = token_log_probs(weights, output, part.tokens, context.law)
+        kept = jnp.where(part.completion[:, 1:], log_probs, 0.0)
+        return jnp.pad(kept, ((0, 0), (1, width - part.tokens.shape[1])))
+
+    rows = Sequences(sequences.tokens, sequences.completion)
+    order = sorted_order(rows, mesh, context.microbatches) if context.ladder else None
     if order is not None:
         rows = take_rows(rows, order, mesh)
-    parts = jax.lax.map(lambda part: in_window(one, ladder, part), split(rows, microbatches))
+    parts = jax.lax.map(lambda part: in_window(run, context.ladder, part), split(rows, context.microbatches))
     log_probs = jnp.moveaxis(parts, 0, 1).reshape(-1, width)
     return log_probs if order is None else put_back(log_probs, order, mesh)

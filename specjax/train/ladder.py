@@ -15,9 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.train.batch import Batch
+from specjax.train.batch import Sequences
+from specjax.types import PyTree
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sequences)
 
 
 def check_ladder(ladder: tuple[int, ...]) -> None:
@@ -36,26 +38,32 @@ def rung(lengths: Int[Array, "B"], windows: tuple[int, ...]) -> Int[Array, ""]:
     return jnp.sum(jnp.max(lengths) > jnp.array(windows[:-1], jnp.int32), dtype=jnp.int32)
 
 
-def in_window(run: Callable[..., T], ladder: tuple[int, ...], batch: Batch, *args: object) -> T:
-    """`run(window, batch, *args)` at the smallest window of the ladder that holds every row of the batch.
+def in_window(run: Callable[..., T], ladder: tuple[int, ...], sequences: Sequences, *args: Array) -> T:
+    """Return `run(sequences, *args)`, all cut to the smallest window of the ladder that holds every row.
 
-    Not to be differentiated through: it would keep what each of the branches needs for its backward pass.
+    args: [R, S] too. Not to be differentiated through: it would keep what each of the branches needs for its backward
+    pass.
     """
-    choices = windows(ladder, batch.tokens.shape[1])
-    return jax.lax.switch(rung(batch.lengths, choices), [partial(run, window) for window in choices], batch, *args)
+    choices = windows(ladder, sequences.tokens.shape[1])
+
+    def cut(window: int, *given: PyTree) -> T:
+        return run(*jax.tree.map(lambda x: x[:, :window] if x.ndim == 2 else x, given))
+
+    index = rung(sequences.lengths, choices)
+    return jax.lax.switch(index, [partial(cut, window) for window in choices], sequences, *args)
 
 
-def sort_rows(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Batch:
-    """The rows of each data shard in the order in which `split` makes parts of similar length, the shortest first.
+def sort_rows(sequences: S, mesh: Mesh, parts: int, minibatches: int = 1) -> S:
+    """Return the rows of each data shard in the order in which `split` makes parts of similar length, shortest first.
 
     With several minibatches, which `split` makes first, each has the rows it had before, and parts of its own. No row
     leaves its shard. Rows [R, ..] as before; R must divide over the shards and those over minibatches and parts.
     """
-    return take_rows(batch, sorted_order(batch, mesh, parts, minibatches), mesh)
+    return take_rows(sequences, sorted_order(sequences, mesh, parts, minibatches), mesh)
 
 
-def sorted_order(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> Int[Array, "R"]:
-    """int32 [R]: which of its shard's rows `sort_rows` puts in each place."""
+def sorted_order(sequences: Sequences, mesh: Mesh, parts: int, minibatches: int = 1) -> Int[Array, "R"]:
+    """Return int32 [R]: which of its shard's rows `sort_rows` puts in each place."""
 
     def order(lengths: Array) -> Array:
         each = lengths.reshape(-1, minibatches).T
@@ -63,7 +71,7 @@ def sorted_order(batch: Batch, mesh: Mesh, parts: int, minibatches: int = 1) -> 
         taken = jax.vmap(lambda lengths: jnp.argsort(lengths).reshape(parts, -1).T.ravel())(each)
         return (taken * minibatches + jnp.arange(minibatches)[:, None]).T.ravel()
 
-    return _per_shard(order, mesh)(batch.lengths)
+    return _per_shard(order, mesh)(sequences.lengths)
 
 
 def take_rows(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:

@@ -1,9 +1,12 @@
-"""The policy's loss, token by token, as terms and weights that microbatches and shards can add up.
+"""The policy's loss, token by token, and weights of the tokens, so that microbatches and shards can add it up.
+
+A loss is a function `LossFn`; `policy_loss` is the built-in one.
 
 The family of GRPO in four choices: the ratio, what is made of it, how tokens are weighed against each other, and what
 corrects for the policy that generated not being the one that is trained.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from specjax.choices import check_choices
-from specjax.train.batch import Batch
+from specjax.types import pytree
 
 # Log-ratios beyond this are taken for this: of one that overflows, one token would make the whole gradient NaN.
 FARTHEST = 20.0
@@ -89,31 +92,46 @@ class LossConfig:
         return self.kl_in != "loss"
 
 
-class LossTerms(NamedTuple):
-    """Per-token terms, float32 [B, T], 0 outside the mask."""
+@pytree
+class LossInputs:
+    """What a loss reads of a microbatch of whole sequences; every array is 0 outside the mask.
+
+    theta:     float32 [B, T], log-prob of each token under the policy being trained, temperature alone.
+    old:       float32 [B, T], its log-prob under the anchor of the ratio.
+    mu:        float32 [B, T], its log-prob under the policy that generated it.
+    reference: float32 [B, T], its log-prob under the reference policy; None without one.
+    advantage: float32 [B, T].
+    mask:      bool [B, T], the tokens that are trained on.
+    """
+
+    theta: Float[Array, "B T"]
+    old: Float[Array, "B T"]
+    mu: Float[Array, "B T"]
+    reference: Float[Array, "B T"] | None
+    advantage: Float[Array, "B T"]
+    mask: Bool[Array, "B T"]
+
+
+class LossOutput(NamedTuple):
+    """What a loss returns; nothing outside the mask is read.
+
+    loss:    float32 [B, T], the loss of each token, to be weighted by `token_weights` and summed.
+    metrics: by name, [B, T] of any dtype; the mean over all trained tokens is logged as `loss/NAME`.
+    """
 
     loss: Float[Array, "B T"]
-    clipped: Float[Array, "B T"]
-    kl: Float[Array, "B T"]
+    metrics: dict[str, Array]
 
 
-def policy_terms(
-    theta: Float[Array, "B T"],
-    old: Float[Array, "B T"],
-    mu: Float[Array, "B T"],
-    reference: Float[Array, "B T"] | None,
-    advantage: Float[Array, "B"] | Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    config: LossConfig,
-) -> LossTerms:
-    """The terms of whole sequences, to be weighed by `token_weights`.
+LossFn = Callable[[LossInputs, LossConfig], LossOutput]
 
-    All log-probs are of the same tokens under temperature alone: `theta` of the policy being trained, `old` of the
-    anchor of the ratio, `mu` of the policy that generated. `mask` marks the tokens that count. A token is `clipped`
-    where its ratio lies beyond a clip that keeps it from pushing further.
+
+def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
+    """Return the loss of the GRPO family that `config` describes, and `clip_fraction`.
+
+    A token is clipped where its ratio lies beyond a clip that keeps it from pushing further.
     """
-    theta, old, mu = (jnp.where(mask, x, 0.0) for x in (theta, old, mu))
-    advantage = advantage if advantage.ndim == 2 else advantage[:, None]
+    theta, old, advantage, mask = inputs.theta, inputs.old, inputs.advantage, inputs.mask
     log_ratio = theta - old
     if config.ratio == "sequence":
         log_ratio = jnp.broadcast_to(_mean(log_ratio, mask), mask.shape)
@@ -128,19 +146,31 @@ def policy_terms(
             least = config.dual_clip * advantage
             clipped |= (advantage < 0) & (objective < least)
             objective = jnp.where(advantage < 0, jnp.maximum(objective, least), objective)
-    objective *= jax.lax.stop_gradient(_importance(old - mu, mask, config))
-    kl = jnp.zeros_like(theta)
-    if reference is not None:
-        kl = kl_estimate(theta, jnp.where(mask, reference, 0.0), config.kl_estimator)
-    loss = (0.0 if config.in_reward else config.kl_coefficient * kl) - objective
-    return LossTerms(*(jnp.where(mask, x, 0.0) for x in (loss, clipped.astype(jnp.float32), kl)))
+    loss = -objective * jax.lax.stop_gradient(_importance(old - inputs.mu, mask, config))
+    if inputs.reference is not None and config.kl_in == "loss":
+        loss += config.kl_coefficient * kl_estimate(theta, inputs.reference, config.kl_estimator)
+    return LossOutput(loss, {"clip_fraction": clipped})
+
+
+def per_token_loss(loss_fn: LossFn, inputs: LossInputs, config: LossConfig) -> LossOutput:
+    """Return what `loss_fn` does, as float32 that is 0 outside the mask.
+
+    Raises ValueError where the loss or a metric is not per token, or a metric has the name of one that is built in.
+    """
+    output = loss_fn(inputs, config)
+    if taken := {"policy", "draft"} & output.metrics.keys():
+        raise ValueError(f"loss_fn: a metric is named {min(taken)}; policy and draft are built in")
+    for name, x in {"loss": output.loss, **output.metrics}.items():
+        if x.shape != inputs.mask.shape:
+            raise ValueError(f"loss_fn: {name} has the shape {x.shape}; must be that of the mask, {inputs.mask.shape}")
+    return jax.tree.map(lambda x: jnp.where(inputs.mask, x.astype(jnp.float32), 0.0), output)
 
 
 def token_weights(mask: Bool[Array, "R T"], aggregate: Aggregate, budget: int) -> Float[Array, "R T"]:
-    """What each token of a whole batch weighs in the loss, 0 outside the mask.
+    """Return the weight of each token of a whole batch in the loss, 0 outside the mask.
 
-    Of all shards and microbatches together, so that any split of the batch has the same gradient. budget: the most
-    tokens that a completion may have. A sequence of which no token counts is none.
+    The batch is that of all shards and microbatches, so that any split of it has the same gradient. A sequence without
+    a token in the mask does not count as one. budget: the most tokens that a completion may have.
     """
     counts = mask.astype(jnp.float32)
     lengths = jnp.sum(counts, axis=1, keepdims=True)
@@ -168,16 +198,20 @@ def kl_estimate(
             return jnp.exp(jnp.minimum(gap, FARTHEST)) - gap - 1
 
 
-def price_of_kl(batch: Batch, config: LossConfig) -> Float[Array, "R S"]:
-    """What a reward pays for the KL of each completion token from the reference policy, with its coefficient; else 0.
+def kl_cost(
+    anchor: Float[Array, "R S"] | None,
+    reference: Float[Array, "R S"] | None,
+    completion: Bool[Array, "R S"],
+    config: LossConfig,
+) -> Float[Array, "R S"]:
+    """Return what the reward pays for the KL of each completion token from the reference policy, 0 elsewhere.
 
-    By the log-probs that anchor its ratio, or else those that it was generated with.
+    anchor: log-probs that anchor the ratio, or else those that the tokens were generated with.
     """
-    anchor = batch.mu if batch.old is None else batch.old
-    if anchor is None or batch.reference is None:
+    if anchor is None or reference is None:
         raise ValueError(f"kl_in = {config.kl_in}: the batch has no log-probs to compare")
-    gaps = kl_estimate(anchor, batch.reference, config.kl_estimator)
-    return jnp.where(batch.completion, config.kl_coefficient * gaps, 0.0)
+    gaps = kl_estimate(anchor, reference, config.kl_estimator)
+    return jnp.where(completion, config.kl_coefficient * gaps, 0.0)
 
 
 def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:

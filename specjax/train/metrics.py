@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from specjax.train.batch import Batch
+from specjax.train.batch import TrainBatch
 from specjax.train.updates import Report
 from specjax.types import Reward, Rollout
 
@@ -65,41 +65,46 @@ def reward_metrics(
 
 
 def update_metrics(
-    seen: Report, batch: Batch, gap_alarm: float, *, with_draft: bool, train_draft: bool | Bool[Array, ""]
+    report: Report, batch: TrainBatch, gap_alarm: float, *, with_draft: bool, train_draft: bool | Bool[Array, ""]
 ) -> Metrics:
-    """Means over the tokens that each loss counts, and over updates the norms of the gradients before clipping.
+    """Return means over the tokens that each loss counts, and over updates the norms of the gradients before clipping.
 
-    What the step did not measure is left out, or NaN where only the running program knows of it: the gradient of a
-    draft that was not trained. What compares training with the rollout is of the first update, whose policy generated.
+    The loss function's metrics are logged as `loss/NAME`. What the step did not measure is left out, or NaN where only
+    the running program knows of it: the gradient of a draft that was not trained. What compares training with the
+    rollout is of the first update, whose policy generated.
     """
-    sums, first = seen.sums, seen.first
+    policy, draft = report.sums
+    first = report.first_update
     metrics = {
-        "loss/policy": sums.policy_loss / seen.updates,
-        "loss/clip_fraction": sums.clipped / sums.tokens,
-        "entropy": sums.entropy / sums.tokens,
-        "grad_norm/policy": seen.norms.policy,
-        "update/skipped": seen.skipped.policy,
+        "loss/policy": policy.loss / report.updates,
+        "entropy": _mean(policy.entropy, policy.tokens),
+        "grad_norm/policy": report.norms.policy,
+        "update/skipped": report.skipped.policy,
     }
     if batch.mu is not None:
-        gap = first.gap / first.tokens
+        gap = _mean(first.policy.gap, first.policy.tokens)
         metrics |= {
-            "ratio/mean": sums.ratio / sums.tokens,
-            "ratio/max": sums.ratio_max,
+            "ratio/mean": _mean(policy.ratio, policy.tokens),
+            "ratio/max": policy.ratio_max,
             "rollout/logprob_gap_mean": gap,
-            "rollout/logprob_gap_max": first.gap_max,
-            # A gap that is no number is no small one.
+            "rollout/logprob_gap_max": first.policy.gap_max,
+            # A gap that is not a number is not a small one.
             "rollout/logprob_alarm": (~(gap <= gap_alarm)).astype(jnp.int32),
         }
     if batch.reference is not None:
-        metrics["kl/reference"] = sums.kl / sums.tokens
+        metrics["kl/reference"] = _mean(policy.kl, policy.tokens)
     if with_draft:
-        metrics["loss/draft"] = sums.draft_loss / sums.draft_tokens
-        metrics["draft/predicted_acceptance"] = first.overlap / first.draft_tokens
+        metrics["loss/draft"] = _mean(draft.loss, draft.tokens)
+        metrics["draft/predicted_acceptance"] = _mean(first.draft.overlap, first.draft.tokens)
     if train_draft is not False:
-        metrics["grad_norm/draft"] = jnp.where(train_draft, seen.norms.draft, jnp.nan)
-        metrics["draft/skipped"] = seen.skipped.draft
-    return metrics
+        metrics["grad_norm/draft"] = jnp.where(train_draft, report.norms.draft, jnp.nan)
+        metrics["draft/skipped"] = report.skipped.draft
+    return metrics | {f"loss/{name}": _mean(value, policy.tokens) for name, value in policy.metrics.items()}
 
 
 def _total(x: Array, axis: int | None = None) -> Array:
     return jnp.sum(x, axis=axis, dtype=jnp.float32)
+
+
+def _mean(total: Array, tokens: Array) -> Array:
+    return total / jnp.maximum(tokens, 1.0)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 
 from specjax.choices import check_choices
 from specjax.param_labels import hidden_matrices, matrices
-from specjax.train.adaptation import when
+from specjax.train.adaptation import maybe_cond
 from specjax.types import Params, PyTree
 
 
@@ -167,7 +167,7 @@ def apply_gradients(
     Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not `finite`.
     """
     policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, finite.policy)
-    draft, draft_state = when(
+    draft, draft_state = maybe_cond(
         train_draft,
         partial(update, optimizers.draft),
         lambda _, state, draft, finite: (draft, state),

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
-from specjax.train.batch import Batch
+from specjax.train.batch import ScoredSequences
 from specjax.types import Rollout
 
 
@@ -45,26 +45,26 @@ def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) ->
     return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)
 
 
-def drop_truncated(batch: Batch, rollout: Rollout) -> Batch:
-    """The batch of that rollout, in which sequences that no stop token ended do not count."""
+def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:
+    """Return the sequences of that rollout, of which those that no stop token ended do not count."""
     if rollout.stopped is None:
         raise ValueError("drop_truncated = True: the rollout does not tell which sequences it stopped")
-    return replace(batch, counted=batch.counted & rollout.stopped)
+    return replace(sequences, counted=sequences.counted & rollout.stopped)
 
 
-def keep_groups(batch: Batch, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> Batch:
-    """The rows of the first `groups` groups that are not `equal`; where there are fewer, others that do not count.
+def keep_groups(sequences: ScoredSequences, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> ScoredSequences:
+    """Return the rows of the first `groups` groups that are not `equal`, filled up with others that do not count.
 
-    Chosen from those of all data shards, whatever the mesh: rows move between shards, as tokens. Rows that do not count
-    have no reward either, and are in no statistics. Raises ValueError where the groups do not divide over the shards,
-    or are more than there are.
+    They are chosen from all data shards, whatever the mesh: rows move between shards, as tokens. Rows that do not count
+    have no reward either, and enter no statistics. Raises ValueError where the groups do not divide over the shards, or
+    are more than there are.
     """
-    shards, size = batch_shards(mesh), len(batch.tokens) // len(equal)
+    shards, size = batch_shards(mesh), len(sequences.tokens) // len(equal)
     if groups % shards or groups > len(equal):
         raise ValueError(f"groups = {groups}: must be a multiple of {shards} data shards, and at most {len(equal)}")
     kept = jnp.argsort(equal, stable=True)[:groups]
     counts = jnp.repeat(~equal[kept], size)
     rows = (kept[:, None] * size + jnp.arange(size)[None]).ravel()
-    batch = jax.tree.map(lambda x: x[rows], batch)
-    batch = replace(batch, counted=batch.counted & counts, reward=jnp.where(counts, batch.reward, jnp.nan))
-    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P(BATCH_AXES)))
+    chosen = jax.tree.map(lambda x: x[rows], sequences)
+    chosen = replace(chosen, counted=chosen.counted & counts, reward=jnp.where(counts, chosen.reward, jnp.nan))
+    return jax.lax.with_sharding_constraint(chosen, NamedSharding(mesh, P(BATCH_AXES)))

@@ -1,151 +1,183 @@
-"""A training step, cut where the clock may look: prompts to updates, none of it jitted."""
+"""The stages of a training step, from prompts to updates. None of them is jitted."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
+from specjax.cost import choose, remember
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import adapt, due, replayed
+from specjax.train.adaptation import adapt, replay_rows, should_train_draft
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
-from specjax.train.batch import Batch, make_batch, split
+from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions, split
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import Sums, accumulate, log_probs_of
+from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
-from specjax.train.loss import price_of_kl
+from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
 from specjax.train.optimizer import make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
 from specjax.train.updates import run_updates
-from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
+from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 
 
-class Stages(NamedTuple):
-    """In this order. `logprob` fills in what the batch needs of other forwards than that of training, and with that the
-    advantages, which may pay for KL.
-    """
+@pytree
+class LogProbs:
+    """Log-probs of completion tokens under policies that are not trained, as in `TrainBatch`."""
 
-    prepare: Callable[[Params], Params]
-    generate: Callable[[Params, Prompts, Array, Choice], Rollout]
-    reward: Callable[[Rollout, Prompts], tuple[Reward, Batch, Metrics]]
-    logprob: Callable[[TrainState, Batch], Batch]
-    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    old: Float[Array, "R S"] | None
+    reference: Float[Array, "R S"] | None
 
 
-def make_stages(
-    policy: Policy,
-    drafter: Drafter,
-    reward_fn: RewardFn,
-    config: TrainConfig,
-    mesh: Mesh,
-    rollout_fn: RolloutFn = speculative_rollout,
-) -> Stages:
-    """The stages of a step for this mesh; a profile shows each under its name."""
-    sharded_rollout = per_shard(rollout_fn, policy, drafter, config.rollout, mesh)
-    optimizers = optimizers_of(config)
-    law, size, parts = config.rollout.law, config.rollout.group_size, config.updates.minibatches * config.microbatches
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a step for one mesh, in the order of the methods; a profile shows each under its name."""
+
+    policy: Policy
+    drafter: Drafter
+    reward_fn: RewardFn
+    config: TrainConfig
+    mesh: Mesh
+    rollout_fn: RolloutFn = speculative_rollout
+    loss_fn: LossFn = policy_loss
+
+    @property
+    def loss_context(self) -> LossContext:
+        """What gradients and log-probs are computed with, for one update."""
+        config = self.config
+        return LossContext(
+            self.policy,
+            self.drafter,
+            config.rollout.law,
+            config.loss,
+            self.loss_fn,
+            config.rollout.verifier,
+            config.microbatches,
+            config.ladder,
+            config.rollout.max_new_tokens,
+            config.logit_chunk,
+        )
+
+    def prepare(self, params: Params) -> Params:
+        """Cast and gather the parameters for the rollout."""
+        return prepare(params, self.policy, self.drafter)
+
+    def choose(self, state: TrainState) -> Choice:
+        """Return the draft length of each phase, as an index; None where there is only one."""
+        return None if state.drafting is None else choose(state.drafting, self.config.rollout.lengths)
 
     @jax.named_scope("generate")
-    def generate(params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
-        return sharded_rollout(params, prompts, (jnp.int32(config.seed), step), chosen)
+    def generate(self, params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
+        """Generate the completions; chosen: the draft length of each phase, as an index."""
+        rollout = per_shard(self.rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
+        return rollout(params, prompts, (jnp.int32(self.config.seed), step), chosen)
 
     @jax.named_scope("reward")
-    def reward(rollout: Rollout, prompts: Prompts) -> tuple[Reward, Batch, Metrics]:
+    def reward(self, rollout: Rollout, prompts: Prompts) -> tuple[Reward, ScoredSequences, Metrics]:
+        """Score the completions and select the sequences to train on."""
+        config, selection = self.config, self.config.selection
+        size = config.rollout.group_size
         if len(rollout.lengths) != size * len(prompts.lengths):
             raise ValueError(
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
                 f"group_size = {size} of each"
             )
-        scores, selection = reward_fn(rollout, prompts), config.selection
+        scores = self.reward_fn(rollout, prompts)
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
-        batch = make_batch(prompts, rollout, scores.value + punishment)
+        sequences = join_completions(prompts, rollout, scores.value + punishment)
         if selection.drop_truncated:
-            batch = drop_truncated(batch, rollout)
+            sequences = drop_truncated(sequences, rollout)
         equal = zero_variance(scores.value, size)
         if selection.groups:
-            batch = keep_groups(batch, equal, selection.groups, mesh)
-        rows = len(batch.tokens) // batch_shards(mesh)
+            sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
+        rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
         if rows % parts:
             raise ValueError(
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
-        trained = jnp.any(batch.trained, axis=1)
-        return scores, batch, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
+        trained = jnp.any(sequences.trained, axis=1)
+        return scores, sequences, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
 
     @jax.named_scope("logprob")
-    def logprob(state: TrainState, batch: Batch) -> Batch:
-        def under(weights: PyTree) -> Array:
-            given, ladder, chunk = (policy, weights, batch, law, mesh), config.ladder, config.logit_chunk
-            return log_probs_of(*given, microbatches=parts, ladder=ladder, logit_chunk=chunk)
+    def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:
+        """Run the forwards that training itself does not: of the reference policy, and of the anchor of the ratio."""
+        loss, updates = self.config.loss, self.config.updates
+        context = replace(self.loss_context, microbatches=updates.minibatches * self.config.microbatches)
 
-        if state.reference is None and config.loss.kl_coefficient:
-            raise ValueError(f"kl_coefficient = {config.loss.kl_coefficient}: the state has no reference policy")
-        if state.reference is not None:
-            batch = replace(batch, reference=under(state.reference))
-        anchored = config.updates.several or config.loss.in_reward
-        if config.updates.recompute_old or (anchored and batch.mu is None):
-            batch = replace(batch, old=under(state.params.policy))
-        elif config.updates.several:
-            batch = replace(batch, old=batch.mu)
-        value = batch.reward
+        def under(weights: PyTree) -> Array:
+            return log_probs_of(context, weights, sequences, self.mesh)
+
+        if state.reference is None and loss.kl_coefficient:
+            raise ValueError(f"kl_coefficient = {loss.kl_coefficient}: the state has no reference policy")
+        reference = None if state.reference is None else under(state.reference)
+        old = None
+        if updates.recompute_old or ((updates.several or loss.in_reward) and sequences.mu is None):
+            old = under(state.params.policy)
+        elif updates.several:
+            old = sequences.mu
+        return LogProbs(old, reference)
+
+    @jax.named_scope("advantage")
+    def advantage(self, sequences: ScoredSequences, log_probs: LogProbs) -> TrainBatch:
+        """Compute the advantages from the rewards, which may pay for KL."""
+        config, reward = self.config, sequences.reward
+        cost = None
         if config.loss.in_reward:
-            price = price_of_kl(batch, config.loss)
-            if config.loss.kl_in == "token":
-                return replace(batch, advantage=token_advantages(value, price, batch.completion))
-            value -= jnp.sum(price, axis=1)
-        return replace(batch, advantage=group_advantages(value, size, config.advantage))
+            anchor = sequences.mu if log_probs.old is None else log_probs.old
+            cost = kl_cost(anchor, log_probs.reference, sequences.completion, config.loss)
+        if cost is not None and config.loss.kl_in == "token":
+            advantage = token_advantages(reward, cost, sequences.completion)
+        else:
+            paid = reward if cost is None else reward - jnp.sum(cost, axis=1)
+            each = group_advantages(paid, config.rollout.group_size, config.advantage)
+            advantage = jnp.where(sequences.completion, each[:, None], 0.0)
+        return TrainBatch(**vars(sequences), **vars(log_probs), advantage=advantage)
 
     @jax.named_scope("update")
-    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        train_draft = due(config.draft_training, state, batch)
+    def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+        """Update both networks, and the reference policy where it follows the policy."""
+        config, updates, context = self.config, self.config.updates, self.loss_context
+        train_draft = should_train_draft(config.draft_training, state, batch)
 
-        def gradients(params: Params, batch: Batch, replay: Batch | None) -> tuple[Params, Sums]:
-            return accumulate(
-                policy,
-                drafter,
-                params,
-                batch,
-                law,
-                config.loss,
-                microbatches=config.microbatches,
-                train_draft=train_draft,
-                replay=replay,
-                verifier=config.rollout.verifier,
-                ladder=config.ladder,
-                budget=config.rollout.max_new_tokens,
-                logit_chunk=config.logit_chunk,
-            )
+        def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
+            return accumulate(context, params, batch, train_draft, replay)
 
-        sizes = config.microbatches, config.updates.minibatches
-        rows = sort_rows(batch, mesh, *sizes) if config.ladder else batch
-        params, optimizer, seen = run_updates(
-            gradients, optimizers, state.params, state.optimizer, rows, replayed(state), train_draft, config.updates
+        rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if config.ladder else batch
+        optimizers, kept = optimizers_of(config), replay_rows(state)
+        params, moments, report = run_updates(
+            gradients, optimizers, state.params, state.optimizer, rows, kept, train_draft, updates
         )
-        drafting = bool(jax.tree.leaves(state.params.draft))
-        metrics = update_metrics(seen, batch, config.gap_alarm, with_draft=drafting, train_draft=train_draft)
-        # What training promises is reckoned under the whole law.
-        first = jax.tree.map(lambda x: x[0], split(rows, config.updates.minibatches))
-        state, watched = adapt(state, rows, None if law.truncates else seen.first.promised, train_draft, first)
+        with_draft = bool(jax.tree.leaves(state.params.draft))
+        metrics = update_metrics(report, batch, config.gap_alarm, with_draft=with_draft, train_draft=train_draft)
+        # The acceptance to expect is computed under the whole law.
+        expected = None if config.rollout.law.truncates else report.first_update.draft.expected_accepted
+        first_rows = jax.tree.map(lambda x: x[0], split(rows, updates.minibatches))
+        state, acceptance = adapt(state, rows, expected, train_draft, first_rows)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
-            renewed = step % config.reference_every == 0
-            reference = jax.tree.map(lambda new, old: jnp.where(renewed, new, old), params.policy, reference)
-        state = replace(state, step=step, params=params, optimizer=optimizer, reference=reference)
-        return state, metrics | watched
+            renew = step % config.reference_every == 0
+            reference = jax.tree.map(lambda new, old: jnp.where(renew, new, old), params.policy, reference)
+        state = replace(state, step=step, params=params, optimizer=moments, reference=reference)
+        return state, metrics | acceptance
 
-    return Stages(lambda params: prepare(params, policy, drafter), generate, reward, logprob, update)
+    def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:
+        """Return the state with what drafter and draft lengths keep of the rollout; metrics: those of the update."""
+        memory = self.drafter.remember(state.params.memory, prompts, rollout)
+        state = replace(state, params=replace(state.params, memory=memory))
+        if state.drafting is None:
+            return state
+        predicted = metrics.get("draft/predicted_acceptance")
+        return replace(state, drafting=remember(state.drafting, rollout, predicted, self.config.rollout.lengths))
 
 
 def optimizers_of(config: TrainConfig) -> Params:
-    """A chain for each network; a frozen draft's leaves it as it is."""
+    """Return an optax chain for each network; that of a frozen draft leaves it as it is."""
     return make_optimizers(
         config.policy_optimizer, None if config.draft_training.mode == "frozen" else config.draft_optimizer
     )

@@ -14,11 +14,12 @@ from specjax.parallel.mesh import decoding_options
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, place, prepared_layout
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.batch import Batch
+from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.config import TrainConfig
+from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
-from specjax.train.stages import make_stages
-from specjax.train.train_step import StepResult, chosen_lengths, with_experience
+from specjax.train.stages import LogProbs, Stages
+from specjax.train.train_step import StepResult
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
 
 Seconds = dict[str, float]
@@ -60,7 +61,8 @@ class StagedStep:
     """Called as the fused step is, it returns the step's result and the seconds of each stage, in their order.
 
     `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
-    selected by them, `logprob` the forwards of policies that are not trained, `train` forward, backward and updates.
+    selected by them, `logprob` the forwards of policies that are not trained, `train` the advantages, and forward,
+    backward and updates.
     Compilation, on first use, is in none of them, nor the first run of a rollout; the first run of another program is,
     which is slower than those behind it. The state is donated.
     """
@@ -73,45 +75,47 @@ class StagedStep:
         config: TrainConfig,
         mesh: Mesh,
         rollout_fn: RolloutFn = speculative_rollout,
+        loss_fn: LossFn = policy_loss,
     ) -> None:
-        self._mesh, self._policy, self._drafter, self._config = mesh, policy, drafter, config
-        self._stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+        self._stages = Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
         self._timed = Clock(policy.dtype)
         self._layout = self._gathered = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """chosen: the draft length of each phase, an index; None leaves the choice to the state."""
+        stages, seconds = self._stages, {}
         if chosen is None:
-            chosen = chosen_lengths(state, self._config)
+            chosen = stages.choose(state)
         jax.block_until_ready((state, chosen))
         self._timed.start()
-        with jax.set_mesh(self._mesh):
-            prompts, stages, seconds = place(prompts, self._mesh), self._stages, {}
+        with jax.set_mesh(stages.mesh):
+            prompts = place(prompts, stages.mesh)
             params, seconds["prepare"] = self.prepare(state)
             rollout, seconds["generation"] = self._timed(
                 "generate", stages.generate, params, prompts, state.step, chosen, pure=True
             )
             # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
             del params
-            (scores, batch, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
-            batch, seconds["logprob"] = self._timed("logprob", stages.logprob, state, batch)
-            update = state, batch, prompts, rollout
-            options: dict[str, Any] = dict(out_shardings=(self._layout, None), donate_argnums=0)
-            (state, losses), seconds["train"] = self._timed("update", self._update, *update, **options)
+            (scores, sequences, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
+            log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
+            train = state, sequences, log_probs, prompts, rollout
+            options: dict[str, Any] = dict(out_shardings=(self._layout, None, None), donate_argnums=0)
+            (state, batch, losses), seconds["train"] = self._timed("train", self._train, *train, **options)
         return (state, replace(rollout, reward=scores, batch=batch), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
-        """The parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
+        """Return the parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            self._gathered = prepared_layout(self._policy, self._drafter, state.params)
+            self._gathered = prepared_layout(self._stages.policy, self._stages.drafter, state.params)
         return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
 
-    def _update(
-        self, state: TrainState, batch: Batch, prompts: Prompts, rollout: Rollout
-    ) -> tuple[TrainState, Metrics]:
+    def _train(
+        self, state: TrainState, sequences: ScoredSequences, log_probs: LogProbs, prompts: Prompts, rollout: Rollout
+    ) -> tuple[TrainState, TrainBatch, Metrics]:
+        batch = self._stages.advantage(sequences, log_probs)
         state, losses = self._stages.update(state, batch)
-        return with_experience(state, prompts, rollout, losses, self._drafter, self._config), losses
+        return self._stages.remember(state, prompts, rollout, losses), batch, losses
 
 
 class ProbeStep:
@@ -131,11 +135,12 @@ class ProbeStep:
         config: TrainConfig,
         mesh: Mesh,
         rollout_fn: RolloutFn = speculative_rollout,
+        loss_fn: LossFn = policy_loss,
     ) -> None:
         plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
         self._mesh, self._timed = mesh, Clock(policy.dtype)
-        self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn)
-        self._generate_plain = make_stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
+        self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
+        self._generate_plain = Stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):

@@ -14,37 +14,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
-from specjax.cost import choose, nothing_known, remember
+from specjax.cost import init_drafting
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import BATCH_AXES, decoding_options, finished
 from specjax.rewards import RewardFn
-from specjax.rollout.generate import Choice, RolloutFn, place
+from specjax.rollout.generate import RolloutFn, place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import nothing_seen
+from specjax.train.adaptation import init_adaptation
 from specjax.train.config import TrainConfig
+from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments
-from specjax.train.stages import make_stages, optimizers_of
+from specjax.train.stages import Stages, optimizers_of
 from specjax.types import Params, Policy, Prompts, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]
-
-
-def chosen_lengths(state: TrainState, config: TrainConfig) -> Choice:
-    """The draft length of each phase, as an index; None where there is but one."""
-    return None if state.drafting is None else choose(state.drafting, config.rollout.lengths)
-
-
-def with_experience(
-    state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics, drafter: Drafter, config: TrainConfig
-) -> TrainState:
-    """The state with what the drafter keeps of the rollout, how it went, and what the draft promises."""
-    memory = drafter.remember(state.params.memory, prompts, rollout)
-    state = replace(state, params=replace(state.params, memory=memory))
-    if state.drafting is None:
-        return state
-    predicted = metrics.get("draft/predicted_acceptance")
-    return replace(state, drafting=remember(state.drafting, rollout, predicted, config.rollout.lengths))
 
 
 class TrainStep:
@@ -84,27 +68,29 @@ def make_train_step(
     config: TrainConfig,
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
+    loss_fn: LossFn = policy_loss,
 ) -> TrainStep:
     """`state, rollout, metrics = step(state, prompts)`: one compiled program, traced once.
 
     reward_fn:  (rollout, prompts) -> Reward, traced, or `host_reward` around a host scorer.
     rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
+    loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
 
     The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts, or the
     groups that are kept, do not divide over the mesh, or the sequences of a shard that train over minibatches and
     microbatches, where a rollout has not group_size sequences of each prompt, and where a KL coefficient finds no
     reference policy.
     """
-    stages = make_stages(policy, drafter, reward_fn, config, mesh, rollout_fn)
+    stages = Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
 
     def step(state: TrainState, prompts: Prompts) -> StepResult:
         params = stages.prepare(state.params)
-        rollout = stages.generate(params, prompts, state.step, chosen_lengths(state, config))
-        scores, batch, metrics = stages.reward(rollout, prompts)
-        batch = stages.logprob(state, batch)
+        rollout = stages.generate(params, prompts, state.step, stages.choose(state))
+        scores, sequences, metrics = stages.reward(rollout, prompts)
+        batch = stages.advantage(sequences, stages.logprob(state, sequences))
         state, losses = stages.update(state, batch)
-        state = with_experience(state, prompts, rollout, losses, drafter, config)
+        state = stages.remember(state, prompts, rollout, losses)
         return state, replace(rollout, reward=scores, batch=batch), metrics | losses
 
     return TrainStep(step, mesh, policy.dtype)
@@ -118,7 +104,7 @@ def init_train_state(
     seconds: Float[np.ndarray, "phases lengths"] | None = None,
     prompts: tuple[int, int] | None = None,
 ) -> TrainState:
-    """A fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
+    """Return a fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
 
     with_reference: keep a copy of the policy as it is now, for KL.
     seconds:        of a round, for each phase that `lay_out` gives and each of the rollout's draft_lengths; needed
@@ -126,16 +112,14 @@ def init_train_state(
     prompts:        how many a step has and how wide they are padded; needed where rollouts are replayed, and used for
                     nothing else.
     """
-    lengths, rollout = config.rollout.draft_lengths, config.rollout
-    rows = None
-    if prompts is not None:
-        trained = config.selection.groups or prompts[0]
-        rows = trained * rollout.group_size, prompts[1] + rollout.max_new_tokens
+    lengths = config.rollout.draft_lengths
     if lengths and seconds is None:
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
-    drafting = None
+    drafting = adaptation = None
     if seconds is not None:
-        drafting = jax.device_put(nothing_known(lengths, seconds), NamedSharding(mesh, P()))
+        drafting = jax.device_put(init_drafting(lengths, seconds), NamedSharding(mesh, P()))
+    if jax.tree.leaves(params.draft):
+        adaptation = init_adaptation(config.draft_training, _rows(config, prompts), mesh)
     optimizers = optimizers_of(config)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
@@ -146,5 +130,14 @@ def init_train_state(
         ),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
         drafting=drafting,
-        adaptation=nothing_seen(config.draft_training, rows, mesh) if jax.tree.leaves(params.draft) else None,
+        adaptation=adaptation,
     )
+
+
+def _rows(config: TrainConfig, prompts: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return how many rows a step trains on and how wide they are."""
+    if prompts is None:
+        return None
+    count, width = prompts
+    groups = config.selection.groups or count
+    return groups * config.rollout.group_size, width + config.rollout.max_new_tokens

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
-from specjax.train.batch import Batch, split
-from specjax.train.gradients import Sums
+from specjax.train.batch import Sequences, TrainBatch, split
+from specjax.train.gradients import Sums, reduce_sums
 from specjax.train.optimizer import apply_gradients, usable
 from specjax.types import Params
 
-Gradients = Callable[[Params, Batch, Batch | None], tuple[Params, Sums]]
+Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]]
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,17 @@ class UpdateConfig:
 
 
 class Report(NamedTuple):
-    """sums: over all `updates`. first: those of the first update, whose policy is the one that generated.
+    """What the updates of a step report.
 
-    norms: of the gradients before clipping, means over the updates. skipped: how many updates of each network were, for
-    a loss or a gradient that is not finite.
+    sums:         over all `updates`.
+    first_update: those of the first update, whose policy is the one that generated.
+    norms:        of the gradients before clipping, means over the updates.
+    skipped:      how many updates of each network were skipped, for a loss or a gradient that is not finite.
     """
 
     updates: int
     sums: Sums
-    first: Sums
+    first_update: Sums
     norms: Params
     skipped: Params
 
@@ -71,42 +73,39 @@ def run_updates(
     optimizers: Params,
     params: Params,
     states: Params,
-    batch: Batch,
-    replay: Batch | None,
+    batch: TrainBatch,
+    replay: Sequences | None,
     train_draft: bool | Bool[Array, ""],
     config: UpdateConfig,
 ) -> tuple[Params, Params, Report]:
-    """(params, optimiser states, what was seen) after all updates.
+    """Return (params, optimiser states, report) after all updates.
 
     gradients: (params, minibatch, its part of the replay) -> both gradients and their sums.
-    replay:    rows of earlier rollouts, [n, R, ..], which are shared out as the batch is.
+    replay:    rows of earlier rollouts, [n, R, ..], which are shared out over the minibatches as the batch is.
     """
 
-    def one(carry: tuple[Params, Params], part: tuple[Batch, Batch | None]) -> tuple[tuple[Params, Params], tuple]:
+    def update(carry: tuple[Params, Params], part: tuple[TrainBatch, Sequences | None]) -> tuple:
         params, states = carry
         found, sums = gradients(params, *part)
         norms = Params(optax.tree.norm(found.policy), optax.tree.norm(found.draft))
-        finite = Params(usable(found.policy, sums.policy_loss), usable(found.draft, sums.draft_loss))
+        finite = Params(usable(found.policy, sums.policy.loss), usable(found.draft, sums.draft.loss))
         params, states = apply_gradients(optimizers, found, states, params, finite, train_draft)
         return (params, states), (sums, norms, finite)
 
-    def epoch(carry: tuple[Params, Params], _: None) -> tuple[tuple[Params, Params], tuple]:
-        return jax.lax.scan(one, carry, (split(batch, config.minibatches), old))
+    def epoch(carry: tuple[Params, Params], _: None) -> tuple:
+        return jax.lax.scan(update, carry, parts)
 
-    old = None
+    parts = split(batch, config.minibatches), None
     if replay is not None:
-        old = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), jax.vmap(partial(split, parts=config.minibatches))(replay))
+        rows = jax.vmap(partial(split, parts=config.minibatches))(replay)
+        parts = parts[0], jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), rows)
     (params, states), (sums, norms, finite) = jax.lax.scan(epoch, (params, states), None, length=config.epochs)
-    totals = {name: (jnp.max if name.endswith("_max") else jnp.sum)(value) for name, value in sums._asdict().items()}
-    return (
-        params,
-        states,
-        Report(
-            updates=config.count,
-            sums=Sums(**totals),
-            first=jax.tree.map(lambda x: x[0, 0], sums),
-            norms=jax.tree.map(jnp.mean, norms),
-            # A draft that rests has no update to skip, whatever its loss.
-            skipped=Params(*(jnp.sum(x, dtype=jnp.int32) for x in (~finite.policy, ~finite.draft & train_draft))),
-        ),
+    report = Report(
+        updates=config.count,
+        sums=reduce_sums(sums),
+        first_update=jax.tree.map(lambda x: x[0, 0], sums),
+        norms=jax.tree.map(jnp.mean, norms),
+        # A draft that is not trained has no update to skip, whatever its loss.
+        skipped=Params(*(jnp.sum(x, dtype=jnp.int32) for x in (~finite.policy, ~finite.draft & train_draft))),
     )
+    return params, states, report

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launch.run.skipped_updates import KEPT, SkippedUpdates
-from specjax.train.batch import Batch
+from specjax.train.batch import TrainBatch
 from specjax.types import Prompts, Rollout
 
 PROMPTS = Prompts(jnp.array([[3, 4], [5, 0]]), jnp.array([2, 1]), jnp.array([7, 9]))
@@ -14,13 +14,13 @@ PROMPTS = Prompts(jnp.array([[3, 4], [5, 0]]), jnp.array([2, 1]), jnp.array([7, 
 
 def rollout(step: int) -> Rollout:
     rows = jnp.full((4, 5), -0.5)
-    batch = Batch(
+    batch = TrainBatch(
         tokens=jnp.full((4, 5), step),
         completion=jnp.ones((4, 5), bool),
         mu=rows,
         reward=jnp.array([0.0, jnp.nan, 1.0, 2.0]),
         counted=jnp.array([True, False, True, True]),
-        advantage=jnp.arange(4.0),
+        advantage=rows + 3,
         old=rows + 1,
         reference=rows + 2,
     )

@@ -11,8 +11,8 @@ import pytest
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.run.directory import restore_params
-from specjax.train.batch import Batch
-from specjax.train.gradients import accumulate
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import usable
 from specjax.types import Params
 from tests.launch.programs import LEAST, Options, argv, metrics, saves, start
@@ -30,18 +30,13 @@ OPTIONS = LEAST | {
 }
 
 
-def finite(experiment: Experiment, params: Params, batch: Batch) -> Params:
+def finite(experiment: Experiment, params: Params, batch: TrainBatch) -> Params:
     """Whether the gradient of each network is."""
-    parts = (
-        experiment.networks.policy,
-        experiment.networks.drafter,
-        params,
-        batch,
-        experiment.train.rollout.law,
-        experiment.train.loss,
-    )
-    found, sums = accumulate(*parts, budget=experiment.train.rollout.max_new_tokens)
-    return Params(usable(found.policy, sums.policy_loss), usable(found.draft, sums.draft_loss))
+    networks, config = experiment.networks, experiment.train
+    budget = config.rollout.max_new_tokens
+    context = LossContext(networks.policy, networks.drafter, config.rollout.law, config.loss, budget=budget)
+    found, sums = accumulate(context, params, batch)
+    return Params(usable(found.policy, sums.policy.loss), usable(found.draft, sums.draft.loss))
 
 
 @pytest.mark.slow
@@ -70,7 +65,7 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     ):
         np.testing.assert_array_equal(here, there)
     with np.load(run / f"skipped_step_{len(lines)}.npz") as saved:
-        batch = Batch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})
+        batch = TrainBatch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})
     assert np.isfinite(batch.advantage).all() and np.ptp(batch.reward) > 1e29
     # The file and the save show what is wrong, and that it is the advantages.
     assert not finite(experiment, params, batch).policy and finite(experiment, params, batch).draft

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,9 +12,8 @@ from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.rollout.generate import place
-from specjax.train.batch import Batch
-from specjax.train.gradients import Sums, accumulate
-from specjax.train.loss import LossConfig
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.train_step import init_train_state, make_train_step
 from specjax.types import Params
@@ -23,11 +21,11 @@ from tests.specjax.training import (
     AS_SHIPPED,
     CONFIG,
     DECODER,
-    VOCAB,
     assert_same_bits,
     count_fives,
     make_prompts,
     mesh_of,
+    ragged_batch,
 )
 
 MESH = mesh_of(1, 1, 1)
@@ -45,33 +43,24 @@ def head(convention: str, unroll: int = 2) -> tuple[HeadDrafter, Params]:
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
-    generator = np.random.default_rng(0)
-    return Batch(
-        tokens=jnp.asarray(generator.integers(VOCAB, size=(ROWS, LENGTH)), jnp.int32),
-        completion=jnp.arange(LENGTH)[None] >= jnp.array([[1], [2], [4], [3]]),
-        advantage=jnp.asarray(generator.normal(size=ROWS), jnp.float32),
-        counted=jnp.ones(ROWS, bool),
-    )
+def batch() -> TrainBatch:
+    return ragged_batch(ROWS, LENGTH)
 
 
 @pytest.mark.slow
-def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Batch):
+def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: TrainBatch):
     drafter, params = head("qwen3_next")
 
-    def gradients(train_draft: bool) -> tuple[Params, Sums]:
-        def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
-            law = CONFIG.rollout.law
-            return accumulate(POLICY, drafter, params, batch, law, LossConfig(), train_draft=train_draft)
-
-        return jax.jit(run, compiler_options=AS_SHIPPED)(params, batch)
-
-    (on, _), (off, sums) = gradients(True), gradients(False)
+    context = LossContext(POLICY, drafter, CONFIG.rollout.law)
+    (on, _), (off, sums) = (
+        jax.jit(partial(accumulate, context, train_draft=train), compiler_options=AS_SHIPPED)(params, batch)
+        for train in (True, False)
+    )
     assert_same_bits(off.policy, on.policy)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.policy))
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft))
-    assert sums.draft_loss > 0
+    assert sums.draft.loss > 0
 
 
 @pytest.mark.slow

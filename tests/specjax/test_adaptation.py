@@ -13,10 +13,9 @@ import pytest
 from specjax.checkpoint import Checkpointer
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, due, nothing_seen
-from specjax.train.batch import Batch
-from specjax.train.gradients import accumulate
-from specjax.train.loss import LossConfig
+from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, init_adaptation, should_train_draft
+from specjax.train.batch import ScoredSequences, TrainBatch
+from specjax.train.gradients import LossContext, accumulate
 from specjax.train.train_step import StepResult, init_train_state, make_train_step
 from specjax.types import Params, PyTree, TrainState
 from tests.specjax.training import (
@@ -179,27 +178,24 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
     replay = Replay(*(jnp.asarray(x[1:], jnp.int32) for x in (tokens, start, end))).rows()
     column = np.arange(width)
     completion = (column >= start[..., None]) & (column < end[..., None])
-    none, every = jnp.zeros(rows), jnp.ones(rows, bool)
-    batch = Batch(jnp.asarray(tokens[0]), jnp.asarray(completion[0]), counted=every, advantage=none)
-
-    @partial(jax.jit, static_argnames="ladder")
-    def both(params: Params, batch: Batch, replay: Batch, train: jax.Array, ladder: tuple[int, ...]) -> tuple:
-        given = POLICY, DRAFTER, params, batch, LAW, LossConfig()
-        return accumulate(*given, microbatches=2, train_draft=train, replay=replay, ladder=ladder)
-
-    taught, sums = both(params, batch, replay, jnp.bool(True), (10,))
+    zeros, every = jnp.zeros((rows, width)), jnp.ones(rows, bool)
+    first = jnp.asarray(tokens[0]), jnp.asarray(completion[0])
+    batch = TrainBatch(*first, reward=zeros[:, 0], counted=every, advantage=zeros)
+    both = jax.jit(partial(accumulate, LossContext(POLICY, DRAFTER, LAW, microbatches=2, ladder=(10,))))
+    taught, sums = both(params, batch, jnp.bool(True), replay)
     expected = draft_gradient(params, tokens.reshape(-1, width), completion.reshape(-1, width))
     assert relative_gap(taught.draft, expected) < 1e-5
-    rested, watched = both(params, batch, replay, jnp.bool(False), (10,))
+    rested, watched = both(params, batch, jnp.bool(False), replay)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(rested.draft))
     assert_same_bits(rested.policy, taught.policy)
     assert_same_bits(watched, sums)
-    assert float(sums.draft_tokens) == completion[0].sum()
+    assert float(sums.draft.tokens) == completion[0].sum()
 
 
-def batch_with(proposed: int, accepted: int) -> Batch:
+def batch_with(proposed: int, accepted: int) -> ScoredSequences:
     stood, kept = (jnp.arange(100)[None] < count for count in (proposed, accepted))
-    return Batch(jnp.zeros((1, 100), jnp.int32), stood, proposed=stood, accepted=kept)
+    scores = dict(reward=jnp.zeros(1), counted=jnp.ones(1, bool))
+    return ScoredSequences(jnp.zeros((1, 100), jnp.int32), stood, **scores, proposed=stood, accepted=kept)
 
 
 def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
@@ -209,7 +205,7 @@ def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
 
 def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
     """After each of (proposed, accepted, mean promised)."""
-    state, seen = state_of(0, nothing_seen(DraftTrainingConfig(), None, MESH)), []
+    state, seen = state_of(0, init_adaptation(DraftTrainingConfig(), None, MESH)), []
     for i, (proposed, accepted, mean) in enumerate(counts):
         now = bool(trained[i : i + 1] == (True,))
         state, metrics = adapt(state, batch_with(proposed, accepted), jnp.float32(mean * proposed), now)
@@ -227,22 +223,24 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
     """And two standard deviations of the noise less, 8.8 of 100 drafts."""
-    best = replace(nothing_seen(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74))
+    best = replace(init_adaptation(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74))
     config = DraftTrainingConfig(every=100, fall=0.25)
-    assert bool(due(config, state_of(7, best), batch_with(100, accepted))) == trains
+    assert bool(should_train_draft(config, state_of(7, best), batch_with(100, accepted))) == trains
     # Where nothing was drafted, nothing fell; nor where the rollout does not tell.
-    assert not due(config, state_of(7, best), batch_with(0, 0))
+    assert not should_train_draft(config, state_of(7, best), batch_with(0, 0))
     silent = replace(batch_with(100, 0), proposed=None, accepted=None)
-    assert not due(config, state_of(7, best), silent) and due(config, state_of(200, best), silent)
+    assert not should_train_draft(config, state_of(7, best), silent) and should_train_draft(
+        config, state_of(200, best), silent
+    )
 
 
 def test_what_is_known_beforehand_is_not_traced() -> None:
-    state, batch = state_of(0, nothing_seen(DraftTrainingConfig(), None, MESH)), batch_with(10, 5)
-    assert due(DraftTrainingConfig(), state, batch) is True
-    assert due(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
-    assert due(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
+    state, batch = state_of(0, init_adaptation(DraftTrainingConfig(), None, MESH)), batch_with(10, 5)
+    assert should_train_draft(DraftTrainingConfig(), state, batch) is True
+    assert should_train_draft(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
+    assert should_train_draft(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
     with pytest.raises(ValueError, match="fall=0.5.*the state was not made for it"):
-        due(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
+        should_train_draft(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
 
 
 def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:

@@ -16,10 +16,9 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import PATIENCE, DraftTrainingConfig, adapt, nothing_seen
-from specjax.train.batch import Batch, make_batch
-from specjax.train.gradients import accumulate
-from specjax.train.loss import LossConfig
+from specjax.train.adaptation import ALARM_PATIENCE, DraftTrainingConfig, adapt, init_adaptation
+from specjax.train.batch import ScoredSequences, TrainBatch, join_completions
+from specjax.train.gradients import LossContext, accumulate
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 
@@ -79,17 +78,18 @@ def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
 
 
 @cache
-def promise(verifier: str) -> Callable[[Params, Batch], jax.Array]:
-    def promised(params: Params, batch: Batch) -> jax.Array:
-        parts = WORLD.policy, HEALTHY, params, batch, LAW, LossConfig()
-        return accumulate(*parts, train_draft=False, verifier=verifier)[1].promised
+def expected_accepted(verifier: str) -> Callable[[Params, ScoredSequences], jax.Array]:
+    context = LossContext(WORLD.policy, HEALTHY, LAW, verifier=verifier)
 
-    return jax.jit(promised)
+    def run(params: Params, sequences: ScoredSequences) -> jax.Array:
+        batch = TrainBatch(**vars(sequences), advantage=jnp.zeros(sequences.tokens.shape))
+        return accumulate(context, params, batch, train_draft=False)[1].draft.expected_accepted
+
+    return jax.jit(run)
 
 
-def batch_of(rollout: Rollout) -> Batch:
-    none = jnp.zeros(len(rollout.lengths))
-    return replace(make_batch(WORLD.batch, rollout, none), advantage=none)
+def sequences_of(rollout: Rollout) -> ScoredSequences:
+    return join_completions(WORLD.batch, rollout, jnp.zeros(len(rollout.lengths)))
 
 
 @cache
@@ -98,10 +98,10 @@ def weights(draft: str) -> Params:
     random = WORLD.params("random")
     if draft == "random":
         return random
-    batch = batch_of(decode("none", "rejection")(random, WORLD.batch, seed_step(5, -1)))
+    batch = sequences_of(decode("none", "rejection")(random, WORLD.batch, seed_step(5, -1)))
 
     @jax.jit
-    def train(params: Params, batch: Batch) -> Params:
+    def train(params: Params, batch: ScoredSequences) -> Params:
         output = WORLD.policy.apply(params.policy, batch.tokens, jnp.zeros(len(batch.tokens), jnp.int32))
         draft = distilled(HEALTHY, params, batch.tokens, output, batch.completion, LAW, steps=250)
         return replace(params, draft=draft)
@@ -118,13 +118,13 @@ def watched(
         params=weights(draft),
         optimizer=Params({}, {}),
         reference=None,
-        adaptation=nothing_seen(DraftTrainingConfig(), None, make_mesh(MeshConfig())),
+        adaptation=init_adaptation(DraftTrainingConfig(), None, make_mesh(MeshConfig())),
     )
     seen = []
-    for step in range(PATIENCE):
+    for step in range(ALARM_PATIENCE):
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
-        batch = batch_of(rollout)
-        state, metrics = adapt(state, batch, promise(verifier)(state.params, batch), trained=False)
+        batch = sequences_of(rollout)
+        state, metrics = adapt(state, batch, expected_accepted(verifier)(state.params, batch), trained=False)
         drafted, taken = float(jnp.sum(rollout.draft_outcome > 0)), float(jnp.sum(rollout.draft_outcome == 2))
         rate = float(metrics["draft/measured_acceptance"])
         np.testing.assert_allclose(rate, taken / drafted, rtol=1e-6)
@@ -165,7 +165,7 @@ def test_coupled_accepts_between_the_bounds_of_what_training_promises() -> None:
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.startswith("none")])
 def test_a_planted_fault_raises_the_alarm(fault: str) -> None:
     seen = watched(fault)
-    assert [step["draft/alarm"] for step in seen] == [0] * (PATIENCE - 1) + [1]
+    assert [step["draft/alarm"] for step in seen] == [0] * (ALARM_PATIENCE - 1) + [1]
 
 
 def test_stale_weights_raise_the_alarm() -> None:

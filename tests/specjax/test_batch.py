@@ -5,7 +5,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.train.batch import make_batch, split
+from specjax.train.batch import join_completions, split
 from specjax.types import Prompts, Rollout
 from tests.specjax.training import mesh_of
 
@@ -33,7 +33,7 @@ def job() -> tuple[Prompts, Rollout, jax.Array]:
 
 def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
     prompts, rollout, reward = job()
-    batch = make_batch(prompts, rollout, reward)
+    batch = join_completions(prompts, rollout, reward)
     assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET)
     for row, (tokens, completion, mu) in enumerate(zip(batch.tokens, batch.completion, batch.mu, strict=True)):
         start, length = int(prompts.lengths[row // GROUP]), int(rollout.lengths[row])
@@ -44,18 +44,11 @@ def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
         np.testing.assert_array_equal(np.flatnonzero(completion), np.arange(start, end))
         np.testing.assert_array_equal(mu[start:end], rollout.full[row, :length])
     np.testing.assert_array_equal(batch.reward, reward)
-
-
-def test_unscored_rows_are_not_trained_on_but_keep_their_completion() -> None:
-    batch = make_batch(*job())
+    # Row 2 has no reward, and trains the draft alone.
     assert not batch.trained[2].any() and batch.completion[2].sum() == 4
-    rest = np.arange(len(batch.counted)) != 2
-    np.testing.assert_array_equal(batch.trained[rest], batch.completion[rest])
-
-
-def test_without_recorded_log_probs_there_is_no_mu() -> None:
-    prompts, rollout, reward = job()
-    assert make_batch(prompts, Rollout(rollout.tokens, rollout.lengths), reward).mu is None
+    others = np.arange(len(reward)) != 2
+    np.testing.assert_array_equal(batch.trained[others], batch.completion[others])
+    assert join_completions(prompts, Rollout(rollout.tokens, rollout.lengths), reward).mu is None
 
 
 def test_split_is_a_permutation_of_the_rows() -> None:

@@ -17,7 +17,7 @@ from specjax.cost import (
     batch_gain,
     choose,
     fit,
-    nothing_known,
+    init_drafting,
     promised,
     remember,
     round_seconds,
@@ -92,7 +92,7 @@ def test_no_constant_is_negative_and_noise_is_averaged_out():
 
 
 def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it():
-    none = nothing_known((0, 3), np.ones((1, 2))).acceptance
+    none = init_drafting((0, 3), np.ones((1, 2))).acceptance
     np.testing.assert_array_equal(expected_rates(none), [0, 0, 0])
     predicted = Acceptance(none.drafted, none.accepted, jnp.float32(0.8))
     np.testing.assert_allclose(expected_rates(predicted), [0.8, 0.64, 0.512], rtol=1e-6)
@@ -111,7 +111,7 @@ def rollout(**statistics: jax.Array) -> Rollout:
 
 
 def test_old_steps_fade():
-    known = nothing_known((0, 2), np.ones((1, 2)))
+    known = init_drafting((0, 2), np.ones((1, 2)))
     for accepted in (0, 10):
         seen = rollout(drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), accepted))
         known = remember(known, seen, jnp.float32(0.3), (0, 2))
@@ -122,7 +122,7 @@ def test_old_steps_fade():
 
 def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
     """Two shards and three phases: sequences were let in during the first of them, the last saw no round."""
-    known = nothing_known((0, 1, 3), np.ones((3, 3)))
+    known = init_drafting((0, 1, 3), np.ones((3, 3)))
     seen = rollout(
         loop_rounds=jnp.array([[9, 10, 0], [9, 20, 0]]),
         plain_rounds=jnp.array([[0, 25, 0], [0, 45, 0]]),
@@ -135,7 +135,7 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
 
 
 def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
-    known = nothing_known((0, 2), np.ones((2, 2)))
+    known = init_drafting((0, 2), np.ones((2, 2)))
     same = remember(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
     foreign = rollout(loop_rounds=jnp.ones((1, 1)), plain_rounds=jnp.ones((1, 1)), draft_length=jnp.ones((1, 1)))
@@ -174,7 +174,7 @@ def test_a_ragged_draft_promises_no_more_than_all_that_lies_beyond():
 def test_what_was_found_out_in_vain_is_not_soon_tried_again():
     """Of a draft that costs a quarter more, and promises much and never gains."""
     lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
-    state = nothing_known(lengths, np.array([[1.0, 1.25]], np.float32))
+    state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
     for _ in range(60):
         index = int(choose(state, lengths)[0])
         chosen.append(index)
@@ -238,7 +238,7 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
 
 def test_where_no_loss_foretells_anything_hindsight_does():
     """Of two shards; what was drafted in the rounds that found something does not count beside it."""
-    known = nothing_known((0, 2), np.ones((1, 2)))
+    known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
     seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
     known = remember(known, seen, None, (0, 2))
@@ -252,7 +252,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
 def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
     """Of 10 tokens; a batch comes as far as its rows."""
     lengths, chosen = (0, 1), []
-    state, counts = nothing_known(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
+    state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
     for _ in range(30):
         index = int(choose(state, lengths)[0])
         chosen.append(index)

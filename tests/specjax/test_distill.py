@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +8,19 @@ import optax
 import pytest
 
 from specjax.sampling import SamplingLaw
-from specjax.train.batch import Batch
+from specjax.train.batch import Sequences, TrainBatch
 from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict
-from specjax.train.gradients import accumulate
-from specjax.train.loss import LossConfig
+from specjax.train.gradients import LossContext, accumulate
 from specjax.types import Params
-from tests.specjax.training import VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap, traced_once
+from tests.specjax.training import (
+    assert_same_bits,
+    mesh_of,
+    networks,
+    params_on,
+    ragged_batch,
+    relative_gap,
+    traced_once,
+)
 
 ROWS, LENGTH = 8, 14
 LAW = SamplingLaw(temperature=0.7)
@@ -23,17 +31,12 @@ DESCENT = optax.sgd(1.0)
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
-    """Ragged prompts and answers, which train the draft alone."""
-    rng = np.random.default_rng(0)
-    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 9, (ROWS, 1))
-    column = np.arange(LENGTH)[None]
-    tokens = np.where(column < start + length, rng.integers(0, VOCAB, (ROWS, LENGTH)), 0).astype(np.int32)
-    completion = (column >= start) & (column < start + length)
-    return Batch(jnp.array(tokens), jnp.array(completion))
+def batch() -> Sequences:
+    given = ragged_batch(ROWS, LENGTH)
+    return Sequences(given.tokens, given.completion)
 
 
-def gradient_of(step: DistillStep, params: Params, mesh, batch: Batch) -> tuple[Params, dict]:
+def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tuple[Params, dict]:
     """The draft's gradient as `Params`, and the metrics."""
     before = jax.tree.map(np.array, params.draft)
     state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch)
@@ -53,14 +56,13 @@ def step() -> DistillStep:
 
 
 @pytest.fixture(scope="module")
-def expected(params: Params, batch: Batch) -> tuple[Params, dict[str, float]]:
+def expected(params: Params, batch: Sequences) -> tuple[Params, dict[str, float]]:
     """The draft's gradient in a step of training, and what that step reports of the draft."""
 
-    def run(params: Params, batch: Batch):
-        return accumulate(POLICY, DRAFTER, params, replace(batch, advantage=jnp.zeros(ROWS)), LAW, LossConfig())
-
-    gradients, sums = jax.jit(run)(params, batch)
-    predicted = float(jnp.sum(sums.overlap) / sums.draft_tokens)
+    zeros, context = jnp.zeros(batch.tokens.shape), LossContext(POLICY, DRAFTER, LAW)
+    trained = TrainBatch(**vars(batch), reward=zeros[:, 0], counted=zeros[:, 0] == 0, advantage=zeros)
+    gradients, sums = jax.jit(partial(accumulate, context))(params, trained)
+    predicted = float(sums.draft.overlap / sums.draft.tokens)
     return gradients, {"draft/predicted_acceptance": predicted, "grad_norm/draft": optax.tree.norm(gradients.draft)}
 
 

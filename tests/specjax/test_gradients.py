@@ -3,6 +3,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,19 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from specjax.sampling import SamplingLaw
-from specjax.train.batch import Batch
-from specjax.train.gradients import Sums, accumulate, log_probs_of
-from specjax.train.loss import LossConfig
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, PolicySums, Sums, accumulate, log_probs_of
+from specjax.train.loss import LossConfig, LossInputs, LossOutput
 from specjax.types import Params
-from tests.specjax.training import AS_SHIPPED, VOCAB, assert_same_bits, mesh_of, networks, params_on, relative_gap
+from tests.specjax.training import (
+    AS_SHIPPED,
+    assert_same_bits,
+    mesh_of,
+    networks,
+    params_on,
+    ragged_batch,
+    relative_gap,
+)
 
 ROWS, LENGTH, FAILED = 8, 14, 5
 LAW = SamplingLaw(temperature=0.7)
@@ -22,15 +31,16 @@ LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
 POLICY, DRAFTER = networks()
 MESH = mesh_of(1, 1, 1)
 
-Accumulate = Callable[[Params, Batch, jax.Array | None], tuple[Params, Sums]]
+CONTEXT = LossContext(POLICY, DRAFTER, LAW, LOSS)
+
+Accumulate = Callable[[Params, TrainBatch, jax.Array | None], tuple[Params, Sums]]
 
 
 def compiled(
-    microbatches: int = 1, train_draft: bool = True, options: dict[str, Any] | None = None, loss: LossConfig = LOSS
+    train_draft: bool = True, options: dict[str, Any] | None = None, context: LossContext = CONTEXT
 ) -> Accumulate:
-    def run(params: Params, batch: Batch, reference: jax.Array | None) -> tuple[Params, Sums]:
-        batch = replace(batch, reference=reference)
-        return accumulate(POLICY, DRAFTER, params, batch, LAW, loss, microbatches=microbatches, train_draft=train_draft)
+    def run(params: Params, batch: TrainBatch, reference: jax.Array | None) -> tuple[Params, Sums]:
+        return accumulate(context, params, replace(batch, reference=reference), train_draft)
 
     return jax.jit(run, compiler_options=options)
 
@@ -64,20 +74,12 @@ def pick(law: np.ndarray, tokens: jax.Array) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def batch(params, log_probs) -> Batch:
-    """Ragged prompts and completions, one row of which could not be scored."""
-    rng = np.random.default_rng(0)
-    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 10, (ROWS, 1))
-    column = np.arange(LENGTH)[None]
-    tokens = jnp.array(rng.integers(0, VOCAB, (ROWS, LENGTH)), jnp.int32)
-    theta = np.pad(pick(log_probs(params, tokens), tokens), ((0, 0), (1, 0)))
-    return Batch(
-        tokens=tokens,
-        completion=jnp.array((column >= start) & (column < start + length)),
-        mu=jnp.array(theta + rng.normal(0, 0.5, theta.shape), jnp.float32),
-        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
-        counted=jnp.arange(ROWS) != FAILED,
-    )
+def batch(params, log_probs) -> TrainBatch:
+    """With what generated near to what is trained."""
+    batch = ragged_batch(ROWS, LENGTH, failed=FAILED)
+    theta = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
+    noise = np.random.default_rng(2).normal(0, 0.5, theta.shape)
+    return replace(batch, mu=jnp.array(theta + noise, jnp.float32))
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +89,17 @@ def reference(params, batch, log_probs) -> jax.Array:
     return jnp.array(np.pad(other, ((0, 0), (1, 0))), jnp.float32)
 
 
-def trained_tokens(batch: Batch) -> list[tuple[int, int]]:
+def trained_tokens(batch: TrainBatch) -> list[tuple[int, int]]:
     return [
         (row, t) for row in range(ROWS) for t in range(1, LENGTH) if batch.completion[row, t] and batch.counted[row]
     ]
 
 
-def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndarray) -> float:
+def loss_of(theta: np.ndarray, old: np.ndarray, batch: TrainBatch, reference: np.ndarray) -> float:
     """The objective that `accumulate` differentiates, token by token; theta and old are [R, S, V]."""
     tokens, total = trained_tokens(batch), 0.0
     for row, t in tokens:
-        token, advantage = int(batch.tokens[row, t]), float(batch.advantage[row])
+        token, advantage = int(batch.tokens[row, t]), float(batch.advantage[row, t])
         now, before = theta[row, t - 1, token], old[row, t - 1, token]
         ratio = np.exp(now - before)
         surrogate = min(ratio * advantage, np.clip(ratio, 1 - LOSS.clip_low, 1 + LOSS.clip_high) * advantage)
@@ -110,31 +112,48 @@ def loss_of(theta: np.ndarray, old: np.ndarray, batch: Batch, reference: np.ndar
 @pytest.mark.parametrize("microbatches", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradients, params, batch, reference) -> None:
     whole, whole_sums = gradients(params, batch, reference)
-    parts, part_sums = compiled(microbatches)(params, batch, reference)
+    parts, part_sums = compiled(context=replace(CONTEXT, microbatches=microbatches))(params, batch, reference)
     assert relative_gap(parts.policy, whole.policy) < 1e-5
     assert relative_gap(parts.draft, whole.draft) < 1e-5
-    for name, value in part_sums._asdict().items():
-        np.testing.assert_allclose(value, getattr(whole_sums, name), rtol=1e-5, err_msg=name)
+    chex.assert_trees_all_close(part_sums, whole_sums, rtol=1e-5)
 
 
 def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
     """GSPO's ratio, a weight for the whole sequence, and sequences that weigh the same."""
     loss = LossConfig(ratio="sequence", importance="sequence", importance_cap=1.5, aggregate="sequence")
-    whole, parts = (compiled(count, False, loss=loss)(params, batch, reference) for count in (1, 4))
+    contexts = (replace(CONTEXT, loss=loss, microbatches=count) for count in (1, 4))
+    whole, parts = (compiled(False, context=context)(params, batch, reference) for context in contexts)
     assert relative_gap(parts[0].policy, whole[0].policy) < 1e-5
     theta = pick(log_probs(params, batch.tokens), batch.tokens)
     counts = np.asarray(batch.trained)[:, 1:]
     old_over_mu = np.exp(np.sum(np.where(counts, theta - np.asarray(batch.mu)[:, 1:], 0.0), axis=1))
-    each = np.minimum(old_over_mu, 1.5) * np.asarray(batch.advantage)
-    expected = -each[counts.any(axis=1)].mean()
+    mean_advantage = np.mean(np.asarray(batch.advantage)[:, 1:], axis=1, where=counts | ~counts.any(axis=1)[:, None])
+    expected = -(np.minimum(old_over_mu, 1.5) * mean_advantage)[counts.any(axis=1)].mean()
     for _, sums in (whole, parts):
-        np.testing.assert_allclose(sums.policy_loss, expected, rtol=1e-4)
+        np.testing.assert_allclose(sums.policy.loss, expected, rtol=1e-4)
+
+
+def test_a_loss_of_ones_own_reads_clean_tokens_and_reports_by_its_names(params, batch, reference) -> None:
+    """REINFORCE: what the batch holds outside the mask reaches neither loss nor gradient."""
+
+    def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutput:
+        metrics = {"better": inputs.advantage > 0, "twice": 2 * inputs.advantage}
+        return LossOutput(-inputs.advantage * inputs.theta, metrics)
+
+    run = compiled(False, context=replace(CONTEXT, loss_fn=reinforce))
+    expected, sums = run(params, batch, reference)
+    trained, each = np.asarray(batch.trained), np.asarray(batch.advantage)
+    np.testing.assert_allclose(sums.policy.metrics["twice"], 2 * each[trained].sum(), rtol=1e-4)
+    assert float(sums.policy.metrics["better"]) == np.sum(each[trained] > 0)
+    dirty = [jnp.where(batch.trained, x, jnp.nan) for x in (batch.mu, batch.advantage, reference)]
+    got, found = run(params, replace(batch, mu=dirty[0], advantage=dirty[1]), dirty[2])
+    assert_same_bits((got, found), (expected, sums))
 
 
 def test_the_policy_gradient_is_the_slope_of_the_loss(gradients, params, batch, reference, log_probs) -> None:
     got, sums = gradients(params, batch, reference)
     here = log_probs(params, batch.tokens)
-    np.testing.assert_allclose(sums.policy_loss, loss_of(here, here, batch, reference), rtol=1e-5)
+    np.testing.assert_allclose(sums.policy.loss, loss_of(here, here, batch, reference), rtol=1e-5)
     norm = float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(got.policy))))
     step = 3e-3
 
@@ -152,28 +171,28 @@ def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, referenc
     mu = np.array([batch.mu[row, t] for row, t in tokens], np.float64)
     k3_gap = np.array([reference[row, t] for row, t in tokens], np.float64) - old
     entropy = [-np.sum(np.exp(law[row, t - 1]) * law[row, t - 1]) for row, t in tokens]
-    expected = dict(
+    expected = PolicySums(
         tokens=len(tokens),
-        clipped=0,
+        loss=loss_of(law, law, batch, reference),
         kl=np.sum(np.exp(k3_gap) - k3_gap - 1),
         entropy=np.sum(entropy),
         ratio=np.sum(np.exp(old - mu)),
         ratio_max=np.max(np.exp(old - mu)),
         gap=np.sum(np.abs(old - mu)),
         gap_max=np.max(np.abs(old - mu)),
-        draft_tokens=int(batch.completion.sum()),
+        metrics={"clip_fraction": 0},
     )
-    for name, value in expected.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=1e-4, err_msg=name)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), sums.policy, expected)
+    assert sums.draft.tokens == int(batch.completion.sum())
 
 
 def test_training_the_draft_leaves_every_bit_of_the_policy_gradient(params, batch, reference) -> None:
     on, _ = compiled(options=AS_SHIPPED)(params, batch, reference)
-    off, sums = compiled(train_draft=False, options=AS_SHIPPED)(params, batch, reference)
+    off, sums = compiled(False, AS_SHIPPED)(params, batch, reference)
     assert_same_bits(off.policy, on.policy)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft))
     # A frozen draft is measured all the same.
-    assert sums.draft_loss > 0
+    assert sums.draft.loss > 0
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
 
 
@@ -190,28 +209,18 @@ def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params
 
 def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> None:
     def draft_loss(params: Params) -> jax.Array:
-        return accumulate(POLICY, DRAFTER, params, replace(batch, reference=reference), LAW, LOSS)[1].draft_loss
+        return accumulate(CONTEXT, params, replace(batch, reference=reference))[1].draft.loss
 
     slope = jax.jit(jax.grad(draft_loss))(params)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
     assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
 
 
-def test_each_token_is_taught_by_its_own_advantage(params, batch, log_probs) -> None:
-    """Its column is that of the token, in parts too."""
-    each = jnp.array(np.random.default_rng(4).normal(size=batch.tokens.shape), jnp.float32)
-    theta = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
-    weight = np.minimum(np.exp(theta - np.asarray(batch.mu)), 1.5)
-    expected = -np.mean([weight[at] * each[at] for at in trained_tokens(batch)])
-    run = compiled(2, False, loss=LossConfig(importance_cap=1.5))
-    np.testing.assert_allclose(run(params, replace(batch, advantage=each), None)[1].policy_loss, expected, rtol=1e-4)
-
-
 def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
     absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))
     without, sums_without = gradients(params, absent, reference)
-    assert sums.tokens == sums_without.tokens
+    assert sums.policy.tokens == sums_without.policy.tokens
     assert relative_gap(with_failed.policy, without.policy) < 1e-6
     assert relative_gap(with_failed.draft, without.draft) > 1e-2
     all_scored, _ = gradients(params, replace(batch, counted=jnp.ones(ROWS, bool)), reference)
@@ -219,10 +228,10 @@ def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, p
 
 
 def test_when_every_sample_failed_there_is_no_policy_gradient(gradients, params, batch, reference) -> None:
-    failed = replace(batch, counted=jnp.zeros(ROWS, bool), advantage=jnp.zeros(ROWS))
+    failed = replace(batch, counted=jnp.zeros(ROWS, bool))
     got, sums = gradients(params, failed, reference)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(got.policy))
-    assert all(np.isfinite(x) for x in sums)
+    assert all(np.isfinite(x) for x in jax.tree.leaves(sums))
 
 
 def test_without_mu_the_importance_weight_is_one(gradients, params, batch, reference, log_probs) -> None:
@@ -231,13 +240,13 @@ def test_without_mu_the_importance_weight_is_one(gradients, params, batch, refer
     expected, _ = gradients(params, replace(batch, mu=recorded), reference)
     got, sums = gradients(params, replace(batch, mu=None), reference)
     assert relative_gap(got.policy, expected.policy) < 1e-5
-    assert sums.ratio == sums.tokens and sums.gap == 0
+    assert sums.policy.ratio == sums.policy.tokens and sums.policy.gap == 0
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
     """Whatever windows they are taken in."""
-    run = jax.jit(partial(log_probs_of, POLICY, law=LAW, mesh=MESH, microbatches=microbatches, ladder=(8, 10)))
+    run = jax.jit(partial(log_probs_of, replace(CONTEXT, microbatches=microbatches, ladder=(8, 10)), mesh=MESH))
     expected = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
     with jax.set_mesh(MESH):
         got = run(params.policy, batch)
@@ -245,10 +254,10 @@ def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatch
 
 
 def test_in_bfloat16_the_weights_are_multiplied_in_bfloat16_and_their_gradients_are_float32(params, batch) -> None:
-    policy, drafter = networks("bfloat16")
+    context = LossContext(*networks("bfloat16"), LAW)
     # The backward pass of jax's own attention multiplies float32 by bfloat16, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
-        program = jax.make_jaxpr(lambda params: accumulate(policy, drafter, params, batch, LAW, LossConfig())[0])
+        program = jax.make_jaxpr(lambda params: accumulate(context, params, batch)[0])
         traced = program(params)
     assert {x.dtype for x in traced.out_avals} == {jnp.dtype("float32")}
     products = [

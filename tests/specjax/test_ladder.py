@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +15,10 @@ from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives
-from specjax.train.batch import Batch, split
+from specjax.train.batch import TrainBatch, split
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import Sums, accumulate, log_probs_of
-from specjax.train.ladder import rung, sort_rows, windows
+from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
+from specjax.train.ladder import in_window, rung, sort_rows, windows
 from specjax.train.loss import LossConfig
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
@@ -47,7 +48,7 @@ ONE = mesh_of(1, 1, 1)
 Gradients = tuple[Params, Sums]
 
 
-def long_tailed() -> Batch:
+def long_tailed() -> TrainBatch:
     """Of four rows two fit the first rung; a few are exactly as long as the second, one has no completion, and of the
     longest one was not scored.
     """
@@ -58,29 +59,29 @@ def long_tailed() -> Batch:
     end[EMPTY] = start[EMPTY]
     column = np.arange(LENGTH)[None]
     tokens = np.where(column < end[:, None], rng.integers(0, VOCAB, (ROWS, LENGTH)), 0)
-    return Batch(
+    return TrainBatch(
         tokens=jnp.array(tokens, jnp.int32),
         completion=jnp.array((column >= start[:, None]) & (column < end[:, None])),
-        mu=jnp.array(-3 * rng.random((ROWS, LENGTH)), jnp.float32),
-        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32).at[FAILED].set(0.0),
+        reward=jnp.zeros(ROWS),
         counted=jnp.arange(ROWS) != FAILED,
+        mu=jnp.array(-3 * rng.random((ROWS, LENGTH)), jnp.float32),
+        advantage=jnp.array(rng.normal(size=(ROWS, LENGTH)), jnp.float32),
     )
 
 
-def lengths_of(batch: Batch) -> np.ndarray:
+def lengths_of(batch: TrainBatch) -> np.ndarray:
     return np.array([max(np.flatnonzero(row), default=-1) + 1 for row in np.asarray(batch.completion)])
 
 
 def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
     """Reference log-probs and both gradients of the batch, with the text of their program."""
+    context = LossContext(POLICY, DRAFTER, LAW, LOSS, microbatches=microbatches, ladder=ladder)
 
-    def run(params: Params, batch: Batch) -> Gradients:
+    def run(params: Params, batch: TrainBatch) -> Gradients:
         if ladder:
             batch = sort_rows(batch, mesh, microbatches)
         frozen = jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), params.policy)
-        reference = log_probs_of(POLICY, frozen, batch, LAW, mesh, microbatches=microbatches, ladder=ladder)
-        batch = replace(batch, reference=reference)
-        return accumulate(POLICY, DRAFTER, params, batch, LAW, LOSS, microbatches=microbatches, ladder=ladder)
+        return accumulate(context, params, replace(batch, reference=log_probs_of(context, frozen, batch, mesh)))
 
     params = params_on(mesh)
     batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))
@@ -107,8 +108,7 @@ def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded
     (gradients, sums), text = program(mesh_of(*shape), microbatches, LADDER)
     assert relative_gap(gradients.policy, padded[0].policy) < 1e-5
     assert relative_gap(gradients.draft, padded[0].draft) < 1e-5
-    for name, value in sums._asdict().items():
-        np.testing.assert_allclose(value, getattr(padded[1], name), rtol=1e-5, err_msg=name)
+    chex.assert_trees_all_close(sums, padded[1], rtol=1e-5)
     if shape == (8, 1, 1):
         # Sums over the shards, and no row, loss or log-prob of one shard on another.
         lines = [line for lines in Program(text).computations.values() for line in lines]
@@ -133,27 +133,35 @@ def test_every_shard_sorts_its_own_rows(shape) -> None:
     mesh, parts = mesh_of(*shape), 4
     rows = NamedSharding(mesh, P(BATCH_AXES))
     batch = long_tailed()
-    batch = jax.device_put(replace(batch, advantage=jnp.arange(ROWS, dtype=jnp.float32)), rows)
+    batch = jax.device_put(replace(batch, reward=jnp.arange(ROWS, dtype=jnp.float32)), rows)
     compiled = jax.jit(lambda batch: sort_rows(batch, mesh, parts), out_shardings=rows).lower(batch).compile()
     assert "all-" not in compiled.as_text() and "collective" not in compiled.as_text()
     done = compiled(batch)
-    place = np.asarray(done.advantage).astype(int)
+    place = np.asarray(done.reward).astype(int)
     for got, given in zip(jax.tree.leaves(done), jax.tree.leaves(batch), strict=True):
         np.testing.assert_array_equal(got, np.asarray(given)[place])
     lengths, shards = lengths_of(batch), batch_shards(mesh)
     for shard, mine in enumerate(place.reshape(shards, -1)):
         np.testing.assert_array_equal(np.sort(mine), np.arange(ROWS).reshape(shards, -1)[shard])
-    in_parts = np.asarray(split(done, parts).advantage).astype(int).reshape(parts, shards, -1)
+    in_parts = np.asarray(split(done, parts).reward).astype(int).reshape(parts, shards, -1)
     for shard in range(shards):
         order = lengths[in_parts[:, shard].ravel()]
         np.testing.assert_array_equal(order, np.sort(order))
 
 
-def test_a_batch_knows_its_lengths() -> None:
+def test_rows_and_what_comes_with_them_are_cut_to_their_window() -> None:
     batch = long_tailed()
     np.testing.assert_array_equal(batch.lengths, lengths_of(batch))
     assert batch.lengths[EMPTY] == 0 and max(batch.lengths) == LADDER[1]
-    assert replace(batch, mu=None).cut(7).tokens.shape == (ROWS, 7)
+    seen = []
+
+    def run(cut: TrainBatch, mu: jax.Array) -> jax.Array:
+        seen.append((cut.tokens.shape[1], cut.reward.shape, mu.shape[1]))
+        return jnp.sum(mu)
+
+    short = jax.tree.map(lambda x: x[EMPTY : EMPTY + 1], batch)
+    assert in_window(run, (7, 12), short, short.mu) == jnp.sum(short.mu[:, :7])
+    assert seen == [(width, (1,), width) for width in (7, 12, LENGTH)]
 
 
 def spied(seen: list[int]) -> Policy:

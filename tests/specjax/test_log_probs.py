@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +18,12 @@ from specjax.drafters import Drafter, ModelDrafter, NGramDrafter
 from specjax.log_probs import by_position, teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
-from specjax.train.batch import Batch
+from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import Sums, accumulate, log_probs_of
+from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
 from specjax.train.loss import LossConfig
 from specjax.types import Params, PyTree
-from tests.specjax.training import DECODER, HEAD, mesh_of, relative_gap
+from tests.specjax.training import DECODER, HEAD, mesh_of, ragged_batch, relative_gap
 
 # No other dimension is VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.
 ROWS, LENGTH, VOCAB, DRAFT_VOCAB, CHUNK, PARTS, LADDER = 8, 15, 38, 34, 4, 2, (10,)
@@ -44,26 +45,18 @@ def params_on(*shape: int) -> Params:
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
-    rng = np.random.default_rng(1)
-    start, length = rng.integers(1, 5, (ROWS, 1)), rng.integers(3, 11, (ROWS, 1))
-    column = np.arange(LENGTH)[None]
-    return Batch(
-        tokens=jnp.array(rng.integers(0, VOCAB, (ROWS, LENGTH)), jnp.int32),
-        completion=jnp.array((column >= start) & (column < start + length)),
-        mu=jnp.array(rng.normal(-3.0, 0.5, (ROWS, LENGTH)), jnp.float32),
-        advantage=jnp.array(rng.normal(size=ROWS), jnp.float32),
-        counted=jnp.arange(ROWS) != 3,
-    )
+def batch() -> TrainBatch:
+    return ragged_batch(ROWS, LENGTH, VOCAB)
 
 
 def program(
-    chunk: int, mesh: tuple[int, int, int], batch: Batch, parts: int = PARTS, ladder: tuple[int, ...] = ()
+    chunk: int, mesh: tuple[int, int, int], batch: TrainBatch, parts: int = PARTS, ladder: tuple[int, ...] = ()
 ) -> tuple[jax.stages.Compiled, Params]:
-    def run(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        options = dict(microbatches=parts, ladder=ladder, logit_chunk=chunk)
-        reference = log_probs_of(POLICY, params.policy, batch, SamplingLaw(), mesh_of(*mesh), **options)
-        return accumulate(POLICY, DRAFTER, params, replace(batch, reference=reference), LAW, LOSS, **options)
+    context = LossContext(POLICY, DRAFTER, LAW, LOSS, microbatches=parts, ladder=ladder, logit_chunk=chunk)
+
+    def run(params: Params, batch: TrainBatch) -> tuple[Params, Sums]:
+        reference = log_probs_of(replace(context, law=SamplingLaw()), params.policy, batch, mesh_of(*mesh))
+        return accumulate(context, params, replace(batch, reference=reference))
 
     params = params_on(*mesh)
     with jax.set_mesh(mesh_of(*mesh)):
@@ -71,7 +64,7 @@ def program(
 
 
 @pytest.fixture(scope="module")
-def whole(batch: Batch) -> tuple[Params, Sums, str]:
+def whole(batch: TrainBatch) -> tuple[Params, Sums, str]:
     compiled, params = program(0, (1, 1, 1), batch)
     return *compiled(params, batch), compiled.as_text()
 
@@ -80,8 +73,7 @@ def check_same(found: tuple[Params, Sums], whole: tuple[Params, Sums, str], clos
     gradients, sums = found
     assert relative_gap(gradients.policy, whole[0].policy) < close
     assert relative_gap(gradients.draft, whole[0].draft) < close
-    for name, value in sums._asdict().items():
-        np.testing.assert_allclose(value, getattr(whole[1], name), rtol=1e-5, atol=1e-6, err_msg=name)
+    chex.assert_trees_all_close(sums, whole[1], rtol=1e-5, atol=1e-6)
 
 
 def most_of_a_vocabulary(text: str) -> int:
@@ -129,7 +121,7 @@ OTHERS: dict[str, tuple[Drafter, Callable[[jax.Array], PyTree]]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param("mtp", marks=pytest.mark.slow), "model", "ngram"])
-def test_other_drafts_by_chunks(name: str, batch: Batch) -> None:
+def test_other_drafts_by_chunks(name: str, batch: TrainBatch) -> None:
     drafter, init = OTHERS[name]
     policy, draft = (init_params(x, jax.random.key(2), mesh_of(1, 1, 1)) for x in (partial(init_decoder, CONFIG), init))
 

@@ -1,10 +1,21 @@
+import re
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.train.batch import Batch
-from specjax.train.loss import LossConfig, kl_estimate, policy_terms, price_of_kl, token_weights
+from specjax.train.loss import (
+    LossConfig,
+    LossInputs,
+    LossOutput,
+    kl_cost,
+    kl_estimate,
+    per_token_loss,
+    policy_loss,
+    token_weights,
+)
 
 ROWS, TOKENS = 6, 9
 
@@ -19,23 +30,25 @@ class Case:
         self.theta = np.minimum(self.old + rng.normal(0, 0.4, shape), 0.0)
         self.mu = np.minimum(self.old + rng.normal(0, 0.8, shape), 0.0)
         self.reference = np.minimum(self.old + rng.normal(0, 0.5, shape), 0.0)
-        self.advantage = rng.normal(0, 1, ROWS)
+        # Each token has its own.
+        self.advantage = rng.normal(0, 1, shape)
         self.mask = rng.random(shape) < 0.7
 
-    def terms(self, config: LossConfig, theta: np.ndarray | None = None, with_reference: bool = True):
-        arrays = (self.theta if theta is None else theta, self.old, self.mu)
-        theta_, old, mu = (jnp.array(x, jnp.float32) for x in arrays)
-        reference = jnp.array(self.reference, jnp.float32) if with_reference else None
-        return policy_terms(
-            theta_, old, mu, reference, jnp.array(self.advantage, jnp.float32), jnp.array(self.mask), config
-        )
+    def inputs(self, theta: jax.Array | None = None) -> LossInputs:
+        """As `loss_fn` gets them, 0 outside the mask; theta in the place of the case's own."""
+        given = (self.theta if theta is None else theta, self.old, self.mu, self.reference, self.advantage)
+        mask = jnp.array(self.mask)
+        return LossInputs(*(jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0) for x in given), mask)
+
+    def loss(self, config: LossConfig, theta: jax.Array | None = None) -> jax.Array:
+        return per_token_loss(policy_loss, self.inputs(theta), config).loss
 
     def expected(self, config: LossConfig, theta: np.ndarray | None = None) -> np.ndarray:
         """Token by token, case by case, as the papers state it."""
         theta = self.theta if theta is None else theta
         loss = np.zeros((ROWS, TOKENS))
         for i, j in zip(*np.nonzero(self.mask), strict=True):
-            counts, advantage = self.mask[i], self.advantage[i]
+            counts, advantage = self.mask[i], self.advantage[i, j]
             of_sequence = config.ratio == "sequence"
             # With CISPO the ratio is a constant: that of the case itself, wherever theta is moved to.
             gap = (self.theta if config.surrogate == "cispo" else theta) - self.old
@@ -82,7 +95,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_loss_matches_a_float64_reference(config: LossConfig) -> None:
     case = Case()
-    np.testing.assert_allclose(case.terms(config).loss, case.expected(config), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(case.loss(config), case.expected(config), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -90,17 +103,15 @@ def test_the_gradient_matches_finite_differences(config: LossConfig) -> None:
     case, step = Case(), 1e-6
     theta = jnp.array(case.theta, jnp.float32)
 
-    def total(theta: jax.Array) -> jax.Array:
-        f32 = [jnp.array(x, jnp.float32) for x in (case.old, case.mu, case.reference, case.advantage)]
-        return jnp.sum(policy_terms(theta, *f32, jnp.array(case.mask), config).loss)
-
     expected = np.zeros((ROWS, TOKENS))
     for at in zip(*np.nonzero(case.mask), strict=True):
         shift = np.zeros((ROWS, TOKENS))
         shift[at] = step
         rise = case.expected(config, case.theta + shift) - case.expected(config, case.theta - shift)
         expected[at] = rise.sum() / (2 * step)
-    np.testing.assert_allclose(jax.grad(total)(theta), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        jax.grad(lambda theta: jnp.sum(case.loss(config, theta)))(theta), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -108,30 +119,15 @@ def test_the_gradient_matches_finite_differences(config: LossConfig) -> None:
 def test_a_token_whose_ratio_overflows_leaves_a_gradient(config: LossConfig, far: str) -> None:
     case = Case()
     {"anchor": case.old, "reference": case.reference}[far][0, np.argmax(case.mask[0])] = -150.0
-    mask, arrays = jnp.array(case.mask), (case.old, case.mu, case.reference, case.advantage)
 
-    def total(theta: jax.Array, sign: float) -> jax.Array:
-        old, mu, reference, advantage = (jnp.array(x, jnp.float32) for x in arrays)
-        # The other way round the policy's own log-prob has fallen as far.
-        low = jnp.where(sign > 0, theta, theta - 150)
-        return jnp.sum(policy_terms(low, old, mu, reference, sign * advantage, mask, config).loss)
+    def total(theta: jax.Array) -> jax.Array:
+        return jnp.sum(case.loss(config, theta))
 
-    for sign in (1.0, -1.0):
-        loss, gradient = jax.value_and_grad(total)(jnp.array(case.theta, jnp.float32), sign)
+    # The other way round the policy's own log-prob has fallen as far.
+    for sign, low in ((1.0, 0.0), (-1.0, 150.0)):
+        case.advantage *= sign
+        loss, gradient = jax.value_and_grad(total)(jnp.array(case.theta - low, jnp.float32))
         assert np.isfinite(loss) and np.isfinite(gradient).all()
-
-
-@pytest.mark.parametrize("config", CONFIGS[:7])
-def test_every_token_may_have_an_advantage_of_its_own(config: LossConfig) -> None:
-    """Its loss is that of a sequence all of which has it."""
-    case = Case()
-    each = np.random.default_rng(5).normal(0, 1, (ROWS, TOKENS))
-    expected = np.zeros((ROWS, TOKENS))
-    for t in range(TOKENS):
-        case.advantage = each[:, t]
-        expected[:, t] = case.expected(config)[:, t]
-    case.advantage = each
-    np.testing.assert_allclose(case.terms(config).loss, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -149,15 +145,15 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
     ratio: float, advantage: float, objective: float, slope: float
 ) -> None:
     config = LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=None)
-    zero, mask = jnp.zeros((1, 1)), jnp.ones((1, 1), bool)
 
-    def term(theta: jax.Array):
-        return policy_terms(theta, zero, zero, None, jnp.full(1, advantage), mask, config)
+    def output(theta: jax.Array) -> LossOutput:
+        zero, mask = jnp.zeros((1, 1)), jnp.ones((1, 1), bool)
+        return policy_loss(LossInputs(theta, zero, zero, None, jnp.full((1, 1), advantage), mask), config)
 
     theta = jnp.full((1, 1), jnp.log(ratio), jnp.float32)
-    np.testing.assert_allclose(term(theta).loss, [[-objective]], rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(lambda t: term(t).loss[0, 0])(theta), [[-slope]], rtol=1e-5)
-    np.testing.assert_array_equal(term(theta).clipped, [[float(slope == 0)]])
+    np.testing.assert_allclose(output(theta).loss, [[-objective]], rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda t: output(t).loss[0, 0])(theta), [[-slope]], rtol=1e-5)
+    np.testing.assert_array_equal(output(theta).metrics["clip_fraction"], [[slope == 0]])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +165,7 @@ def test_the_importance_weight_is_truncated_from_above_and_carries_no_gradient(
     config, mask, mu = LossConfig(importance_cap=cap), jnp.ones((1, 1), bool), jnp.full((1, 1), -4.0)
 
     def loss(theta: jax.Array) -> jax.Array:
-        return policy_terms(theta, theta, mu, None, jnp.ones(1), mask, config).loss[0, 0]
+        return policy_loss(LossInputs(theta, theta, mu, None, jnp.ones((1, 1)), mask), config).loss[0, 0]
 
     theta = mu + gap
     np.testing.assert_allclose(loss(theta), -weight, rtol=1e-5)
@@ -177,20 +173,17 @@ def test_the_importance_weight_is_truncated_from_above_and_carries_no_gradient(
     np.testing.assert_array_equal(jax.grad(loss)(theta), [[0.0]])
 
 
-def test_what_lies_outside_the_mask_cannot_matter() -> None:
-    case = Case()
-    clean = case.terms(LossConfig(kl_coefficient=1.0))
-    for name in ("theta", "old", "mu", "reference"):
-        setattr(case, name, np.where(case.mask, getattr(case, name), -np.inf))
-    dirty = case.terms(LossConfig(kl_coefficient=1.0))
-    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
-    assert all(not np.asarray(x)[~case.mask].any() for x in dirty)
-
-    def total(theta: jax.Array) -> jax.Array:
-        return jnp.sum(case.terms(LossConfig(kl_coefficient=1.0), theta).loss)
-
-    gradient = jax.grad(total)(jnp.array(case.theta, jnp.float32))
-    assert np.isfinite(gradient).all() and not np.asarray(gradient)[~case.mask].any()
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda x: LossOutput(jnp.sum(x), {}), "loss has the shape ()"),
+        (lambda x: LossOutput(x, {"mine": x[0]}), f"mine has the shape ({TOKENS},)"),
+        (lambda x: LossOutput(x, {"draft": x}), "named draft"),
+    ],
+)
+def test_a_loss_that_is_not_per_token_or_takes_a_name_is_refused(output, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        per_token_loss(lambda inputs, _: output(inputs.theta), Case().inputs(), LossConfig())
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -222,11 +215,6 @@ def test_tokens_weigh_as_the_papers_average_them(aggregate) -> None:
     assert not token_weights(jnp.zeros((2, 3), bool), aggregate, 20).any()
 
 
-def test_without_a_reference_there_is_no_kl() -> None:
-    terms = Case().terms(LossConfig(kl_coefficient=1.0), with_reference=False)
-    assert not terms.kl.any()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -245,24 +233,14 @@ def test_options_out_of_range_are_refused_by_name(options) -> None:
         LossConfig(**options)
 
 
-@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_reward_pays_for_kl_by_the_log_probs_that_generated(estimator: str, anchored: bool) -> None:
-    """Each estimator, token by token, in float64; by the anchor of the ratio where there is one."""
-    case, coefficient = Case(), 0.3
-    log_probs = [jnp.array(x, jnp.float32) for x in (case.mu, case.reference, case.old)]
-    batch = Batch(
-        tokens=jnp.zeros((ROWS, TOKENS), jnp.int32),
-        completion=jnp.array(case.mask),
-        mu=log_probs[0],
-        reference=log_probs[1],
-        old=log_probs[2] if anchored else None,
-    )
-    ratio = np.log(np.exp((case.old if anchored else case.mu) - case.reference))
+def test_the_reward_pays_for_kl_instead_of_the_loss(estimator: Literal["k1", "k2", "k3"]) -> None:
+    """Each estimator, token by token, in float64."""
+    case = Case()
+    config = LossConfig(kl_in="reward", kl_coefficient=0.3, kl_estimator=estimator)
+    ratio = np.log(np.exp(case.mu - case.reference))
     each = {"k1": ratio, "k2": ratio**2 / 2, "k3": np.exp(-ratio) - 1 + ratio}[estimator]
-    config = LossConfig(kl_in="reward", kl_coefficient=coefficient, kl_estimator=estimator)  # pyright: ignore[reportArgumentType]
-    got = price_of_kl(batch, config)
-    np.testing.assert_allclose(got, coefficient * np.where(case.mask, each, 0.0), rtol=1e-4, atol=1e-6)
-    # And the loss does not pay a second time.
-    terms, without = case.terms(config), case.terms(LossConfig())
-    np.testing.assert_array_equal(terms.loss, without.loss)
+    mu, reference = (jnp.array(x, jnp.float32) for x in (case.mu, case.reference))
+    got = kl_cost(mu, reference, jnp.array(case.mask), config)
+    np.testing.assert_allclose(got, 0.3 * np.where(case.mask, each, 0.0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(case.loss(config), case.loss(LossConfig()))

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.train.batch import Batch
-from specjax.train.gradients import Sums
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import DraftSums, PolicySums, Sums
 from specjax.train.metrics import reward_metrics, rollout_metrics, update_metrics
 from specjax.train.updates import Report
 from specjax.types import Params, Reward, Rollout
@@ -58,33 +58,18 @@ def test_rollout_metrics_read_slowly() -> None:
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+    required = rollout_metrics(Rollout(rollout.tokens, rollout.lengths))
+    assert required.keys() == {"rollout/tokens", "rollout/length_mean", "rollout/length_max"}
 
 
-def test_rollout_metrics_of_tokens_and_lengths_alone() -> None:
-    rollout, _ = spoken_rollout()
-    metrics = rollout_metrics(Rollout(rollout.tokens, rollout.lengths))
-    assert metrics.keys() == {"rollout/tokens", "rollout/length_mean", "rollout/length_max"}
-
-
-def test_rollout_metrics_without_drafting() -> None:
-    none = jnp.zeros((2, 0), jnp.int32)
-    rollout = Rollout(
-        tokens=jnp.zeros((2, 5), jnp.int32),
-        lengths=jnp.array([1, 5]),
-        drafted=none,
-        accepted=none,
-        row_rounds=jnp.array([0, 4]),
-    )
-    metrics = rollout_metrics(rollout)
-    assert metrics["rollout/acceptance_length"] == 1
-    assert not any("rate_pos" in name for name in metrics)
-
-
-def test_rollout_metrics_when_nothing_was_verified() -> None:
-    zeros = jnp.zeros((2, 3), jnp.int32)
-    rollout = Rollout(zeros, jnp.ones(2, jnp.int32), drafted=zeros, accepted=zeros, row_rounds=jnp.zeros(2, jnp.int32))
-    metrics = rollout_metrics(rollout)
-    assert metrics["rollout/acceptance_length"] == 0 and metrics["rollout/acceptance_rate_pos_1"] == 0
+@pytest.mark.parametrize(("drafts", "rounds", "length"), [(0, [0, 4], 1), (3, [0, 0], 0)])
+def test_rollout_metrics_when_nothing_was_drafted(drafts: int, rounds: list[int], length: int) -> None:
+    """Without positions to draft, and where nothing was verified."""
+    counts, lengths = jnp.zeros((2, drafts), jnp.int32), jnp.array([1, 1 + rounds[1]])
+    tokens = jnp.zeros((2, 5), jnp.int32)
+    metrics = rollout_metrics(Rollout(tokens, lengths, drafted=counts, accepted=counts, row_rounds=jnp.array(rounds)))
+    assert metrics["rollout/acceptance_length"] == length
+    assert [metrics[name] for name in metrics if "rate_pos" in name] == [0] * drafts
 
 
 def test_reward_metrics_read_slowly() -> None:
@@ -120,46 +105,50 @@ def test_reward_metrics_when_every_sample_failed() -> None:
     }
 
 
-def some_sums(by: int) -> Sums:
-    return Sums(**{name: jnp.float32(i + by) for i, name in enumerate(Sums._fields)})
+def some_sums(by: float) -> Sums:
+    policy = PolicySums(*(jnp.float32(i + by) for i in range(8)), metrics={"mine": jnp.float32(by)})
+    return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(4))))
 
 
 SUMS, FIRST = some_sums(2), some_sums(40)
 NORMS, SKIPPED = Params(jnp.float32(5.0), jnp.float32(13.0)), Params(jnp.int32(2), jnp.int32(1))
-SEEN = Report(4, SUMS, FIRST, norms=NORMS, skipped=SKIPPED)
-COLUMNS = jnp.zeros((1, 3))
-RECORDED = Batch(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), mu=COLUMNS, reference=COLUMNS)
+REPORT = Report(4, SUMS, FIRST, norms=NORMS, skipped=SKIPPED)
+COLUMNS, ROW = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
+SCORES = dict(reward=COLUMNS[:, 0], counted=ROW[:, 0])
+RECORDED = TrainBatch(jnp.zeros((1, 3), jnp.int32), ROW, **SCORES, mu=COLUMNS, advantage=COLUMNS, reference=COLUMNS)
 
 
 def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
+    policy, draft, first = SUMS.policy, SUMS.draft, FIRST
     expected = {
-        "loss/policy": SUMS.policy_loss / 4,
-        "loss/clip_fraction": SUMS.clipped / SUMS.tokens,
-        "kl/reference": SUMS.kl / SUMS.tokens,
-        "entropy": SUMS.entropy / SUMS.tokens,
-        "ratio/mean": SUMS.ratio / SUMS.tokens,
-        "ratio/max": SUMS.ratio_max,
-        "rollout/logprob_gap_mean": FIRST.gap / FIRST.tokens,
-        "rollout/logprob_gap_max": FIRST.gap_max,
+        "loss/policy": policy.loss / 4,
+        "loss/mine": policy.metrics["mine"] / policy.tokens,
+        "kl/reference": policy.kl / policy.tokens,
+        "entropy": policy.entropy / policy.tokens,
+        "ratio/mean": policy.ratio / policy.tokens,
+        "ratio/max": policy.ratio_max,
+        "rollout/logprob_gap_mean": first.policy.gap / first.policy.tokens,
+        "rollout/logprob_gap_max": first.policy.gap_max,
         "rollout/logprob_alarm": 1,
-        "loss/draft": SUMS.draft_loss / SUMS.draft_tokens,
-        "draft/predicted_acceptance": FIRST.overlap / FIRST.draft_tokens,
+        "loss/draft": draft.loss / draft.tokens,
+        "draft/predicted_acceptance": first.draft.overlap / first.draft.tokens,
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,
         "update/skipped": 2,
         "draft/skipped": 1,
     }
-    metrics = update_metrics(SEEN, RECORDED, 1.1, with_draft=True, train_draft=True)
+    metrics = update_metrics(REPORT, RECORDED, 1.1, with_draft=True, train_draft=True)
     assert metrics.keys() == expected.keys()
     for name, wanted in expected.items():
         np.testing.assert_allclose(metrics[name], wanted, rtol=1e-6, err_msg=name)
-    assert update_metrics(SEEN, RECORDED, 1.3, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
+    assert update_metrics(REPORT, RECORDED, 1.3, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
 
 
 @pytest.mark.parametrize("gap", [jnp.nan, jnp.inf])
 def test_a_gap_that_is_not_finite_raises_the_alarm(gap: float) -> None:
-    seen = SEEN._replace(first=FIRST._replace(gap=jnp.float32(gap)))
-    assert update_metrics(seen, RECORDED, 1.0, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 1
+    first = FIRST._replace(policy=FIRST.policy._replace(gap=jnp.float32(gap)))
+    report = REPORT._replace(first_update=first)
+    assert update_metrics(report, RECORDED, 1.0, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 1
 
 
 @pytest.mark.parametrize(
@@ -181,5 +170,5 @@ def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None
     options = dict(with_draft=True, train_draft=True)
     batch = replace(RECORDED, **({} if absent in options else {absent: None}))
     fewer = options | ({absent: False} if absent in options else {})
-    everything = update_metrics(SEEN, RECORDED, 1.0, **options)
-    assert everything.keys() - update_metrics(SEEN, batch, 1.0, **fewer).keys() == names
+    everything = update_metrics(REPORT, RECORDED, 1.0, **options)
+    assert everything.keys() - update_metrics(REPORT, batch, 1.0, **fewer).keys() == names

@@ -14,7 +14,7 @@ from specjax.rollout.plan import ChosenConfig, Phase, RolloutConfig, lay_out
 from specjax.rollout.rounds import Decoding, rounds
 from specjax.rollout.speculative import begin, speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.batch import make_batch
+from specjax.train.batch import join_completions
 from specjax.types import PolicyOutput, Rollout
 from tests.tiny import WANDERING as WORLD
 from tests.tiny import assert_same
@@ -114,7 +114,7 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
         held = counted > 0
         np.testing.assert_array_equal(counted[held], drafted[held])
         assert held.any() == whole and (drafted[~held] > 0).any() == late
-        batch = make_batch(WORLD.batch, rollout, jnp.zeros(SEQUENCES))
+        batch = join_completions(WORLD.batch, rollout, jnp.zeros(SEQUENCES))
         np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), np.where(held, accepted, 0))
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.advantage import group_advantages
-from specjax.train.batch import Batch
+from specjax.train.batch import ScoredSequences
 from specjax.train.selection import SelectionConfig, drop_truncated, keep_groups, overlong_punishment
 from specjax.types import Rollout
 from tests.specjax.training import mesh_of
@@ -17,11 +17,11 @@ from tests.specjax.training import mesh_of
 GROUP = 3
 
 
-def batch_of(rewards: np.ndarray) -> Batch:
+def batch_of(rewards: np.ndarray) -> ScoredSequences:
     """Rows that can be told apart; those without a reward do not count."""
     rows = len(rewards)
     tokens = jnp.arange(2 * rows, dtype=jnp.int32).reshape(rows, 2)
-    return Batch(
+    return ScoredSequences(
         tokens=tokens,
         completion=jnp.ones((rows, 2), bool),
         mu=-tokens.astype(jnp.float32),

@@ -16,12 +16,12 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
-from specjax.train.batch import Batch
+from specjax.train.batch import ScoredSequences
 from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
-from specjax.train.stages import make_stages
+from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult, TrainStep, init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState
@@ -176,33 +176,34 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
 
 
 def test_a_rollout_of_another_group_size_is_refused() -> None:
-    stages = make_stages(POLICY, DRAFTER, count_fives, CONFIG, MESH)
+    stages = Stages(POLICY, DRAFTER, count_fives, CONFIG, MESH)
     few = Rollout(jnp.zeros((8, 3), jnp.int32), jnp.ones(8, jnp.int32))
     with pytest.raises(ValueError, match=f"the rollout has 8 sequences of 8 prompts: must be group_size = {GROUP} of"):
         stages.reward(few, make_prompts())
 
 
+def scored(tokens: jax.Array, completion: jax.Array, reward: jax.Array, mu: jax.Array) -> ScoredSequences:
+    return ScoredSequences(tokens, completion, reward=reward, counted=jnp.isfinite(reward), mu=mu)
+
+
 def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
-    """Whatever the rollout said, `mu` stays that."""
-    prompts = make_prompts()
-    tokens = jnp.tile(jnp.arange(8, dtype=jnp.int32) % 5 + 1, (len(prompts.lengths), 1))
+    tokens = jnp.tile(jnp.arange(8, dtype=jnp.int32) % 5 + 1, (8, 1))
     completion = jnp.broadcast_to(jnp.arange(8) >= 3, tokens.shape)
     mu = jnp.where(completion, -9.0, 0.0)
     with jax.set_mesh(MESH):
-        state, batch = state_on(MESH, CONFIG), Batch(tokens, completion, mu=mu, reward=jnp.zeros(len(tokens)))
+        state, sequences = state_on(MESH, CONFIG), scored(tokens, completion, jnp.zeros(len(tokens)), mu)
 
-        def anchored(updates: UpdateConfig) -> Batch:
-            config = replace(CONFIG, updates=updates)
-            return jax.jit(make_stages(POLICY, DRAFTER, count_fives, config, MESH).logprob)(state, batch)
+        def anchor(updates: UpdateConfig) -> jax.Array | None:
+            stages = Stages(POLICY, DRAFTER, count_fives, replace(CONFIG, updates=updates), MESH)
+            return jax.jit(stages.logprob)(state, sequences).old
 
-        assert anchored(UpdateConfig()).old is None
-        np.testing.assert_array_equal(anchored(UpdateConfig(epochs=2)).old, mu)
-        recomputed = anchored(UpdateConfig(epochs=2, recompute_old=True))
+        assert anchor(UpdateConfig()) is None
+        np.testing.assert_array_equal(anchor(UpdateConfig(epochs=2)), mu)
+        recomputed = anchor(UpdateConfig(epochs=2, recompute_old=True))
         logits = POLICY.apply(state.params.policy, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
-    np.testing.assert_array_equal(recomputed.mu, mu)
     law = jax.nn.log_softmax(logits[:, :-1])
     expected = jnp.take_along_axis(law, tokens[:, 1:, None], axis=2)[..., 0]
-    np.testing.assert_allclose(recomputed.old[:, 3:], expected[:, 2:], atol=1e-5)
+    np.testing.assert_allclose(recomputed[:, 3:], expected[:, 2:], atol=1e-5)
 
 
 def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
@@ -210,24 +211,23 @@ def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
     tokens = jnp.tile(jnp.array([1, 2, 3], jnp.int32), (8 * GROUP, 1))
     completion = jnp.broadcast_to(jnp.array([False, True, True]), tokens.shape)
     reward = jnp.arange(8.0 * GROUP) % 3
-    with jax.set_mesh(MESH):
-        state = init_train_state(params_on(MESH), CONFIG, MESH, with_reference=True)
+    log_probs = jnp.array(np.random.default_rng(0).normal(-3.0, 1.0, tokens.shape), jnp.float32)
+    # What generated found them so many nats likelier than the reference does.
+    sequences = scored(tokens, completion, reward, log_probs + jnp.array([[0.0, 0.5, 1.0]]))
 
-        def advantage(kl_in: Literal["reward", "token"], shift: list[float]) -> np.ndarray:
-            loss = LossConfig(kl_in=kl_in, kl_coefficient=1.0, kl_estimator="k1")
-            config = replace(CONFIG, loss=loss, advantage=AdvantageConfig(baseline="batch", scale="batch"))
-            logprob = make_stages(POLICY, DRAFTER, count_fives, config, MESH).logprob
-            batch = Batch(tokens, completion, mu=jnp.zeros(tokens.shape), reward=reward)
-            log_probs = jax.jit(logprob)(state, batch).reference
-            # As many nats above the reference as `shift` says.
-            return np.asarray(jax.jit(logprob)(state, replace(batch, mu=log_probs + jnp.array([shift]))).advantage)
+    def advantage(kl_in: Literal["reward", "token"]) -> np.ndarray:
+        loss = LossConfig(kl_in=kl_in, kl_coefficient=1.0, kl_estimator="k1")
+        config = replace(CONFIG, loss=loss, advantage=AdvantageConfig(baseline="batch", scale="batch"))
+        stages = Stages(POLICY, DRAFTER, count_fives, config, MESH)
+        return np.asarray(stages.advantage(sequences, LogProbs(None, log_probs)).advantage)
 
-        by_sequence, by_token = advantage("reward", [0.0, 0.5, 1.0]), advantage("token", [0.0, 0.5, 1.0])
+    by_sequence, by_token = advantage("reward"), advantage("token")
     earned = np.asarray(reward, np.float64)
-    np.testing.assert_allclose(by_sequence, (earned - earned.mean()) / earned.std(), atol=1e-4)
+    expected = (earned - earned.mean()) / earned.std()
+    np.testing.assert_allclose(by_sequence[:, 1:], np.stack([expected] * 2, axis=1), atol=1e-4)
     returns = np.stack([earned - 1.5, earned - 1.0], axis=1)
     np.testing.assert_allclose(by_token[:, 1:], (returns - returns.mean()) / returns.std(), atol=1e-4)
-    assert not by_token[:, 0].any()
+    assert not by_token[:, 0].any() and not by_sequence[:, 0].any()
 
 
 @pytest.mark.slow

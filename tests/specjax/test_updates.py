@@ -8,32 +8,35 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.train.batch import Batch
-from specjax.train.gradients import Sums
+from specjax.train.batch import Sequences, TrainBatch
+from specjax.train.gradients import DraftSums, PolicySums, Sums
 from specjax.train.optimizer import OptimizerConfig, make_optimizers
 from specjax.train.updates import Report, UpdateConfig, run_updates
 from specjax.types import Params
 
 ROWS, RATE = 6, 0.1
 OPTIMIZERS = Params(optax.sgd(RATE), optax.sgd(RATE))
-REPLAY = Batch(jnp.arange(2 * ROWS, dtype=jnp.int32).reshape(2, ROWS, 1), jnp.ones((2, ROWS, 1), bool))
+REPLAY = Sequences(jnp.arange(2 * ROWS, dtype=jnp.int32).reshape(2, ROWS, 1), jnp.ones((2, ROWS, 1), bool))
 
 
-def gradients(params: Params, batch: Batch, replay: Batch | None) -> tuple[Params, Sums]:
+def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
     """The policy is pulled towards the mean reward of its minibatch, the draft by as much as tokens say."""
     policy = params.policy - jnp.mean(batch.reward)
     taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
-    sums = dict.fromkeys(Sums._fields, jnp.float32(1)) | {"gap_max": params.policy, "promised": jnp.mean(batch.reward)}
-    return Params(policy, taught.astype(jnp.float32)), Sums(**sums)
+    one = jnp.float32(1)
+    policy_sums = PolicySums(*[one] * 7, gap_max=params.policy, metrics={"mine": one})
+    draft_sums = DraftSums(*[one] * 3, expected_accepted=jnp.mean(batch.reward))
+    return Params(policy, taught.astype(jnp.float32)), Sums(policy_sums, draft_sums)
 
 
-def batch_of(rewards: list[float]) -> Batch:
+def batch_of(rewards: list[float]) -> TrainBatch:
     tokens = jnp.arange(ROWS, dtype=jnp.int32)[:, None]
-    return Batch(tokens, jnp.ones((ROWS, 1), bool), reward=jnp.array(rewards))
+    reward, ones = jnp.array(rewards), jnp.ones((ROWS, 1), bool)
+    return TrainBatch(tokens, ones, reward=reward, counted=ones[:, 0], advantage=reward[:, None])
 
 
 def run(
-    config: UpdateConfig, batch: Batch, replay: Batch | None = None, optimizers: Params = OPTIMIZERS
+    config: UpdateConfig, batch: TrainBatch, replay: Sequences | None = None, optimizers: Params = OPTIMIZERS
 ) -> tuple[Params, Params, Report]:
     start = Params(jnp.float32(1), jnp.float32(0))
     states = Params(optimizers.policy.init(start.policy), optimizers.draft.init(start.draft))
@@ -55,10 +58,10 @@ def test_every_update_starts_where_the_one_before_ended(minibatches: int, epochs
             policy, draft = policy - RATE * gradient, draft - RATE * taught
     np.testing.assert_allclose([params.policy, params.draft], [policy, draft], rtol=1e-5)
     np.testing.assert_allclose([seen.norms.policy, seen.norms.draft], np.mean(norms, axis=0), rtol=1e-5)
-    assert seen.updates == seen.sums.tokens == minibatches * epochs
-    np.testing.assert_allclose(seen.sums.gap_max, max(before), rtol=1e-6)
-    assert seen.first.gap_max == 1
-    np.testing.assert_allclose(seen.first.promised, np.mean(REWARDS[::minibatches]), rtol=1e-6)
+    assert seen.updates == seen.sums.policy.tokens == seen.sums.policy.metrics["mine"] == minibatches * epochs
+    np.testing.assert_allclose(seen.sums.policy.gap_max, max(before), rtol=1e-6)
+    assert seen.first_update.policy.gap_max == 1
+    np.testing.assert_allclose(seen.first_update.draft.expected_accepted, np.mean(REWARDS[::minibatches]), rtol=1e-6)
     assert (seen.skipped.policy, seen.skipped.draft) == (0, 0)
 
 
@@ -83,9 +86,9 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None
 
 
 def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
-    def infinite(params: Params, batch: Batch, replay: Batch | None) -> tuple[Params, Sums]:
+    def infinite(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
         found, sums = gradients(params, batch, replay)
-        return found, sums._replace(draft_loss=jnp.float32(jnp.inf))
+        return found, sums._replace(draft=sums.draft._replace(loss=jnp.float32(jnp.inf)))
 
     start = Params(jnp.float32(1), jnp.float32(0))
     states = Params(OPTIMIZERS.policy.init(start.policy), OPTIMIZERS.draft.init(start.draft))

@@ -21,6 +21,7 @@ from models.params import abstract_params, param_shardings
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
+from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.train_step import init_train_state
@@ -85,6 +86,21 @@ def make_prompts(count: int = 8) -> Prompts:
         tokens=jnp.array(rng.integers(4, VOCAB, (count, 6)), jnp.int32),
         lengths=jnp.array(np.resize([6, 3, 1, 5, 4, 4, 2, 2], count), jnp.int32),
         id=jnp.array(np.arange(100, 100 + count)[::-1], jnp.int32),
+    )
+
+
+def ragged_batch(rows: int, width: int, vocab: int = VOCAB, failed: int = 5) -> TrainBatch:
+    """Ragged prompts and completions, every token with an advantage of its own; row `failed` has no reward."""
+    rng = np.random.default_rng(0)
+    start, length = rng.integers(1, 5, (rows, 1)), rng.integers(3, width - 4, (rows, 1))
+    column, scored = np.arange(width)[None], jnp.arange(rows) != failed
+    return TrainBatch(
+        tokens=jnp.array(rng.integers(0, vocab, (rows, width)), jnp.int32),
+        completion=jnp.array((column >= start) & (column < start + length)),
+        reward=jnp.where(scored, 1.0, jnp.nan),
+        counted=scored,
+        mu=jnp.array(rng.normal(-3.0, 0.5, (rows, width)), jnp.float32),
+        advantage=jnp.array(rng.normal(size=(rows, width)), jnp.float32),
     )
 
 

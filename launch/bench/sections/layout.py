@@ -18,10 +18,9 @@ from launch.timing import in_turns, seconds
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
-from specjax.train.batch import Batch, make_batch
-from specjax.train.gradients import accumulate
+from specjax.train.batch import TrainBatch, join_completions
+from specjax.train.gradients import LossContext, accumulate
 from specjax.train.ladder import sort_rows
-from specjax.train.loss import LossConfig
 from specjax.types import Params, Rollout
 
 GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
@@ -106,20 +105,23 @@ def shared_prefill(networks: Networks, preset: Preset) -> Runs:
 
 def ladder(networks: Networks, preset: Preset) -> Runs:
     """The gradient of both losses over the completions, padded to the longest, or sorted and cut to windows."""
-    tail, mesh, law, loss = preset.tail, make_mesh(MeshConfig()), SamplingLaw(), LossConfig()
+    tail, mesh = preset.tail, make_mesh(MeshConfig())
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=0)
     rollout = Generation(networks, prompts, config, tail=tail).generate()
     # The token that ends a forced completion is none of the policy's.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
-    ones = jnp.ones(len(rollout.lengths))
-    batch, params = replace(make_batch(prompts, rollout, ones), advantage=ones), networks.trained
+    sequences = join_completions(prompts, rollout, jnp.ones(len(rollout.lengths)))
+    batch, params = TrainBatch(**vars(sequences), advantage=jnp.ones(sequences.tokens.shape)), networks.trained
 
     def run(ladder: tuple[int, ...]) -> Callable[[], object]:
-        def gradients(params: Params, batch: Batch) -> Params:
+        context = LossContext(
+            networks.policy, networks.drafter, SamplingLaw(), microbatches=MICROBATCHES, ladder=ladder
+        )
+
+        def gradients(params: Params, batch: TrainBatch) -> Params:
             rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
-            parts = networks.policy, networks.drafter, params, rows
-            return accumulate(*parts, law, loss, microbatches=MICROBATCHES, ladder=ladder)[0]
+            return accumulate(context, params, rows)[0]
 
         with jax.set_mesh(mesh):
             program, _ = compiled(networks, gradients, params, batch)
