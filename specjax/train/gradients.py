@@ -6,7 +6,6 @@ gradient is the same program whether the draft is trained or not.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +23,13 @@ from specjax.train.loss import (
     LossConfig,
     LossFn,
     LossInputs,
-    kl_estimate,
     per_token_loss,
     policy_loss,
     token_weights,
 )
+from specjax.train.sums import DraftSums, PolicySums, Sums, reduce_sums, sum_draft, sum_policy
 from specjax.types import Params, Policy, PolicyOutput, PyTree
-from specjax.verify import Verifier, VerifierName, find_verifier
+from specjax.verify import Verifier, VerifierName
 
 
 @dataclass(frozen=True)
@@ -62,53 +61,6 @@ class LossContext:
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
         """Run the policy over whole rows."""
         return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk)
-
-
-class PolicySums(NamedTuple):
-    """Sums over the tokens that train the policy; `ratio_max` and `gap_max` are maxima.
-
-    loss:    weighted, so that over a batch it is the loss itself.
-    kl:      from the reference policy; 0 without one.
-    ratio:   theta / mu. gap: |log theta - log mu|.
-    metrics: those of the loss function, by its names.
-    """
-
-    tokens: Array
-    loss: Array
-    kl: Array
-    entropy: Array
-    ratio: Array
-    ratio_max: Array
-    gap: Array
-    gap_max: Array
-    metrics: dict[str, Array]
-
-
-class DraftSums(NamedTuple):
-    """Sums over the completion tokens.
-
-    overlap:           sum_v min(p, q), the acceptance to expect at position 1.
-    expected_accepted: how many of the tokens that stood at position 1 should have been accepted at least.
-    """
-
-    tokens: Array
-    loss: Array
-    overlap: Array
-    expected_accepted: Array
-
-
-class Sums(NamedTuple):
-    """What both losses report."""
-
-    policy: PolicySums
-    draft: DraftSums
-
-
-def reduce_sums(parts: Sums) -> Sums:
-    """Combine the sums of several parts, stacked along any axes."""
-    total, policy = jax.tree.map(jnp.sum, parts), parts.policy
-    maxima = dict(ratio_max=jnp.max(policy.ratio_max), gap_max=jnp.max(policy.gap_max))
-    return total._replace(policy=total.policy._replace(**maxima))
 
 
 def accumulate(
@@ -177,7 +129,7 @@ def microbatch_gradients(
 
     with jax.named_scope("draft_gradient"):
         draft, result = maybe_cond(train_draft, train, measure)
-    return Params(policy, draft), Sums(policy_sums, sum_draft(context, batch, result))
+    return Params(policy, draft), Sums(policy_sums, sum_draft(batch, result, context.verifier))
 
 
 def weighted_policy_loss(
@@ -211,28 +163,6 @@ def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
         reference=None if batch.reference is None else masked(batch.reference[:, 1:]),
         advantage=masked(batch.advantage[:, 1:]),
         mask=mask,
-    )
-
-
-def sum_policy(
-    inputs: LossInputs, loss: Array, entropy: Float[Array, "R T"], metrics: dict[str, Array], config: LossConfig
-) -> PolicySums:
-    """Sum what a microbatch reports of the policy."""
-    gap = inputs.theta - inputs.mu
-    ratio = jnp.where(inputs.mask, jnp.exp(gap), 0.0)
-    kl = jnp.float32(0)
-    if inputs.reference is not None:
-        kl = jnp.sum(kl_estimate(inputs.theta, inputs.reference, config.kl_estimator))
-    return PolicySums(
-        tokens=jnp.sum(inputs.mask, dtype=jnp.float32),
-        loss=loss,
-        kl=kl,
-        entropy=jnp.sum(jnp.where(inputs.mask, entropy, 0.0)),
-        ratio=jnp.sum(ratio),
-        ratio_max=jnp.max(ratio),
-        gap=jnp.sum(jnp.abs(gap)),
-        gap_max=jnp.max(jnp.abs(gap)),
-        metrics=jax.tree.map(jnp.sum, metrics),
     )
 
 
@@ -279,19 +209,6 @@ def add_draft_gradients(
         return jax.tree.map(jnp.add, total, gradient), sums
 
     return jax.lax.scan(add, total, parts)
-
-
-def sum_draft(context: LossContext, batch: TrainBatch, result: DraftLoss) -> DraftSums:
-    """Sum what a microbatch reports of the draft."""
-    expected = jnp.float32(0)
-    if batch.proposed is not None:
-        expected = jnp.sum(jnp.where(batch.proposed, find_verifier(context.verifier).promises(result.overlap), 0.0))
-    return DraftSums(
-        tokens=jnp.sum(batch.completion, dtype=jnp.float32),
-        loss=result.loss,
-        overlap=jnp.sum(result.overlap),
-        expected_accepted=expected,
-    )
 
 
 def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, mesh: Mesh) -> Float[Array, "R S"]:

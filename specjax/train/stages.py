@@ -17,12 +17,13 @@ from specjax.train.adaptation import adapt, replay_rows, should_train_draft
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions, split
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
+from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
 from specjax.train.optimizer import make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
+from specjax.train.sums import Sums
 from specjax.train.updates import run_updates
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 

@@ -11,8 +11,8 @@ import optax
 from jaxtyping import Array, Bool
 
 from specjax.train.batch import Sequences, TrainBatch, split
-from specjax.train.gradients import Sums, reduce_sums
 from specjax.train.optimizer import apply_gradients, usable
+from specjax.train.sums import Sums, reduce_sums
 from specjax.types import Params
 
 Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]]

@@ -17,9 +17,10 @@ from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives
 from specjax.train.batch import TrainBatch, split
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
+from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import in_window, rung, sort_rows, windows
 from specjax.train.loss import LossConfig
+from specjax.train.sums import Sums
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout, TrainState
 from tests.specjax.training import (

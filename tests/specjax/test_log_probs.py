@@ -20,8 +20,9 @@ from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, Sums, accumulate, log_probs_of
+from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.loss import LossConfig
+from specjax.train.sums import Sums
 from specjax.types import Params, PyTree
 from tests.specjax.training import DECODER, HEAD, mesh_of, ragged_batch, relative_gap
 

@@ -1,0 +1,94 @@
+"""What both losses report, summed over microbatches and updates."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.drafters.base import DraftLoss
+from specjax.train.batch import TrainBatch
+from specjax.train.loss import LossConfig, LossInputs, kl_estimate
+from specjax.verify import Verifier, VerifierName, find_verifier
+
+
+class PolicySums(NamedTuple):
+    """Sums over the tokens that train the policy; `ratio_max` and `gap_max` are maxima.
+
+    loss:    weighted, so that over a batch it is the loss itself.
+    kl:      from the reference policy; 0 without one.
+    ratio:   theta / mu. gap: |log theta - log mu|.
+    metrics: those of the loss function, by its names.
+    """
+
+    tokens: Array
+    loss: Array
+    kl: Array
+    entropy: Array
+    ratio: Array
+    ratio_max: Array
+    gap: Array
+    gap_max: Array
+    metrics: dict[str, Array]
+
+
+class DraftSums(NamedTuple):
+    """Sums over the completion tokens.
+
+    overlap:           sum_v min(p, q), the acceptance to expect at position 1.
+    expected_accepted: how many of the tokens that stood at position 1 should have been accepted at least.
+    """
+
+    tokens: Array
+    loss: Array
+    overlap: Array
+    expected_accepted: Array
+
+
+class Sums(NamedTuple):
+    """What both losses report."""
+
+    policy: PolicySums
+    draft: DraftSums
+
+
+def reduce_sums(parts: Sums) -> Sums:
+    """Combine the sums of several parts, stacked along any axes."""
+    total, policy = jax.tree.map(jnp.sum, parts), parts.policy
+    maxima = dict(ratio_max=jnp.max(policy.ratio_max), gap_max=jnp.max(policy.gap_max))
+    return total._replace(policy=total.policy._replace(**maxima))
+
+
+def sum_policy(
+    inputs: LossInputs, loss: Array, entropy: Float[Array, "R T"], metrics: dict[str, Array], config: LossConfig
+) -> PolicySums:
+    """Sum what a microbatch reports of the policy."""
+    gap = inputs.theta - inputs.mu
+    ratio = jnp.where(inputs.mask, jnp.exp(gap), 0.0)
+    kl = jnp.float32(0)
+    if inputs.reference is not None:
+        kl = jnp.sum(kl_estimate(inputs.theta, inputs.reference, config.kl_estimator))
+    return PolicySums(
+        tokens=jnp.sum(inputs.mask, dtype=jnp.float32),
+        loss=loss,
+        kl=kl,
+        entropy=jnp.sum(jnp.where(inputs.mask, entropy, 0.0)),
+        ratio=jnp.sum(ratio),
+        ratio_max=jnp.max(ratio),
+        gap=jnp.sum(jnp.abs(gap)),
+        gap_max=jnp.max(jnp.abs(gap)),
+        metrics=jax.tree.map(jnp.sum, metrics),
+    )
+
+
+def sum_draft(batch: TrainBatch, result: DraftLoss, verifier: VerifierName | Verifier) -> DraftSums:
+    """Sum what a microbatch reports of the draft."""
+    expected = jnp.float32(0)
+    if batch.proposed is not None:
+        expected = jnp.sum(jnp.where(batch.proposed, find_verifier(verifier).promises(result.overlap), 0.0))
+    return DraftSums(
+        tokens=jnp.sum(batch.completion, dtype=jnp.float32),
+        loss=result.loss,
+        overlap=jnp.sum(result.overlap),
+        expected_accepted=expected,
+    )
