@@ -79,7 +79,7 @@ class Position:
 def generic_answers(experiment: Experiment, params: Params, number: int) -> Answers:
     """The policy's to `number` strings of random tokens, as long as prompts of the task are."""
     rng, width = np.random.default_rng(0), experiment.config.data.max_prompt_tokens
-    ordinary = np.setdiff1d(np.arange(experiment.networks.decoder.vocab_size), experiment.tokenizer.stop_tokens)
+    ordinary = np.setdiff1d(np.arange(experiment.networks.policy.vocab_size), experiment.tokenizer.stop_tokens)
     lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
     tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
     prompts = Prompts(*(jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number))))

@@ -22,7 +22,7 @@ from launch.report import write_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import reasons
 from launch.run.directory import CHECKPOINTS, open_run, resumes
-from launch.run.draft_alerts import Switches, losing, made_with, misloaded
+from launch.run.draft_alerts import Switches, losing, misloaded
 from launch.run.event_log import Diary
 from launch.run.metric_log import RunLogger
 from launch.run.sample_log import SampleLog
@@ -31,7 +31,6 @@ from launch.run.skipped_updates import SkippedUpdates
 from launch.run.start import Begun, begin, beside_the_state, checked, resume
 from launch.run.step_timer import StepRecord, Values
 from launch.run.wandb import wandb_log
-from models.drafts.eagle3 import Eagle3Config
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
 from specjax.train.timed_step import ProbeStep
@@ -235,11 +234,9 @@ def _report(directory: Path) -> None:
 
 
 def _say_what_was_read(experiment: Experiment, directory: Path) -> None:
-    networks, head = experiment.networks, experiment.networks.head
     console.print(f"run directory: {directory}")
-    if networks.draft_from is not None and isinstance(head, Eagle3Config):
-        if (said := made_with(head, networks.decoder, networks.made_for)) is not None:
-            console.print(said, markup=False)
+    if (said := experiment.networks.draft.differences()) is not None:
+        console.print(said, markup=False)
 
 
 def _say_what_is_dropped(experiment: Experiment, diary: Diary) -> None:
@@ -250,8 +247,8 @@ def _say_what_is_dropped(experiment: Experiment, diary: Diary) -> None:
 
 def _first_step(experiment: Experiment, begun: Begun, diary: Diary) -> Callable[[Values], None] | None:
     """What holds the first step against what the draft's checkpoint states; behind it, the draft has been trained."""
-    networks, read_from = experiment.networks, experiment.networks.draft_from
-    if read_from is None or begun.step > 0:
+    draft = experiment.networks.draft
+    if draft.read_from is None or begun.step > 0:
         return None
     temperature = experiment.config.rollout.law.temperature
 
@@ -259,7 +256,7 @@ def _first_step(experiment: Experiment, begun: Begun, diary: Diary) -> Callable[
         predicted = metrics.get("draft/predicted_acceptance")
         if predicted is None:
             return
-        said = misloaded(networks.head, read_from, float(predicted), temperature, networks.made_for)
+        said = misloaded(draft, float(predicted), temperature)
         if said is not None:
             diary.warn(1, said, style="bold red")
 

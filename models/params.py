@@ -9,7 +9,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
 from models.config import Dtype
@@ -37,6 +38,16 @@ def param_shardings(init: Init, mesh: Mesh) -> PyTree:
 def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
     """Random parameters, each made shard by shard where it belongs; the same numbers on every mesh."""
     return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=param_shardings(init, mesh))(key)
+
+
+def replicate(params: PyTree, mesh: Mesh) -> PyTree:
+    """Return the parameters on the mesh: those that have no place on a mesh yet are replicated on every device."""
+
+    def put(x: Any) -> Array:
+        on_mesh = isinstance(getattr(x, "sharding", None), NamedSharding)
+        return x if on_mesh else jax.device_put(x, NamedSharding(mesh, P()))
+
+    return jax.tree.map(put, params)
 
 
 def by_path(params: PyTree) -> dict[tuple[str, ...], Any]:

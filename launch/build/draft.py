@@ -1,129 +1,71 @@
-"""The draft that a run names: of any kind, from a checkpoint or from random weights."""
+"""The draft that a run names: one registry, from draft.kind to the function that builds it."""
 
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
-
-import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from configs.schema.networks import DraftConfig, ModelConfig
-from launch.build.policy import build_policy
+from launch.build.drafts.base import Draft, DraftContext
+from launch.build.drafts.eagle3 import build_eagle3
+from launch.build.drafts.model import build_model
+from launch.build.drafts.mtp import build_mtp
 from launch.cli.errors import ConfigError
-from models.checkpoints.draft import SavedDraft
+from launch.cli.functions import load_function
+from models.checkpoints.draft import load_named_draft
+from models.checkpoints.made_for import MadeFor, read_made_for
 from models.config import DecoderConfig
-from models.decoder import make_policy
-from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
-from models.hf.mtp_files import load_mtp
-from models.params import init_params
-from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NoDrafter
-from specjax.types import Policy, PyTree
+from models.params import replicate
+from specjax.drafters import NoDrafter
 
-# Of an EAGLE-3 head, an MTP head or a small model.
-Head = Eagle3Config | MTPConfig | DecoderConfig
+DraftBuilder = Callable[[DraftContext], Draft]
+
+BUILDERS: dict[str, DraftBuilder] = {
+    "eagle3": build_eagle3,
+    "mtp": build_mtp,
+    "model": build_model,
+    "none": lambda context: Draft(NoDrafter()),
+}
+HEADS = ("eagle3", "mtp")
 
 
-class Draft(NamedTuple):
-    """A draft as a function, its parameters on the mesh, and its shape; None where it has none.
+def build_draft(context: DraftContext) -> Draft:
+    """Return the draft of `context.config`, of a built-in kind or by a builder of one's own.
 
-    read_from: the option that names where its weights were read; None for random ones.
+    Raises ValueError if a checkpoint cannot be read or does not fit the policy.
     """
+    kind = context.config.draft.kind
+    if kind in HEADS and context.decoder is None:
+        others = ", ".join(name for name in BUILDERS if name not in HEADS)
+        raise ConfigError(f"draft.kind = {kind}: must be {others} or package.module:name with model.family")
+    draft = BUILDERS[kind](context) if kind in BUILDERS else _build_named(context)
+    draft = replace(draft, kind=kind)
+    return replace(draft, made_for=stated(draft, context.config, context.decoder))
 
-    drafter: Drafter
-    params: PyTree
-    head: Head | None = None
-    read_from: str | None = None
+
+def _build_named(context: DraftContext) -> Draft:
+    """Return the draft of a builder of one's own, with the weights of draft.path where that is given."""
+    kind, path = context.config.draft.kind, context.config.draft.path
+    draft = load_function("draft.kind", kind, BUILDERS)(context)
+    if not isinstance(draft, Draft):
+        raise ConfigError(f"draft.kind = {kind}: returned {type(draft).__name__}, must return a Draft")
+    draft = replace(draft, params=replicate(draft.params, context.mesh))
+    if path is None:
+        return draft
+    return replace(draft, params=load_named_draft(Path(path), kind, draft.params), read_from="draft.path")
 
 
-def build_draft(
-    config: RunConfig,
-    saved: SavedDraft | None,
-    target_ids: np.ndarray | None,
-    decoder: DecoderConfig,
-    policy: Policy,
-    mesh: Mesh,
-    key: jax.Array,
-) -> Draft:
-    """The draft of `policy`, which has the shape `decoder`.
+def stated(draft: Draft, config: RunConfig, policy: DecoderConfig | None) -> MadeFor | None:
+    """Return what the files of the draft say it was made for; None without such a file.
 
-    saved:      an EAGLE-3 head from a checkpoint. target_ids: int32 [draft.vocab_size], of one that is not.
-    Raises ValueError where a checkpoint cannot be read or does not fit the policy.
+    Raises ValueError if the file is broken, or if it is that of a head of another width than the policy's.
     """
-    draft = config.draft
-    if draft.kind == "model":
-        return _model(config, decoder, mesh, key)
-    if draft.kind == "mtp":
-        made = _mtp(config, decoder, policy, mesh, key)
-    elif draft.kind == "eagle3":
-        head = saved or fresh_head(draft, decoder, mesh, key, target_ids)
-        drafter = make_eagle3(head.config, policy, head.target_ids)
-        made = Draft(drafter, head.params, head.config, None if saved is None else "draft.path")
-    else:
-        return Draft(NoDrafter(), {})
-    assert isinstance(made.drafter, HeadDrafter)
-    trained = replace(made.drafter, unroll=draft.unroll, decay=draft.decay, objective=draft.loss)
-    return made._replace(drafter=trained)
-
-
-def fresh_head(
-    draft: DraftConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array, target_ids: np.ndarray | None
-) -> SavedDraft:
-    """A head from random weights, as wide as the policy where the run does not say otherwise."""
-    head = Eagle3Config(
-        hidden_size=policy.hidden_size,
-        intermediate_size=draft.intermediate_size or policy.intermediate_size,
-        num_heads=draft.num_heads or policy.num_heads,
-        num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,
-        head_dim=draft.head_dim or policy.head_dim,
-        rope_theta=policy.rope_theta,
-        rope_scaling=policy.rope_scaling,
-        norm_eps=policy.norm_eps,
-        dtype=policy.dtype,
-        param_dtype=policy.param_dtype,
-        vocab_size=policy.vocab_size,
-        draft_vocab_size=draft.vocab_size or policy.vocab_size,
-        feature_size=policy.hidden_size * (len(policy.feature_layers) if draft.head.use_aux_hidden_state else 1),
-        max_positions=policy.max_positions,
-        **asdict(draft.head),
-    )
-    head.check(policy)
-    params = init_params(partial(init_eagle3, head), key, mesh)
-    return SavedDraft(head, params, target_ids, policy.feature_layers)
-
-
-def _mtp(config: RunConfig, decoder: DecoderConfig, policy: Policy, mesh: Mesh, key: jax.Array) -> Draft:
-    """The head that the policy's checkpoint holds, or where the run names a convention, one from random weights."""
-    path, convention = config.model.path, config.draft.mtp_convention
-    if convention is not None:
-        head = mtp_config(decoder, convention)
-        return Draft(make_mtp(head, policy), init_params(partial(init_mtp, head), key, mesh), head)
-    found = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
-    if found is None:
-        raise ConfigError(
-            f"draft.mtp_convention = None: must be {' or '.join(CONVENTIONS)}, model.path = {path} holds no MTP head"
+    path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
+    found = None if path is None else read_made_for(Path(path))
+    # A head is as wide as its policy, other drafts are not.
+    wide = found is not None and draft.head is not None and policy is not None
+    if wide and found.hidden_size != policy.hidden_size:
+        raise ValueError(
+            f"{draft.read_from} = {path}: its made_for.json states hidden_size = {found.hidden_size}, must be the "
+            f"policy's hidden_size = {policy.hidden_size}"
         )
-    head, params = found
-    return Draft(make_mtp(head, policy), params, head, "model.path")
-
-
-def _model(config: RunConfig, policy: DecoderConfig, mesh: Mesh, key: jax.Array) -> Draft:
-    draft = config.draft
-    model = ModelConfig(
-        path=draft.path, architecture=draft.architecture, dtype=policy.dtype, param_dtype=policy.param_dtype
-    )
-    decoder, params = build_policy(model, mesh, key, "draft", features=False)
-    if decoder.vocab_size != policy.vocab_size:
-        raise ConfigError(f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {policy.vocab_size}")
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if decoder.max_positions < longest:
-        raise ConfigError(
-            f"draft.kind = model: its max_positions is {decoder.max_positions}, must be at least "
-            f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
-        )
-    decoder = replace(decoder, feature_layers=())
-    read_from = None if draft.path is None else "draft.path"
-    return Draft(ModelDrafter(make_policy(decoder), draft.loss), params, decoder, read_from)
+    return found

@@ -11,11 +11,11 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.build.networks import Networks, Problems, build_networks, build_problems, build_tokenizer
+from launch.build.networks import Networks, build_networks
+from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptTable
 from launch.data.tokenizers import Tokenizer
-from specjax.drafters import EitherDrafter
 from specjax.parallel.mesh import batch_shards, make_mesh
 from specjax.rollout.plan import Phase, lay_out
 from specjax.train.adaptation import DraftTrainingConfig
@@ -46,9 +46,7 @@ class Experiment:
     @property
     def draft_vocabulary(self) -> list[int] | None:
         """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
-        drafter = self.networks.drafter
-        trained = drafter.trained if isinstance(drafter, EitherDrafter) else drafter
-        ids = getattr(trained, "target_ids", None)
+        ids = self.networks.draft.target_ids
         return None if ids is None else ids.tolist()
 
     @property
@@ -88,7 +86,7 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     networks = build_networks(config, mesh, tokenizer, problems.train)
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
     train = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
-    if config.draft.kind == "none":
+    if not networks.draft.has_params:
         train = replace(train, draft_training=DraftTrainingConfig(mode="frozen"))
     return Experiment(config, train, mesh, tokenizer, problems, networks)
 

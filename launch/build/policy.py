@@ -1,27 +1,62 @@
-"""The policy that a run names: from a checkpoint, or from random weights."""
+"""The policy that a run names: a decoder from a checkpoint or from random weights, or a family of one's own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from configs.schema.networks import ModelConfig
+from configs.schema import DraftConfig, ModelConfig, RunConfig
+from launch.build.drafts.saved_head import layers_to_read, read_by
 from launch.cli.errors import ConfigError
+from launch.cli.functions import load_function
+from models.checkpoints.draft import SavedDraft
 from models.checkpoints.policy import load_policy_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
-from models.decoder import init_decoder
+from models.decoder import init_decoder, make_policy
 from models.hf.config import read_hf_config
 from models.hf.load import load_policy
-from models.params import init_params
-from specjax.types import PyTree
+from models.params import init_params, replicate
+from specjax.types import Policy, PyTree
+
+# Builds the policy of model.family: (the model section, the mesh, a key for random weights) -> the policy and its
+# parameters, which are replicated on the mesh unless they have a place there.
+Family = Callable[[ModelConfig, Mesh, jax.Array], tuple[Policy, PyTree]]
 
 
-def build_policy(
+class BuiltPolicy(NamedTuple):
+    """A policy as functions, its parameters on the mesh, and the shape of its decoder; None for other families."""
+
+    policy: Policy
+    weights: PyTree
+    decoder: DecoderConfig | None
+
+
+def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
+    """Return the policy, which gives the features that an EAGLE-3 head reads.
+
+    saved: the head, if it comes from a checkpoint.
+    """
+    model = config.model
+    if model.family is not None:
+        return _build_family(model, model.family, mesh, key)
+    if saved is None:
+        decoder, weights = build_decoder(model, mesh, key, "model", features=_reads_layers(config.draft))
+    else:
+        model = replace(model, feature_layers=layers_to_read(saved, config))
+        features = saved.config.use_aux_hidden_state
+        decoder, weights = build_decoder(model, mesh, key, "model", features=features)
+        decoder = read_by(saved, model.feature_layers, decoder)
+    return BuiltPolicy(make_policy(decoder, model.remat), weights, decoder)
+
+
+def build_decoder(
     model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
-    """The network, with `features` such that it gives those that EAGLE-3 reads.
+    """Return a decoder's shape and parameters; with `features`, one that gives those that EAGLE-3 reads.
 
     section: of the configuration that `model` is, for errors; a small model that drafts is built like a policy.
     """
@@ -46,3 +81,15 @@ def build_policy(
         return replace(decoder, **dtypes, feature_layers=layers), weights
     decoder = replace(read_hf_config(path, (model.feature_layers or None) if features else ()), **dtypes)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
+
+
+def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
+    match load_function("model.family", name)(model, mesh, key):
+        case (Policy() as policy, weights):
+            return BuiltPolicy(policy, replicate(weights, mesh), None)
+        case other:
+            raise ConfigError(f"model.family = {name}: returned {type(other).__name__}, must return (Policy, params)")
+
+
+def _reads_layers(draft: DraftConfig) -> bool:
+    return draft.kind == "eagle3" and draft.head.use_aux_hidden_state

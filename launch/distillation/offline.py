@@ -30,7 +30,7 @@ def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, ou
     config, networks = experiment.config, experiment.networks
     given = None if own.responses is None else _given(Path(own.responses), experiment, console)
     check_distillation(experiment, given)
-    check_trained(networks, config.draft.kind, own.public_dialect)
+    check_trained(networks, own.public_dialect)
     if max(config.rollout.lengths) == 0:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
     if not experiment.held_out_prompts.rows:
@@ -51,8 +51,8 @@ def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, ou
     )
     distilled = replace(params, draft=result.draft)
     policy = own.checkpoint or config.model.path
-    ids = getattr(result.drafter, "target_ids", None)
-    written = write_trained(out, experiment, distilled, ids, own.public_dialect, own.verifier or policy)
+    draft = replace(networks.draft, drafter=result.drafter)
+    written = write_trained(out, experiment, draft, distilled, own.public_dialect, own.verifier or policy)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
@@ -68,7 +68,7 @@ def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, ou
 
 
 def _given(path: Path, experiment: Experiment, console: Console) -> Answers:
-    config, vocab_size = experiment.config, experiment.networks.decoder.vocab_size
+    config, vocab_size = experiment.config, experiment.networks.policy.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
     answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)
     if dropped:

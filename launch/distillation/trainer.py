@@ -14,7 +14,7 @@ from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptPipeline
 from launch.data.responses import Answers, answers_of, join_answers
-from specjax.drafters import Drafter, HeadDrafter, NoDrafter
+from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import make_generate
@@ -64,7 +64,7 @@ class Distillation:
 def check_distillation(experiment: Experiment, given: Answers | None = None) -> None:
     """Raise ConfigError where this run cannot distil a draft, before anything has been done."""
     config, options = experiment.config, experiment.config.distill
-    if not jax.tree.leaves(experiment.networks.params.draft):
+    if not experiment.networks.draft.has_params:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
     PromptPipeline(experiment.train_prompts, config.data.prompts, config.seed)
     parts = batch_shards(experiment.mesh) * options.microbatches
@@ -105,7 +105,7 @@ def distill(
     batches = enumerate(
         PromptPipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
     )
-    known = trained or experiment.networks.draft_from is not None
+    known = trained or experiment.networks.draft.read_from is not None
     generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
     if answers is None:
         answers = generator.answers(params, islice(batches, chunks[0]))
@@ -128,12 +128,12 @@ def distill(
 
 def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     """Return the run's drafter with a reduced vocabulary of the stop tokens and the most frequent of the answers'."""
-    drafter = experiment.networks.drafter
-    if not isinstance(drafter, HeadDrafter) or drafter.target_ids is None:
-        return drafter
-    counts = np.bincount(answers.completions, minlength=drafter.vocab_size)
-    ids = most_frequent(counts, experiment.train.rollout.stop_tokens, len(drafter.target_ids))
-    return replace(drafter, target_ids=ids)
+    networks = experiment.networks
+    if networks.draft.target_ids is None:
+        return networks.drafter
+    counts = np.bincount(answers.completions, minlength=networks.policy.vocab_size)
+    ids = most_frequent(counts, experiment.train.rollout.stop_tokens, len(networks.draft.target_ids))
+    return networks.draft.with_target_ids(ids).drafter
 
 
 class _AnswerGenerator:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
-from launch.build.networks import build_problems, load_problems
+from launch.build.problems import build_problems, load_problems
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptTable, fixed_batches
 from launch.data.json_lines import JsonLinesWriter
@@ -58,7 +58,7 @@ def evaluate_sets(
     """Sample, score, save and print set by set; return what the JSON file says of them."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
     tables = prompt_tables(experiment, sets, own.prompts, console)
-    if own.checkpoint is None and networks.draft_from is None and jax.tree.leaves(params.draft):
+    if own.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
         console.print("the draft has random weights: decoding without it")
         params, drafter = replace(params, draft={}), NoDrafter()
     sample = Sampler(networks.policy, drafter, experiment.train.rollout, own.samples, config.seed, experiment.mesh)

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from models.checkpoints.made_for import MadeFor
-from models.config import DecoderConfig, eagle3_feature_layers
-from models.drafts.eagle3 import Eagle3Config
-from models.drafts.mtp import MTPConfig
+from launch.build.drafts.base import Draft
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.rollout.plan import Phase
 from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
@@ -18,23 +15,16 @@ CAUSES = (
 
 # Below it a draft that is no longer random is taken for one that was not loaded as it was made.
 FLOOR = 0.2
-MISLOADED: dict[type, str] = {
-    Eagle3Config: "it reads other layers than it was made for, has another rope base, or was made for another policy",
-    MTPConfig: "the policy was trained without it, or with it but under another family's conventions",
-    DecoderConfig: "it was made for another policy, or its config.json is not that of its weights",
-}
 
 
-def misloaded(
-    head: object, read_from: str, predicted: float, temperature: float, made_for: MadeFor | None
-) -> str | None:
-    """What is said of a draft from a checkpoint whose first step foresees less than it should, else None.
+def misloaded(draft: Draft, predicted: float, temperature: float) -> str | None:
+    """Return what is said of a draft from a checkpoint whose first step foresees less than it should, else None.
 
     A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
 
-    head: its shape. read_from: the option that names it. predicted: `draft/predicted_acceptance` of the first step.
-    temperature: of the run's law.
+    predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's law.
     """
+    made_for = draft.made_for
     known = made_for is not None and made_for.temperature == temperature
     stated = made_for.predicted_acceptance if made_for is not None and known else None
     least = FLOOR if stated is None else max(stated - ALARM_MARGIN, 0.0)
@@ -45,30 +35,9 @@ def misloaded(
     else:
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (
-        f"ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
-        f"{expected}. What is generated keeps its law. The usual causes: {MISLOADED[type(head)]}"
+        f"ALARM: the draft of {draft.read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
+        f"{expected}. What is generated keeps its law. The usual causes: {draft.usual_causes}"
     )
-
-
-def made_with(head: Eagle3Config, policy: DecoderConfig, made_for: MadeFor | None) -> str | None:
-    """In what a head from a checkpoint differs from its policy, all of which may be as it should be; None for nothing.
-
-    policy: with the layers that the head reads.
-    """
-    usual = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
-    same = ("rope_theta", "rope_scaling", "max_positions")
-    compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in same]
-    if head.use_aux_hidden_state:
-        compared.append(("feature_layers", policy.feature_layers, usual, "EAGLE-3's"))
-    if made_for is not None:
-        compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
-    said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
-    if not said:
-        return None
-    line = f"the draft of draft.path was made with {', '.join(said)}"
-    if head.max_positions < policy.max_positions:
-        line += f"; beyond {head.max_positions} positions it may be accepted less"
-    return line
 
 
 def alarm(step: int, accepted: float | None, promised: float | None) -> str:

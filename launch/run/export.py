@@ -1,19 +1,16 @@
 """Write what a run has trained as files that others load: the policy, or the draft by itself."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
-from launch.distillation.export import check_draft, check_verifier, write_draft, write_policy
+from launch.distillation.export import check_verifier, write_policy
 from launch.run.directory import restore_params, restore_policy
 from launch.run.records import made_for
 from models.checkpoints.made_for import state_made_for
 from models.config import Dtype
-from models.drafts.mtp import MTPConfig
 from models.hf.mtp_files import load_mtp
 from models.params import cast
 from specjax.checkpoint import Which
@@ -60,26 +57,23 @@ def export(out: Path, experiment: Experiment, own: ExportArgs) -> None:
 
 
 def _export_draft(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    networks, ids = experiment.networks, experiment.draft_vocabulary
+    draft, run = experiment.networks.draft, Path(own.checkpoint)
     dialect = None if own.dialect == "ours" else own.dialect
-    check_draft(networks, experiment.config.draft.kind, dialect)
-    draft = cast(restore_params(Path(own.checkpoint), experiment, own.checkpoint_step).draft, own.dtype)
-    if networks.head is not None and own.dtype is not None:
-        networks = replace(networks, head=replace(networks.head, param_dtype=own.dtype))
-    target_ids = None if ids is None else np.array(ids, np.int32)
-    write_draft(out, networks, draft, target_ids, dialect, own.verifier or own.checkpoint)
-    state_made_for(out, made_for(Path(own.checkpoint), own.checkpoint_step, networks.decoder))
+    draft.check_writable(dialect)
+    params = cast(restore_params(run, experiment, own.checkpoint_step).draft, own.dtype)
+    draft.write(out, params, dialect, own.verifier or own.checkpoint)
+    state_made_for(out, made_for(run, own.checkpoint_step, experiment.networks.decoder))
 
 
 def _export_policy(out: Path, experiment: Experiment, own: ExportArgs) -> None:
     run, networks, path, mtp = Path(own.checkpoint), experiment.networks, experiment.config.model.path, None
-    if isinstance(networks.head, MTPConfig):
+    if networks.draft.in_policy:
         params = restore_params(run, experiment, own.checkpoint_step)
-        policy, mtp = params.policy, (networks.head, cast(params.draft, own.dtype))
+        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, own.dtype))
     else:
         policy = restore_policy(run, experiment, own.checkpoint_step)
-        if path is not None:  # a head that the run has not drafted with stays as it came
+        if path is not None and networks.decoder is not None:  # a head that the run did not draft with is kept
             mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, own.dtype)
-    write_policy(out, networks.decoder, cast(policy, own.dtype), path, mtp)
-    if isinstance(networks.head, MTPConfig):
+    write_policy(out, experiment, cast(policy, own.dtype), mtp)
+    if networks.draft.in_policy:
         state_made_for(out, made_for(run, own.checkpoint_step, networks.decoder))

@@ -64,12 +64,13 @@ def read_run(directory: Path) -> Run:
     )
 
 
-def made_for(directory: Path, which: Which, decoder: DecoderConfig) -> MadeFor | None:
-    """Return what a draft in a run's save was made for, by the run's records; None where these are lost.
+def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> MadeFor | None:
+    """Return what a draft in a run's save was made for, by the run's records; None where these are lost,
+    or the policy is of a family of one's own.
 
     The acceptance is that of the step that was saved; a save before the first step has none.
     """
-    if not (directory / METRICS_FILE).is_file():
+    if decoder is None or not (directory / METRICS_FILE).is_file():
         return None
     run = read_run(directory)
     steps, values = run.measured("draft/predicted_acceptance")

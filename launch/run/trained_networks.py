@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 from rich.console import Console
 
 from launch.build.experiment import Experiment
@@ -24,7 +23,7 @@ def trained_networks(experiment: Experiment, checkpoint: str | None, which: Whic
     if checkpoint is not None:
         return restore_params(Path(checkpoint), experiment, which)
     config, networks = experiment.config, experiment.networks
-    random = networks.draft_from is None and bool(jax.tree.leaves(networks.params.draft))
+    random = networks.draft.read_from is None and networks.draft.has_params
     distils, length = random or config.distill.steps > 0, warmup_length(experiment)
     if config.warmup.steps:
         check_supervised(experiment.problems.train, experiment.tokenizer, config.warmup.batch_size, length)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
@@ -76,6 +77,29 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
         check_target_ids(ids, config)
     params = restore_params(directory / "params", abstract_params(partial(init_eagle3, config), mesh), path)
     return SavedDraft(config, params, ids, tuple(found["feature_layers"]))
+
+
+def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:
+    """Write the parameters of a draft whose builder is `kind`, package.module:name. Raises ValueError if in use."""
+    with new_directory(directory) as temporary:
+        write_json(temporary / "config.json", {"kind": kind})
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(temporary.absolute() / "params", params)
+
+
+def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
+    """Return the parameters that `save_named_draft` wrote, with the shapes, dtypes and shardings of `like`.
+
+    Raises ValueError if the draft is of another kind, or its parameters have other shapes.
+    """
+    path = directory / "config.json"
+    found = read_json(path)
+    with errors_name(path):
+        if found.get("kind") != kind:
+            raise ValueError(f"kind = {found.get('kind')}: must be {kind}")
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    params = restore_params(directory / "params", abstract, path)
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 
 def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:

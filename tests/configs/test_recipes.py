@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from configs.schema import RolloutOptions, RunConfig
-from launch.build.networks import build_problems
+from launch.build.problems import build_problems
 from launch.cli.errors import ConfigError
 from launch.cli.options import load_recipe, recipes
 from models.decoder import init_decoder, make_policy

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.train
+from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
-from launch.distillation.export import write_draft
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.checkpoints.policy import save_policy_checkpoint
@@ -58,7 +58,7 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
     unsaid = {name: value for name, value in shrunk.items() if name != "--model.feature-layers"}
     networks = run(unsaid | {"--draft.path": path, "--draft.unroll": "2"}).networks
     assert networks.decoder.feature_layers == (0, 1)
-    assert networks.head == replace(HEAD, param_dtype="float32")
+    assert networks.draft.head == replace(HEAD, param_dtype="float32")
     assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
     np.testing.assert_array_equal(networks.drafter.target_ids, IDS)
     saved = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
@@ -68,7 +68,9 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
 
 def test_a_head_as_the_options_make_it(shrunk: Options):
     options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
-    head = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.head
+    head = run(
+        shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}
+    ).networks.draft.head
     assert head is not None and head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
     assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
 
@@ -117,21 +119,21 @@ def test_a_head_is_written_with_the_length_of_its_policy(
     shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None
 ):
     """Which it drafts up to, whatever its own file said: engines that keep to that would not."""
-    networks = run(shrunk | {"--draft.path": write()}).networks
-    assert isinstance(networks.head, Eagle3Config) and networks.head.max_positions == 20
+    draft = run(shrunk | {"--draft.path": write()}).networks.draft
+    assert isinstance(draft, Eagle3Draft) and draft.head.max_positions == 20
     # Layers that both dialects can name.
-    networks = replace(networks, decoder=replace(networks.decoder, feature_layers=(1,)))
-    write_draft(tmp_path / "out", networks, networks.params.draft, IDS, dialect)
+    draft = replace(draft, decoder=replace(draft.decoder, feature_layers=(1,)))
+    draft.write(tmp_path / "out", draft.params, dialect)
     found = read_json(tmp_path / "out/config.json")
     fields = found["head"] if dialect is None else found
-    assert fields["max_positions" if dialect is None else "max_position_embeddings"] == networks.decoder.max_positions
+    assert fields["max_positions" if dialect is None else "max_position_embeddings"] == draft.decoder.max_positions
 
 
 def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, write: Write, tmp_path: Path):
     path, stated = Path(write()), MadeFor("runs/tiny", 16, 2, 1.0, 0.75)
     state_made_for(path, stated)
     options = shrunk | {"--draft.path": str(path)}
-    assert run(options).networks.made_for == stated
+    assert run(options).networks.draft.made_for == stated
     write_json(path / "made_for.json", asdict(stated) | {"temperature": "hot"})
     with pytest.raises(ConfigError, match='made_for.json: temperature = "hot": '):
         launch.train.main(argv("gsm8k", options | {"--out": str(tmp_path / "run")}))
@@ -158,8 +160,9 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
     embedding = load_file(files / "policy" / "model.safetensors")["model.embed_tokens.weight"]
     published = publish(tmp_path / "draft", made_for("Qwen3ForCausalLM"), embedding)
     networks = run(shrunk | published).networks
-    assert networks.head is not None and networks.decoder.feature_layers == (0, 1)
-    assert (networks.head.rope_theta, networks.head.norm_output) == (77.0, True)
+    head = networks.draft.head
+    assert isinstance(head, Eagle3Config) and networks.decoder.feature_layers == (0, 1)
+    assert (head.rope_theta, head.norm_output) == (77.0, True)
     np.testing.assert_array_equal(getattr(networks.drafter, "target_ids", None), IDS)
 
 

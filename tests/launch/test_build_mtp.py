@@ -42,7 +42,7 @@ def stitched(files: Path, tmp_path: Path) -> tuple[Path, PyTree]:
 def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path, PyTree]):
     directory, params = stitched
     networks = run(shrunk | MTP | {"--model.path": str(directory), "--draft.unroll": "2"}).networks
-    assert networks.decoder.feature_layers == () and networks.draft_from == "model.path"
+    assert networks.decoder.feature_layers == () and networks.draft.read_from == "model.path"
     assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, networks.params.draft, params)))
 
@@ -50,11 +50,11 @@ def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path,
 def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTree]):
     """Whether the checkpoint holds another or none."""
     networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
-    assert networks.draft_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
+    assert networks.draft.read_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
     directory, held = stitched
     anew = {"--draft.mtp-convention": "mimo", "--model.path": str(directory)}
     networks = run(shrunk | MTP | anew).networks
-    assert networks.draft_from is None
+    assert networks.draft.read_from is None
     assert not np.array_equal(networks.params.draft["fc"]["kernel"], held["fc"]["kernel"])
 
 

@@ -264,7 +264,7 @@ def test_other_drafts_are_saved_and_go_on_from_there(
     before = build_experiment(parse_run(argv("gsm8k", shrunk | fresh), "", "")).networks
     again = MTP | {"--draft.kind": kind, f"--{read_by}": str(saved)}
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | again), "", ""))
-    assert experiment.networks.draft_from == read_by
+    assert experiment.networks.draft.read_from == read_by
     measured = measure_acceptance(experiment, experiment.networks.drafter, experiment.networks.params, 1.0)
     assert measured.predicted == pytest.approx(own["predicted"], abs=1e-4)
     assert jax.tree.all(jax.tree.map(np.array_equal, experiment.networks.params.policy, before.params.policy))

@@ -1,18 +1,24 @@
 """What a person is told of drafting."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
+from launch.build.drafts.base import Draft
+from launch.build.drafts.eagle3 import Eagle3Draft
+from launch.build.drafts.model import ModelDraft
+from launch.build.drafts.mtp import MTPDraft
 from launch.run.console import StepPrinter
-from launch.run.draft_alerts import CAUSES, FLOOR, MISLOADED, Switches, losing, made_with, misloaded
+from launch.run.draft_alerts import CAUSES, FLOOR, Switches, losing, misloaded
 from launch.run.metric_log import metric_names
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import mtp_config
 from specjax.cost import Acceptance, Drafting, Progress
+from specjax.drafters import NoDrafter
 from specjax.rollout.plan import Phase
 
 
@@ -71,23 +77,25 @@ MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
 LAYER = dict(hidden_size=16, intermediate_size=16, num_heads=1, num_kv_heads=1, head_dim=16)
 POLICY = DecoderConfig(**LAYER, vocab_size=9, num_layers=8, feature_layers=(2, 4, 5))
 HEAD = Eagle3Config(**LAYER, vocab_size=9, draft_vocab_size=9, feature_size=48)
+NAMES: Any = dict(drafter=NoDrafter(), read_from="draft.path", made_for=MADE_FOR)
+DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
 
 
 def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
-    assert misloaded(HEAD, "draft.path", 0.65, 1.0, MADE_FOR) is None
-    assert misloaded(HEAD, "draft.path", 0.63, 1.0, MADE_FOR) == (
+    assert misloaded(DRAFT, 0.65, 1.0) is None
+    assert misloaded(DRAFT, 0.63, 1.0) == (
         "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
         "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: "
-        + MISLOADED[Eagle3Config]
+        + DRAFT.usual_causes
     )
 
 
 @pytest.mark.parametrize(
-    ("head", "read_from"), [(mtp_config(POLICY, "mimo"), "model.path"), (POLICY, "draft.path")], ids=["mtp", "model"]
+    "draft", [MTPDraft(**NAMES, head=mtp_config(POLICY, "mimo")), ModelDraft(**NAMES, decoder=POLICY)]
 )
-def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(head: object, read_from: str) -> None:
-    said = misloaded(head, read_from, 0.1, 1.0, None)
-    assert said is not None and said.startswith(f"ALARM: the draft of {read_from} has") and "policy" in said
+def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(draft: Draft) -> None:
+    said = misloaded(draft, 0.1, 1.0)
+    assert said is not None and said.startswith("ALARM: the draft of draft.path has") and "policy" in said
     assert "layers" not in said and "rope" not in said
 
 
@@ -95,25 +103,29 @@ def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(head: object, read_f
     "made_for", [None, MadeFor("runs/tiny", 16, 8, 0.6, 0.9), MadeFor("runs/tiny", 16, 8, 1.0, None)]
 )
 def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
-    assert misloaded(HEAD, "draft.path", FLOOR, 1.0, made_for) is None
-    said = misloaded(HEAD, "draft.path", FLOOR - 0.01, 1.0, made_for)
+    draft = replace(DRAFT, made_for=made_for)
+    assert misloaded(draft, FLOOR, 1.0) is None
+    said = misloaded(draft, FLOOR - 0.01, 1.0)
     expected = "0.19 in the first step, where one that is not random comes to 0.2 and more, and nothing beside it"
     assert said is not None and expected in said
 
 
 def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
-    assert made_with(HEAD, POLICY, MADE_FOR) is None
-    other = replace(HEAD, rope_theta=77.0, max_positions=2048)
-    assert made_with(other, replace(POLICY, feature_layers=(1, 3, 4)), replace(MADE_FOR, num_layers=9)) == (
+    assert DRAFT.differences() is None
+    other = replace(
+        DRAFT,
+        head=replace(HEAD, rope_theta=77.0, max_positions=2048),
+        decoder=replace(POLICY, feature_layers=(1, 3, 4)),
+        made_for=replace(MADE_FOR, num_layers=9),
+    )
+    assert other.differences() == (
         "the draft of draft.path was made with rope_theta = 77.0 (the policy's: 10000.0), max_positions = 2048 (the "
         "policy's: 32768), feature_layers = (1, 3, 4) (EAGLE-3's: (2, 4, 5)), a policy of num_layers = 9 (this "
         "policy's: 8); beyond 2048 positions it may be accepted less"
     )
-    assert made_with(replace(HEAD, max_positions=65_536), POLICY, None) == (
-        "the draft of draft.path was made with max_positions = 65536 (the policy's: 32768)"
-    )
+    assert replace(other, read_from=None).differences() is None
     last = replace(HEAD, use_aux_hidden_state=False, feature_size=16)
-    assert made_with(last, replace(POLICY, feature_layers=()), None) is None
+    assert replace(DRAFT, head=last, decoder=replace(POLICY, feature_layers=())).differences() is None
 
 
 def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:

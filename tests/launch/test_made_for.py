@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from launch.build.draft_checkpoint import stated
+from launch.build.draft import stated
+from launch.build.drafts.base import Draft
 from launch.cli.options import parse_run
 from launch.distillation.export import made_for_distillation
 from models.checkpoints.made_for import MadeFor, state_made_for
-from models.config import DecoderConfig
+from models.config import DecoderConfig, LayerConfig
 from models.drafts.mtp import mtp_config
+from specjax.drafters import NoDrafter
 
 POLICY = DecoderConfig(
     vocab_size=9, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=8
@@ -27,14 +29,18 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
         state_made_for(tmp_path / name, made_for)
     paths = ["--draft.path", str(tmp_path / "draft"), "--model.path", str(tmp_path / "policy")]
     config = parse_run(["gsm8k", *paths], "", "")
-    assert stated(config, "draft.path", HEAD, POLICY) == by_name["draft"]
-    assert stated(config, "model.path", HEAD, POLICY) == by_name["policy"]
-    assert stated(config, None, HEAD, POLICY) is None
+
+    def read(option: str | None, policy: DecoderConfig = POLICY, head: LayerConfig | None = HEAD) -> MadeFor | None:
+        return stated(Draft(NoDrafter(), read_from=option, head=head), config, policy)
+
+    assert read("draft.path") == by_name["draft"]
+    assert read("model.path") == by_name["policy"]
+    assert read(None) is None
     wide = replace(POLICY, hidden_size=24)
-    assert stated(config, "draft.path", POLICY, wide) == by_name["draft"]
+    assert read("draft.path", wide, None) == by_name["draft"]
     message = "/draft: its made_for.json states hidden_size = 16, must be the policy's hidden_size = 24$"
     with pytest.raises(ValueError, match=f"^draft.path = .*{message}"):
-        stated(config, "draft.path", HEAD, wide)
+        read("draft.path", wide)
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.6, 0.75), (0.0, None)])

@@ -1,0 +1,122 @@
+"""EAGLE-3 heads: from a checkpoint that fits the policy, or from random weights."""
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+
+from launch.build.draft_vocabulary import frequent_tokens
+from launch.build.drafts.base import Draft, DraftContext
+from launch.build.drafts.saved_head import fit_head
+from launch.cli.errors import ConfigError
+from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
+from models.config import DecoderConfig, eagle3_feature_layers
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.hf.eagle3_dialects import Described, Dialect, config_to_public
+from models.hf.eagle3_files import save_eagle3
+from models.params import init_params
+from specjax.types import PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Draft(Draft):
+    """A head that reads features of the policy. decoder: shape of the policy, with the layers that the head reads."""
+
+    head: Eagle3Config
+    decoder: DecoderConfig
+
+    usual_causes = "it reads other layers than it was made for, has another rope base, or was made for another policy"
+
+    def differences(self) -> str | None:
+        if self.read_from is None:
+            return None
+        head, policy, made_for = self.head, self.decoder, self.made_for
+        usual = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
+        same = ("rope_theta", "rope_scaling", "max_positions")
+        compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in same]
+        if head.use_aux_hidden_state:
+            compared.append(("feature_layers", policy.feature_layers, usual, "EAGLE-3's"))
+        if made_for is not None:
+            compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
+        said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
+        if not said:
+            return None
+        line = f"the draft of draft.path was made with {', '.join(said)}"
+        if head.max_positions < policy.max_positions:
+            line += f"; beyond {head.max_positions} positions it may be accepted less"
+        return line
+
+    def check_writable(self, dialect: Dialect | None = None) -> None:
+        if dialect is None:
+            return
+        try:
+            config_to_public(Described(self.head, self.decoder.feature_layers), dialect)
+        except ValueError as error:
+            raise ConfigError(f"dialect = {dialect}: {error}") from error
+
+    def write(
+        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+    ) -> None:
+        # Some engines end the rotary embedding where the head says that it ends: there all drafts would be in vain.
+        head = replace(self.head, max_positions=self.decoder.max_positions, param_dtype=param_dtype(params))
+        if dialect is None:
+            save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
+        else:
+            saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
+            save_eagle3(directory, saved, dialect, verifier=verifier, policy=self.decoder)
+
+
+def build_eagle3(context: DraftContext) -> Draft:
+    """Return the head of draft.path, or one from random weights.
+
+    Raises ValueError if it does not fit the policy.
+    """
+    draft, policy, decoder = context.config.draft, context.policy, context.decoder
+    assert decoder is not None
+    if context.saved is None:
+        head = fresh_head(context, decoder)
+    else:
+        head = fit_head(context.saved, context.config, decoder, policy.embedding(context.weights))
+    drafter = make_eagle3(head.config, policy, head.target_ids)
+    return Eagle3Draft(
+        drafter=replace(drafter, unroll=draft.unroll, decay=draft.decay, objective=draft.loss),
+        params=head.params,
+        head=head.config,
+        decoder=decoder,
+        read_from=None if context.saved is None else "draft.path",
+    )
+
+
+def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
+    """Return a head from random weights; widths that the run does not give are those of the policy."""
+    config, tokenizer = context.config, context.tokenizer
+    draft, ids = config.draft, None
+    if draft.vocab_size is not None:
+        stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+        ids = frequent_tokens(context.problems, tokenizer, stop_tokens, draft.vocab_size, policy.vocab_size)
+    head = Eagle3Config(
+        hidden_size=policy.hidden_size,
+        intermediate_size=draft.intermediate_size or policy.intermediate_size,
+        num_heads=draft.num_heads or policy.num_heads,
+        num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,
+        head_dim=draft.head_dim or policy.head_dim,
+        rope_theta=policy.rope_theta,
+        rope_scaling=policy.rope_scaling,
+        norm_eps=policy.norm_eps,
+        dtype=policy.dtype,
+        param_dtype=policy.param_dtype,
+        vocab_size=policy.vocab_size,
+        draft_vocab_size=draft.vocab_size or policy.vocab_size,
+        feature_size=policy.hidden_size * (len(policy.feature_layers) if draft.head.use_aux_hidden_state else 1),
+        max_positions=policy.max_positions,
+        **asdict(draft.head),
+    )
+    head.check(policy)
+    params = init_params(partial(init_eagle3, head), context.key, context.mesh)
+    return SavedDraft(head, params, ids, policy.feature_layers)
+
+
+def param_dtype(params: PyTree) -> str:
+    """Return the dtype of a network's parameters, which all have the same."""
+    return jax.tree.leaves(params)[0].dtype.name

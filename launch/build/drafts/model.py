@@ -1,0 +1,48 @@
+"""Small policies of the same vocabulary that draft."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.build.drafts.base import Draft, DraftContext
+from launch.build.drafts.eagle3 import param_dtype
+from launch.build.policy import build_decoder
+from launch.cli.errors import ConfigError
+from models.checkpoints.policy import save_policy_checkpoint
+from models.config import DecoderConfig
+from models.decoder import make_policy
+from models.hf.eagle3_dialects import Dialect
+from specjax.drafters import ModelDrafter
+from specjax.types import PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDraft(Draft):
+    """A decoder of its own. decoder: its shape."""
+
+    decoder: DecoderConfig
+
+    def write(
+        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+    ) -> None:
+        save_policy_checkpoint(directory, params, replace(self.decoder, param_dtype=param_dtype(params)))
+
+
+def build_model(context: DraftContext) -> Draft:
+    """Return the decoder of draft.path, or of draft.architecture from random weights."""
+    config, draft = context.config, context.config.draft
+    model = replace(config.model, path=draft.path, architecture=draft.architecture, feature_layers=())
+    decoder, params = build_decoder(model, context.mesh, context.key, "draft", features=False)
+    if decoder.vocab_size != context.policy.vocab_size:
+        raise ConfigError(
+            f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {context.policy.vocab_size}"
+        )
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    if decoder.max_positions < longest:
+        raise ConfigError(
+            f"draft.kind = model: its max_positions is {decoder.max_positions}, must be at least "
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+        )
+    decoder = replace(decoder, feature_layers=())
+    read_from = None if draft.path is None else "draft.path"
+    drafter = ModelDrafter(make_policy(decoder), draft.loss)
+    return ModelDraft(drafter=drafter, params=params, decoder=decoder, read_from=read_from)

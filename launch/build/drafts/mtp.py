@@ -1,0 +1,52 @@
+"""MTP heads: those of the policy's own checkpoint, or of a family's convention from random weights."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from launch.build.drafts.base import Draft, DraftContext
+from launch.cli.errors import ConfigError
+from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
+from models.hf.eagle3_dialects import Dialect
+from models.hf.mtp_files import MTPHead, load_mtp
+from models.params import init_params
+from specjax.types import PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTPDraft(Draft):
+    """A block after the policy's last one."""
+
+    head: MTPConfig
+
+    usual_causes = "the policy was trained without it, or with it but under another family's conventions"
+    in_policy = True
+
+    def policy_head(self, params: PyTree) -> MTPHead:
+        return self.head, params
+
+    def check_writable(self, dialect: Dialect | None = None) -> None:
+        raise ConfigError(
+            f"draft.kind = {self.kind}: has no format to be saved in by itself, an MTP head is saved with its policy"
+        )
+
+
+def build_mtp(context: DraftContext) -> Draft:
+    """Return the head that model.path holds; where draft.mtp_convention is given, one from random weights."""
+    config, decoder, mesh = context.config, context.decoder, context.mesh
+    path, convention = config.model.path, config.draft.mtp_convention
+    assert decoder is not None
+    if convention is not None:
+        head, read_from = mtp_config(decoder, convention), None
+        params = init_params(partial(init_mtp, head), context.key, mesh)
+    else:
+        found = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
+        if found is None:
+            allowed = " or ".join(CONVENTIONS)
+            raise ConfigError(f"draft.mtp_convention = None: must be {allowed}, model.path = {path} holds no MTP head")
+        (head, params), read_from = found, "model.path"
+    options = config.draft
+    drafter = replace(
+        make_mtp(head, context.policy), unroll=options.unroll, decay=options.decay, objective=options.loss
+    )
+    return MTPDraft(drafter=drafter, params=params, head=head, read_from=read_from)
