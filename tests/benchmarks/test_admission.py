@@ -1,5 +1,6 @@
 """However waiting sequences are let in, the tokens are those of plain decoding all at once."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -17,15 +18,11 @@ RUN, BUDGET = seed_step(3, 5), 12
 LONGEST = WORLD.batch.tokens.shape[1] + BUDGET
 
 
+BASE = RolloutConfig(group_size=4, max_new_tokens=BUDGET, verifier="coupled", stop_tokens=WORLD.stops)
+
+
 def config(draft_length: int, **options: tuple[tuple[int, int], ...]) -> RolloutConfig:
-    return RolloutConfig(
-        group_size=4,
-        max_new_tokens=BUDGET,
-        draft_length=draft_length,
-        verifier="coupled",
-        stop_tokens=WORLD.stops,
-        **options,
-    )
+    return replace(BASE, draft_length=draft_length, **options)
 
 
 @pytest.mark.slow

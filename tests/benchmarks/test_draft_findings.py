@@ -7,27 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import draft_findings
-from benchmarks.draft_plots import save_plots
-from benchmarks.draft_runs import MODES, Drafted, Position, Run
+from benchmarks.draft_runs import MODES
 from configs import narrow
 from configs.schema import EvalConfig
-
-
-def test_what_was_measured_is_tabled_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    starts = ("in-domain", "generic", "random")
-    found = [Drafted(start, k, 1.5, 1.2, (1.25, 1.0, 1.5)) for start in starts for k in (1, 3)]
-    arms = [(start, mode) for start in starts for mode in ("frozen", "online")]
-    runs = [Run(start, mode, [1.5, 2.0], [0.25, 0.75], ["a", "b"]) for start, mode in arms]
-    rates = {"1 pass": [Position(8, 4), Position(4, 1)], "3 passes": [Position(8, 6), Position(6, 3)]}
-    draft_findings.show(found, runs, rates)
-    said = capsys.readouterr().out
-    for part in ("1.25 [1.00, 1.50]", "1.75 +- 0.35", "the same in all runs, every step", "0.500 +- 0.354"):
-        assert part in said
-    draft_findings.show(found, [*runs, replace(runs[0], tokens=["a", "c"])], rates)
-    assert "parted first in step 2" in capsys.readouterr().out
-    save_plots(tmp_path / "plots", found, runs, rates)
-    drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert drawn == ["adaptation.png", "draft_length.png", "passes.png"]
 
 
 @pytest.mark.slow

@@ -21,44 +21,30 @@ from specjax.train.train_step import init_train_state
 from specjax.types import PyTree
 
 DRAFT_LENGTH = 2
-SHRUNK = {
-    "--data.prompts": "4",
-    "--data.max-prompt-tokens": "40",
-    "--rollout.group-size": "4",
-    "--rollout.max-new-tokens": "8",
-    "--rollout.draft-length": str(DRAFT_LENGTH),
-    "--microbatches": "2",
-    "--model.feature-layers": "0 1",
-    "--model.dtype": "float32",
-    "--policy-optimizer.learning-rate": "0.01",
-    "--reward.workers": "1",
-    "--eval.every": "0",
-    "--probe-every": "0",
-}
-
-# What makes the recipe `tiny` as small as it can be, for runs of many steps.
-LEAST = {
-    "--model.dtype": "float32",
-    **{f"--model.architecture.{name}": "8" for name in ("hidden-size", "intermediate-size", "head-dim")},
-    **{f"--model.architecture.{name}": "1" for name in ("num-layers", "num-heads", "num-kv-heads")},
-    "--mesh.data": "1",
-    "--model.feature-layers": "0",
-    "--draft.intermediate-size": "8",
-    "--draft.lookup.kind": "history",
-    "--data.arithmetic.problems": "64",
-    "--data.arithmetic.max-terms": "3",
-    "--data.held-out-count": "16",
-    "--data.max-prompt-tokens": "6",
-    "--rollout.group-size": "2",
-    "--rollout.max-new-tokens": "16",
-    "--warmup.steps": "0",
-    "--distill.steps": "0",
-    "--eval.every": "0",
-    "--probe-every": "0",
-    "--checkpoint.best": "rollout/acceptance_length",
-}
-
 Options = dict[str, str]
+
+
+def flags(*lines: str) -> Options:
+    """Options as one types them, by name."""
+    parts = (part.strip().partition(" ") for part in " ".join(lines).split("--")[1:])
+    return {f"--{name}": value for name, _, value in parts}
+
+
+SHRUNK = flags(
+    "--data.prompts 4 --data.max-prompt-tokens 40 --rollout.group-size 4 --rollout.max-new-tokens 8",
+    f"--rollout.draft-length {DRAFT_LENGTH} --microbatches 2 --model.feature-layers 0 1 --model.dtype float32",
+    "--policy-optimizer.learning-rate 0.01 --reward.workers 1 --eval.every 0 --probe-every 0",
+)
+# What makes the recipe `tiny` as small as it can be, for runs of many steps.
+LEAST = flags(
+    *(f"--model.architecture.{name} 8" for name in ("hidden-size", "intermediate-size", "head-dim")),
+    *(f"--model.architecture.{name} 1" for name in ("num-layers", "num-heads", "num-kv-heads")),
+    "--model.dtype float32 --model.feature-layers 0 --mesh.data 1 --draft.intermediate-size 8",
+    "--draft.lookup.kind history --data.arithmetic.problems 64 --data.arithmetic.max-terms 3 --data.held-out-count 16",
+    "--data.max-prompt-tokens 6 --rollout.group-size 2 --rollout.max-new-tokens 16 --warmup.steps 0 --distill.steps 0",
+    "--eval.every 0 --probe-every 0 --checkpoint.best rollout/acceptance_length",
+)
+
 Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
 """The fixture of that name: a program and its arguments -> the line in which it refuses them."""
 

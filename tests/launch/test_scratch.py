@@ -5,38 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import finish, metrics, start
+from tests.launch.programs import finish, flags, metrics, start
 
-SMALLER = {
-    **{f"--model.architecture.{name}": "32" for name in ("hidden-size", "intermediate-size")},
-    "--model.architecture.num-layers": "2",
-    "--model.feature-layers": "0 1",
-    "--model.architecture.num-heads": "2",
-    "--model.architecture.num-kv-heads": "1",
-    "--model.architecture.head-dim": "16",
-    "--mesh.data": "1",
-    "--steps": "4",
-    "--probe-every": "4",
-    "--data.prompts": "4",
-    "--data.arithmetic.problems": "512",
-    "--data.held-out-count": "16",
-    "--rollout.group-size": "4",
-    "--rollout.max-new-tokens": "104",
-    "--rollout.draft-lengths": "0 1",
-    "--ladder": "64",
-    "--warmup.steps": "3",
-    "--warmup.batch-size": "8",
-    "--distill.steps": "4",
-    "--distill.answers": "16",
-    "--distill.batch-size": "8",
-    "--eval.every": "4",
-    "--eval.prompts": "8",
-    "--checkpoint.every": "4",
-    "--speedup.slots": "4",
-    "--speedup.draft-lengths": "1",
-    "--speedup.prompts": "2",
-    "--speedup.repeats": "2",
-}
+SMALLER = flags(
+    "--model.architecture.hidden-size 32 --model.architecture.intermediate-size 32 --model.architecture.num-layers 2",
+    "--model.architecture.num-heads 2 --model.architecture.num-kv-heads 1 --model.architecture.head-dim 16",
+    "--model.feature-layers 0 1 --mesh.data 1 --steps 4 --probe-every 4 --data.prompts 4",
+    "--data.arithmetic.problems 512 --data.held-out-count 16 --rollout.group-size 4 --rollout.max-new-tokens 104",
+    "--rollout.draft-lengths 0 1 --ladder 64 --warmup.steps 3 --warmup.batch-size 8 --distill.steps 4",
+    "--distill.answers 16 --distill.batch-size 8 --eval.every 4 --eval.prompts 8 --checkpoint.every 4",
+    "--speedup.slots 4 --speedup.draft-lengths 1 --speedup.prompts 2 --speedup.repeats 2",
+)
 
 
 @pytest.mark.slow

@@ -15,19 +15,13 @@ from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import usable
 from specjax.types import Params
-from tests.launch.programs import LEAST, Options, argv, metrics, saves, start
+from tests.launch.programs import LEAST, Options, argv, flags, metrics, saves, start
 
 STEPS = 3
-OPTIONS = LEAST | {
-    "--draft.lookup.kind": "none",
-    "--reward.scorer": "tests.launch.sample_scorers:beyond_squares",
-    "--reward.workers": "1",
-    "--rollout.group-size": "8",
-    "--advantage.scale": "none",
-    "--max-skipped": str(STEPS),
-    "--checkpoint.every": "1000",
-    "--steps": "1000",
-}
+OPTIONS = LEAST | flags(
+    "--draft.lookup.kind none --reward.scorer tests.launch.sample_scorers:beyond_squares --reward.workers 1",
+    f"--rollout.group-size 8 --advantage.scale none --max-skipped {STEPS} --checkpoint.every 1000 --steps 1000",
+)
 
 
 def finite(experiment: Experiment, params: Params, batch: TrainBatch) -> Params:

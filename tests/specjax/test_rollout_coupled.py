@@ -1,5 +1,7 @@
 """`coupled` and greedy rollouts in float32: the same tokens whatever is drafted, by whom, and in which slot."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,15 +25,11 @@ DRAFTS = [
 EACH = [pytest.param(draft, marks=pytest.mark.slow if i % 2 else (), id=str(draft)) for i, draft in enumerate(DRAFTS)]
 
 
+BASE = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=0, stop_tokens=WORLD.stops)
+
+
 def config(k: int, verifier: str = "coupled", temperature: float = 0.8) -> RolloutConfig:
-    return RolloutConfig(
-        group_size=GROUP,
-        max_new_tokens=BUDGET,
-        draft_length=k,
-        verifier=verifier,
-        law=SamplingLaw(temperature=temperature),
-        stop_tokens=WORLD.stops,
-    )
+    return replace(BASE, draft_length=k, verifier=verifier, law=SamplingLaw(temperature))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +75,16 @@ def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[
     assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
 
 
-@pytest.mark.parametrize("drafter, draft, k", [("eagle3 reduced", "random reduced", 2), ("mtp", "random mtp", 3)])
-def test_coupled_tokens_depend_on_no_draft_vocabulary_or_mtp_head(plain: Rollout, drafter: str, draft: str, k: int):
+@pytest.mark.parametrize(
+    "drafter, draft, k",
+    [
+        ("eagle3 reduced", "random reduced", 2),
+        ("mtp", "random mtp", 3),
+        pytest.param("either", "random", 2, marks=pytest.mark.slow),
+        pytest.param("model", "stranger", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_coupled_tokens_depend_on_no_kind_of_draft(plain: Rollout, drafter: str, draft: str, k: int):
     rollout = WORLD.rollout(drafter, draft, config(k), RUN)
     assert_same(rollout, plain)
     assert np.sum(rollout.accepted) > 0

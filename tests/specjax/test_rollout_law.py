@@ -128,14 +128,8 @@ def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Param
 
     @functools.partial(jax.jit, compiler_options=AS_SHIPPED if as_shipped else None)
     def run(params: Params, prompts: Prompts, verifier: Array, run: SeedStep) -> Rollout:
-        config = RolloutConfig(
-            group_size=BATCH,
-            max_new_tokens=BUDGET,
-            draft_length=k,
-            verifier=chosen(verifier),
-            law=LAWS[law],
-            stop_tokens=WORLD.stops,
-        )
+        options = dict(max_new_tokens=BUDGET, draft_length=k, law=LAWS[law], stop_tokens=WORLD.stops)
+        config = RolloutConfig(group_size=BATCH, verifier=chosen(verifier), **options)
         return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, run, config)
 
     return run
@@ -211,16 +205,8 @@ def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array
 
     @jax.jit
     def run(params: Params, prompts: Prompts, verifier: Array, choice: Array) -> Rollout:
-        config = ChosenConfig(
-            group_size=IN_PHASES,
-            max_new_tokens=BUDGET,
-            draft_lengths=(0, 2),
-            verifier=chosen(verifier),
-            law=LAWS[law],
-            stop_tokens=WORLD.stops,
-            phases=phases,
-            chosen=choice,
-        )
+        options = dict(max_new_tokens=BUDGET, draft_lengths=(0, 2), law=LAWS[law], stop_tokens=WORLD.stops)
+        config = ChosenConfig(group_size=IN_PHASES, verifier=chosen(verifier), phases=phases, chosen=choice, **options)
         return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, seed_step(1, 99), config)
 
     return run

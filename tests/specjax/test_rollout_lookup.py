@@ -201,14 +201,6 @@ TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="
 
 
 @pytest.mark.slow
-def test_no_token_depends_on_a_lookup_beside_a_head():
-    """Which is told of every verification, whoever proposed what was verified."""
-    rollout = WORLD.rollout("either", "random", replace(TINY, draft_length=2), RUN)
-    assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
-    assert np.asarray(rollout.drafted)[:, 0].sum() == np.asarray(rollout.row_rounds).sum()
-
-
-@pytest.mark.slow
 def test_no_token_depends_on_a_small_model():
     """Nor where drafting begins late."""
     plain = WORLD.rollout("none", "none", TINY, RUN)

@@ -24,15 +24,11 @@ SEQUENCES = GROUP * len(WORLD.prompts)
 LONGEST = WORLD.batch.tokens.shape[1] + BUDGET
 
 
+BASE = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, law=SamplingLaw(0.8), stop_tokens=WORLD.stops)
+
+
 def config(verifier: str = "coupled", **options: Any) -> RolloutConfig:
-    return RolloutConfig(
-        group_size=GROUP,
-        max_new_tokens=BUDGET,
-        verifier=verifier,  # pyright: ignore[reportArgumentType]
-        law=SamplingLaw(temperature=0.8),
-        stop_tokens=WORLD.stops,
-        **options,
-    )
+    return replace(BASE, verifier=verifier, **options)
 
 
 # Of fewer slots than sequences, of a shrinking batch, of growing windows, and of all at once.

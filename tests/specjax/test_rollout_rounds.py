@@ -21,13 +21,8 @@ from specjax.types import Params, Prompts, Rollout, Writer
 from tests.tiny import ENUMERABLE, WANDERING
 
 GROUP, BUDGET, K = 4, 12, 3
-CONFIG = RolloutConfig(
-    group_size=GROUP,
-    max_new_tokens=BUDGET,
-    draft_length=K,
-    law=SamplingLaw(temperature=0.7, top_p=0.9),
-    stop_tokens=WANDERING.stops,
-)
+CONFIG = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=K, stop_tokens=WANDERING.stops)
+CONFIG = replace(CONFIG, law=SamplingLaw(temperature=0.7, top_p=0.9))
 RUN = seed_step(6, 1)
 
 
@@ -139,14 +134,7 @@ def test_log_probs_are_those_of_a_teacher_forced_forward(history: list[RoundStat
 
 
 def coupled(drafter: str, draft: str, k: int, budget: int = BUDGET) -> Rollout:
-    config = RolloutConfig(
-        group_size=GROUP,
-        max_new_tokens=budget,
-        draft_length=k,
-        verifier="coupled",
-        law=SamplingLaw(temperature=0.8),
-        stop_tokens=WANDERING.stops,
-    )
+    config = replace(CONFIG, max_new_tokens=budget, draft_length=k, verifier="coupled", law=SamplingLaw(0.8))
     return WANDERING.rollout(drafter, draft, config, RUN)
 
 
