@@ -26,17 +26,9 @@ def write_checkpoint(directory: Path, words: Sequence[str] = WORDS, num_layers: 
     """A Qwen3 policy and a tokenizer of whole `words`; skips the test where what writes them is missing."""
     pytest.importorskip("safetensors")
     pytest.importorskip("transformers")
-    config = DecoderConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=16,
-        num_layers=num_layers,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        qk_norm=True,
-        tie_embeddings=True,
-    )
+    shape = dict(hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8)
+    kinds = dict(vocab_size=len(words), num_layers=num_layers, qk_norm=True, tie_embeddings=True)
+    config = DecoderConfig(**shape, **kinds)
     params = init_params(partial(init_decoder, config), jax.random.key(0), make_mesh(MeshConfig()))
     save_policy(directory, params, config)
     write_tokenizer(directory, words)

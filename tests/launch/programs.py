@@ -44,6 +44,14 @@ LEAST = flags(
     "--data.max-prompt-tokens 6 --rollout.group-size 2 --rollout.max-new-tokens 16 --warmup.steps 0 --distill.steps 0",
     "--eval.every 0 --probe-every 0 --checkpoint.best rollout/acceptance_length",
 )
+# The recipe `tiny` in float32, for comparisons by token: under strict promotion jax's own attention refuses bfloat16.
+FEW = flags(
+    "--model.dtype float32 --model.architecture.hidden-size 16 --model.architecture.intermediate-size 16",
+    "--model.architecture.num-layers 2 --model.architecture.num-heads 2 --model.architecture.num-kv-heads 1",
+    "--model.architecture.head-dim 8 --model.feature-layers 0 1 --data.arithmetic.problems 64",
+    "--data.arithmetic.max-terms 3 --data.held-out-count 16 --data.prompts 4 --data.max-prompt-tokens 6",
+    "--rollout.max-new-tokens 20 --warmup.steps 2 --warmup.batch-size 4 --distill.steps 0",
+)
 
 Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
 """The fixture of that name: a program and its arguments -> the line in which it refuses them."""

@@ -27,37 +27,14 @@ from launch.comparison.reward_curves import (
 )
 from launch.comparison.stage_times import STAGES, step_speedup
 from specjax.types import Rollout
-from tests.launch.programs import Options, Refusal, argv, leave_run
+from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 ARMS = ["autoregressive", "2", "automatic"]
-SMALL = {
-    # Asserted token for token, and under strict promotion, which jax's own attention in bfloat16 is not.
-    "--model.dtype": "float32",
-    "--model.architecture.hidden-size": "16",
-    "--model.architecture.intermediate-size": "16",
-    "--model.architecture.num-layers": "2",
-    "--model.architecture.num-heads": "2",
-    "--model.architecture.num-kv-heads": "1",
-    "--model.architecture.head-dim": "8",
-    "--model.feature-layers": "0 1",
-    "--mesh.data": "1",
-    "--data.arithmetic.problems": "64",
-    "--data.arithmetic.max-terms": "3",
-    "--data.held-out-count": "16",
-    "--data.prompts": "4",
-    "--data.max-prompt-tokens": "6",
-    "--rollout.group-size": "4",
-    "--rollout.max-new-tokens": "20",
-    "--rollout.verifier": "coupled",
-    "--warmup.steps": "2",
-    "--warmup.batch-size": "4",
-    "--distill.steps": "0",
-    "--distill.answers": "32",
-    "--distill.chunks": "1",
-    "--distill.batch-size": "16",
-    "--steps": "5",
-}
+SMALL = FEW | flags(
+    "--mesh.data 1 --rollout.group-size 4 --rollout.verifier coupled --steps 5",
+    "--distill.answers 32 --distill.chunks 1 --distill.batch-size 16",
+)
 
 
 def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:

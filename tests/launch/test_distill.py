@@ -33,23 +33,15 @@ from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Policy
-from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv
+from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, flags
 
 VOCABULARY = 6
 # Two chunks of two rollouts of 16; the same answers whatever the draft.
-SMALL = {
-    "--rollout.verifier": "coupled",
-    "--distill.answers": "64",
-    "--distill.chunks": "2",
-    "--distill.batch-size": "16",
-    "--distill.microbatches": "2",
-    "--distill.steps": "60",
-    "--draft-optimizer.learning-rate": "0.02",
-    "--draft.vocab-size": str(VOCABULARY),
-    "--temperatures": "0",
-    "--repeats": "2",
-    "--rollout.draft-lengths": f"0 1 {DRAFT_LENGTH}",
-}
+SMALL = flags(
+    "--rollout.verifier coupled --distill.answers 64 --distill.chunks 2 --distill.batch-size 16",
+    "--distill.microbatches 2 --distill.steps 60 --draft-optimizer.learning-rate 0.02 --temperatures 0 --repeats 2",
+    f"--draft.vocab-size {VOCABULARY} --rollout.draft-lengths 0 1 {DRAFT_LENGTH}",
+)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,19 @@ from specjax.cost import Cell
 from specjax.train.train_step import StepResult
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
-from tests.launch.programs import DRAFT_LENGTH, SHRUNK, Options, argv, finish, flags, measured, metrics, saves, start
+from tests.launch.programs import (
+    DRAFT_LENGTH,
+    FEW,
+    SHRUNK,
+    Options,
+    argv,
+    finish,
+    flags,
+    measured,
+    metrics,
+    saves,
+    start,
+)
 
 HERE = Path(__file__).parent
 # What a step's time and a probe decide; all else is the same however often a run is made.
@@ -235,14 +247,9 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert logged[1] >= 0.2 and logged[2] >= 0.1
 
 
-# Under strict promotion the backward pass of jax's own attention refuses bfloat16.
-TINY = flags(
-    "--model.dtype float32 --model.architecture.hidden-size 16 --model.architecture.intermediate-size 16",
-    "--model.architecture.num-layers 2 --model.architecture.num-heads 2 --model.architecture.num-kv-heads 1",
-    "--model.architecture.head-dim 8 --model.feature-layers 0 1 --draft.unroll 1 --data.arithmetic.problems 64",
-    "--data.arithmetic.max-terms 3 --data.held-out-count 16 --data.prompts 4 --data.max-prompt-tokens 6",
-    "--rollout.group-size 2 --rollout.max-new-tokens 20 --rollout.draft-length 1 --warmup.steps 2 --distill.steps 0",
-    "--warmup.batch-size 4 --steps 4 --eval.every 3 --eval.prompts 8 --probe-every 4 --checkpoint.every 3",
+TINY = FEW | flags(
+    "--draft.unroll 1 --rollout.group-size 2 --rollout.draft-length 1 --steps 4 --checkpoint.every 3",
+    "--eval.every 3 --eval.prompts 8 --probe-every 4",
     "--speedup.slots 4 --speedup.draft-lengths 1 --speedup.prompts 4 --speedup.repeats 1",
 )
 DISTILLING = flags("--distill.steps 2 --distill.answers 16 --distill.batch-size 8")

@@ -87,18 +87,10 @@ def test_what_may_change_on_resume():
     config = replace(CONFIG, out="x")
     save(open_run(config))
     resumed = replace(config, resume=True)
-    changed = replace(
-        resumed,
-        steps=20,
-        probe_every=3,
-        mesh=MeshConfig(data=2),
-        microbatches=2,
-        model=replace(CONFIG.model, remat="full"),
-        reward=replace(CONFIG.reward, workers=1),
-        eval=EvalConfig(every=1),
-        checkpoint=CheckpointConfig(every=1),
-        speedup=replace(CONFIG.speedup, slots=(1,)),
-    )
+    options = dict(steps=20, probe_every=3, microbatches=2, mesh=MeshConfig(data=2), eval=EvalConfig(every=1))
+    options |= dict(checkpoint=CheckpointConfig(every=1), speedup=replace(CONFIG.speedup, slots=(1,)))
+    options |= dict(model=replace(CONFIG.model, remat="full"), reward=replace(CONFIG.reward, workers=1))
+    changed = replace(resumed, **options)
     open_run(changed)
     assert json.loads(Path("x/config.json").read_text())["steps"] == 20
     stops, fast = replace(CONFIG.rollout, stop_tokens=(1, 2)), replace(CONFIG.policy_optimizer, learning_rate=2.0)
