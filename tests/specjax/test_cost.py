@@ -99,11 +99,19 @@ def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it()
     np.testing.assert_allclose(acceptance_length(predicted, (0, 1, 3)), [1, 1.8, 2.952], rtol=1e-6)
 
 
-def test_counts_outweigh_the_prediction_and_lead_on_where_they_end():
-    many = counted(100_000, 90_000, 60_000, predicted=0.2)
-    np.testing.assert_allclose(expected_rates(many), [0.9, 0.6], atol=1e-3)
-    part = Acceptance(jnp.array([1e6, 0]), jnp.array([5e5, 0]), jnp.float32(0.9))
-    np.testing.assert_allclose(expected_rates(part), [0.5, 0.25], atol=1e-3)
+@pytest.mark.parametrize(
+    "drafted, accepted, predicted, expected",
+    [
+        ([1e5, 1e5], [9e4, 6e4], 0.2, [0.9, 0.6]),
+        # Counts lead on where they end.
+        ([1e6, 0], [5e5, 0], 0.9, [0.5, 0.25]),
+        # Few drafts had a second token, and most of those kept it: a third is no likelier than all that lies beyond.
+        ([1e6, 3e5, 0, 0], [1e5, 9e4, 0, 0], 0.1, [0.1, 0.3, 0.3, 0.3]),
+    ],
+)
+def test_counts_outweigh_the_prediction(drafted: list, accepted: list, predicted: float, expected: list):
+    counts = Acceptance(jnp.array(drafted), jnp.array(accepted), jnp.float32(predicted))
+    np.testing.assert_allclose(expected_rates(counts), expected, rtol=1e-2)
 
 
 def rollout(**statistics: jax.Array) -> Rollout:
@@ -163,12 +171,6 @@ def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promis
     np.testing.assert_allclose(batch_gain(known, (0, 1, 3))[0], [1, 1.3, 1.525], rtol=2e-3)
     nothing = Drafting(counted(10**6, 0, 0, 0), known.progress, known.seconds)
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
-
-
-def test_a_ragged_draft_promises_no_more_than_all_that_lies_beyond():
-    """Few drafts had a second token, and most of those kept it."""
-    ragged = Acceptance(jnp.array([1e6, 3e5, 0, 0]), jnp.array([1e5, 9e4, 0, 0]), jnp.float32(0.1))
-    np.testing.assert_allclose(expected_rates(ragged), [0.1, 0.3, 0.3, 0.3], rtol=1e-2)
 
 
 def test_what_was_found_out_in_vain_is_not_soon_tried_again():

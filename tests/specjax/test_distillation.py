@@ -1,6 +1,5 @@
 """What a draft learns by, for each token, against float64 numpy and finite differences."""
 
-import re
 from dataclasses import replace
 from typing import get_args
 
@@ -74,17 +73,9 @@ def test_every_objective_is_least_where_the_laws_are_one():
         np.testing.assert_allclose(divergence(objective, log_p, log_p), least, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(unroll=0), "unroll = 0: must be within 1 .. 7"),
-        (dict(unroll=8), "unroll = 8: must be within 1 .. 7"),
-        (dict(decay=0.0), "decay = 0.0: must be in (0, 1]"),
-        (dict(decay=1.5), "decay = 1.5: must be in (0, 1]"),
-    ],
-)
-def test_a_head_that_would_not_be_trained_is_refused(changes: dict, message: str):
-    sound = ENUMERABLE.drafters["mtp"]
+@pytest.mark.parametrize("changes", [dict(unroll=0), dict(unroll=8), dict(decay=0.0), dict(decay=1.5)], ids=str)
+def test_a_head_that_would_not_be_trained_is_refused(changes: dict):
+    sound, (name, value) = ENUMERABLE.drafters["mtp"], *changes.items()
     assert isinstance(sound, HeadDrafter)
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=f"^{name} = {value}: must be "):
         replace(sound, **changes)
