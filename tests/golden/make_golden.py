@@ -93,30 +93,18 @@ def rope_parity(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    qwen3 = Qwen3Config(
-        **SHAPE,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-        rope_parameters=dict(rope_type="default", rope_theta=1_000_000.0),
-    )
-    qwen2 = Qwen2Config(
-        **SHAPE,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        rms_norm_eps=1e-5,
-        rope_parameters=dict(rope_type="default", rope_theta=500.0),
-    )
-    llama = LlamaConfig(
-        **SHAPE, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256, rope_parameters=LLAMA3
-    )
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    rope = dict(rope_type="default", rope_theta=1_000_000.0)
+    qwen3 = Qwen3Config(**SHAPE, **heads, tie_word_embeddings=True, rope_parameters=rope)
+    heads, rope = dict(num_attention_heads=4, num_key_value_heads=1), dict(rope_type="default", rope_theta=500.0)
+    qwen2 = Qwen2Config(**SHAPE, **heads, rms_norm_eps=1e-5, rope_parameters=rope)
+    heads = dict(num_attention_heads=2, num_key_value_heads=2)
+    llama = LlamaConfig(**SHAPE, **heads, max_position_embeddings=256, rope_parameters=LLAMA3)
     write("qwen3", qwen3, seed=1, length=24, transformers_4=False)
     write("qwen2", qwen2, seed=2, length=24, transformers_4=True)
     write("llama", llama, seed=3, length=44, transformers_4=True)
-    windows = Qwen3Config(
-        **SHAPE, **WINDOW, num_attention_heads=2, num_key_value_heads=1, head_dim=8, rope_parameters=YARN
-    )
+    heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    windows = Qwen3Config(**SHAPE, **WINDOW, **heads, rope_parameters=YARN)
     write("qwen3_windows", windows, seed=4, length=44, transformers_4=False)
     ropes = [rope_parity(rope, head_dim) for rope in ROPES for head_dim in (8, 16)]
     (HERE / "rope.json").write_text(json.dumps(ropes, indent=1) + "\n")
