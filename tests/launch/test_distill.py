@@ -157,26 +157,32 @@ def test_a_run_holds_its_first_step_against_what_the_draft_states(
 
 
 @pytest.mark.slow
-def test_it_goes_on_from_the_draft_that_a_run_has_trained(
+def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
 ):
-    options = {"--draft.path": str(distilled[0] / "draft"), "--steps": "1", "--reward.scorer": "exact"}
-    # It hardly moves the policy, and not the draft.
-    options |= {"--policy-optimizer.learning-rate": "1e-6"}
-    run = shrunk | options | {"--out": str(tmp_path / "run"), "--draft-training.mode": "frozen"}
-    assert launch.train.main(argv("gsm8k", run)) == 0
-    fresh = {name: value for name, value in (shrunk | SMALL).items() if name != "--draft.vocab-size"}
-    # Another draft of the same shape, which the run's takes the place of.
-    other = tmp_path / "other"
-    saved = load_draft_checkpoint(distilled[0] / "draft", make_mesh(MeshConfig()))
-    save_draft_checkpoint(
-        other, jax.tree.map(jnp.zeros_like, saved.params), saved.config, saved.target_ids, saved.feature_layers
-    )
-    fresh |= {"--draft.path": str(other), "--checkpoint": str(tmp_path / "run"), "--start": "checkpoint"}
-    fresh |= {"--responses": str(files / "responses.jsonl"), "--distill.steps": "1", "--repeats": "1"}
-    fresh |= {"--dialect": "speculators"}
-    assert launch.distill.main(argv("gsm8k", fresh | {"--temperatures": "1", "--out": str(tmp_path / "out")})) == 0
-    before, after = (json.loads((path / "distill.json").read_text()) for path in (distilled[0], tmp_path / "out"))
+    """It begins where the other ended, and in the same vocabulary."""
+    draft, before = distilled[0] / "draft", json.loads((distilled[0] / "distill.json").read_text())
+
+    def again(out: Path, own: Options) -> dict[str, Any]:
+        options = {name: value for name, value in (shrunk | SMALL).items() if name != "--draft.vocab-size"}
+        options |= {"--responses": str(files / "responses.jsonl"), "--distill.steps": "1", "--repeats": "1"}
+        assert launch.distill.main(argv("gsm8k", options | {"--temperatures": "1", "--out": str(out)} | own)) == 0
+        return json.loads((out / "distill.json").read_text())
+
+    after = again(tmp_path / "saved", {"--draft.path": str(draft)})
+    assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=1e-4)
+    assert after["cost"]["generation_s"] == 0 and after["cost"]["answers"] == 64
+    assert after["vocabulary"] == before["vocabulary"]
+
+    # A run that hardly moves the policy, and not the draft; another draft of its shape, which the run's replaces.
+    run = {"--draft.path": str(draft), "--out": str(tmp_path / "run"), "--steps": "1", "--reward.scorer": "exact"}
+    run |= {"--policy-optimizer.learning-rate": "1e-6", "--draft-training.mode": "frozen"}
+    assert launch.train.main(argv("gsm8k", shrunk | run)) == 0
+    saved = load_draft_checkpoint(draft, make_mesh(MeshConfig()))
+    zeros = jax.tree.map(jnp.zeros_like, saved.params)
+    save_draft_checkpoint(tmp_path / "other", zeros, saved.config, saved.target_ids, saved.feature_layers)
+    own = {"--draft.path": str(tmp_path / "other"), "--checkpoint": str(tmp_path / "run"), "--start": "checkpoint"}
+    after = again(tmp_path / "out", own | {"--dialect": "speculators"})
     assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=0.05)
     assert verifier_of(tmp_path / "out")["name_or_path"] == str(tmp_path / "run")
 
@@ -269,21 +275,6 @@ def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     where = f"draft saved: {out / 'draft'} and {out / 'speculators'}\n"
     for part in ("draft vocabulary: 6 tokens", where, "cost: ", "a step's rollout takes ", "the best draft length of "):
         assert part in said
-
-
-@pytest.mark.slow
-def test_a_saved_draft_goes_on_learning_from_a_file(
-    distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
-):
-    """It begins where the other ended, and in the same vocabulary."""
-    options = {name: value for name, value in (shrunk | SMALL).items() if name != "--draft.vocab-size"}
-    options |= {"--draft.path": str(distilled[0] / "draft"), "--responses": str(files / "responses.jsonl")}
-    options |= {"--distill.steps": "1", "--repeats": "1", "--temperatures": "1", "--out": str(tmp_path / "out")}
-    assert launch.distill.main(argv("gsm8k", options)) == 0
-    before, after = (json.loads((path / "distill.json").read_text()) for path in (distilled[0], tmp_path / "out"))
-    assert after["acceptance"][0]["untrained"] == pytest.approx(before["acceptance"][0]["predicted"], abs=1e-4)
-    assert after["cost"]["generation_s"] == 0 and after["cost"]["answers"] == 64
-    assert after["vocabulary"] == before["vocabulary"]
 
 
 @pytest.mark.parametrize(
