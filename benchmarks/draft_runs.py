@@ -119,7 +119,7 @@ def by_draft_length(
 
         return measure
 
-    ready = {name: partial(make_prepare(*networks, params), params) for name, params in drafts.items()}
+    ready = {name: partial(make_prepare(params, networks[0].dtype), params) for name, params in drafts.items()}
     cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
     in_turns(cells, 1)
     found = []

@@ -1,6 +1,5 @@
 """The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral, told apart by its configuration."""
 
-from dataclasses import replace
 from typing import cast
 
 import flax.linen as nn
@@ -10,10 +9,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
-from models.projection import Projection, laid_out
+from models.projection import Projection, by_table
 from models.rope import Rotation
 from specjax.cache import View, decode_view, token_at, uncached_view
-from specjax.parallel.mesh import constrain, for_cpu
+from specjax.parallel.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
 
@@ -74,7 +73,8 @@ class Decoder(nn.Module):
         )
         self.layer = [Block(c) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c)
-        self.head = self.embed.attend if c.tie_embeddings else Projection(c, c.vocab_size, ("embed", "vocab"))
+        if not c.tie_embeddings:
+            self.head = Projection(c, c.vocab_size, ("embed", "vocab"))
 
     def __call__(
         self,
@@ -85,9 +85,7 @@ class Decoder(nn.Module):
         visible_from: Int[Array, "B"] | None = None,
         logits: bool = True,
     ) -> PolicyOutput:
-        # Gathered over fsdp before the lookup: the partitioner would otherwise replicate what is looked up.
-        table = constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
-        x = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
+        x = constrain(jnp.take(self._table(), tokens, axis=0), "batch", None, None)
         windows, count = self.config.windows, tokens.shape[1]
         if cache is None:
             views = {window: uncached_view(start, count, window) for window in windows}
@@ -119,33 +117,24 @@ class Decoder(nn.Module):
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The logits of hidden states that a final norm has seen."""
-        return constrain(self.head(hidden), "batch", None, None)
+        logits = by_table(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
+        return constrain(logits, "batch", None, None)
+
+    def _table(self) -> Float[Array, "V D"]:
+        """Return the embeddings in the compute dtype, gathered over fsdp so that a lookup is not replicated."""
+        return constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
 
 
 def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
     """The decoder as the functions that the algorithms call; `remat` trades time for memory in training."""
     decoder = Decoder(config, remat)
-    untied = Decoder(replace(config, tie_embeddings=False), remat)
-
-    def own(params: PyTree) -> Decoder:
-        return untied if "head" in params else decoder
-
-    def for_decoding(params: PyTree) -> PyTree:
-        """On CPUs a tied head becomes a matrix [in, out]: Eigen is far slower with the table, its transpose."""
-        if config.tie_embeddings and for_cpu():
-            params = params | {"head": {"kernel": constrain(params["embed"]["embedding"].T, None, "vocab")}}
-        return laid_out(params)
-
     return Policy(
-        apply=lambda params, *args, **options: cast(
-            PolicyOutput, own(params).apply({"params": params}, *args, **options)
-        ),
+        apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         embedding=lambda params: params["embed"]["embedding"],
-        unembed=lambda params, hidden: cast(Array, own(params).apply({"params": params}, hidden, method="unembed")),
+        unembed=lambda params, hidden: cast(Array, decoder.apply({"params": params}, hidden, method="unembed")),
         vocab_size=config.vocab_size,
         dtype=jnp.dtype(config.dtype),
-        for_decoding=for_decoding,
     )
 
 

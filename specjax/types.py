@@ -131,8 +131,6 @@ class Policy:
     embedding:  params -> [V, D], the table a drafter may borrow.
     unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.
     dtype:      the compute dtype, to which the rollout casts the parameters once a step.
-    for_decoding: params -> those that `apply` and `unembed` take in a rollout, laid out anew once a step where this
-                makes its rounds faster: the same functions.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -141,7 +139,6 @@ class Policy:
     unembed: Callable[[PyTree, Array], Array]
     vocab_size: int
     dtype: jnp.dtype
-    for_decoding: Callable[[PyTree], PyTree] = lambda params: params
 
 
 class Writer(enum.IntEnum):

@@ -33,8 +33,8 @@ class Networks:
 
     @cached_property
     def params(self) -> Params:
-        """In the compute dtype, laid out for decoding."""
-        return prepare(self.trained, self.policy, self.drafter)
+        """The parameters in the compute dtype."""
+        return prepare(self.trained, self.policy.dtype)
 
 
 class Functions(NamedTuple):

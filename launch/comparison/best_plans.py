@@ -131,8 +131,8 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
     # What a drafter remembers it knows by the ids of other prompts.
     params = replace(params, memory=())
     undrafted = replace(params, draft={})
-    prepared = partial(make_prepare(policy, drafter, params), params)
-    prepared_alone = partial(make_prepare(policy, NoDrafter(), undrafted), undrafted)
+    prepared = partial(make_prepare(params, policy.dtype), params)
+    prepared_alone = partial(make_prepare(undrafted, policy.dtype), undrafted)
 
     def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]

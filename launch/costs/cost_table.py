@@ -185,7 +185,7 @@ def _on_each_shard(
     sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), *specs), out_specs=rows, axis_names=axes, check_vma=False)
 
     def program(params: Params, *args: Any) -> RoundState:
-        return sharded(prepare(params, networks.policy, networks.drafter), *args)
+        return sharded(prepare(params, networks.policy.dtype), *args)
 
     return program
 

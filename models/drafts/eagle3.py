@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
 from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
-from models.projection import Projection, laid_out
+from models.projection import Projection
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.parallel.mesh import constrain
@@ -171,7 +171,6 @@ def make_eagle3(
         fuse=fuse,
         step=step_of(module, policy),
         unembed=unembed,
-        for_decoding=laid_out,
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )

@@ -17,7 +17,7 @@ from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
 from models.drafts.eagle3 import step_of
 from models.layers import RMSNorm, init_cache, rotation_of
-from models.projection import Projection, laid_out
+from models.projection import Projection
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.parallel.mesh import constrain
@@ -131,7 +131,6 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         fuse=lambda params, features: features,
         step=step_of(module, policy),
         unembed=unembed,
-        for_decoding=laid_out,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

@@ -53,10 +53,6 @@ class Drafter(Protocol):
         """What it reads of a forward of the policy; by default nothing, F = 0."""
         return output.hidden[..., :0]
 
-    def for_decoding(self, draft: PyTree) -> PyTree:
-        """Its parameters as a rollout takes them (specjax.types.Policy); by default the same."""
-        return draft
-
     def start(self, params: Params, prompts: Prompts, features: Float[Array, "N P F"], width: int) -> DraftState:
         """The state after the policy's prefill of `prompts`, before `observe` is told of the first sampled token.
 

@@ -31,9 +31,6 @@ class EitherDrafter(Drafter):
     def blank_memory(self, prompts: int, max_new_tokens: int) -> PyTree:
         return self.lookup.blank_memory(prompts, max_new_tokens)
 
-    def for_decoding(self, draft: PyTree) -> PyTree:
-        return self.trained.for_decoding(draft)
-
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> tuple[DraftState, DraftState]:
         return tuple(drafter.start(params, prompts, features, width) for drafter in (self.lookup, self.trained))
 

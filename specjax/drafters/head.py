@@ -19,7 +19,7 @@ from specjax.drafters.distillation import Objective, acceptance, check_passes, d
 from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
-from specjax.types import Cache, Params, PolicyOutput, Prompts, PyTree
+from specjax.types import Cache, Params, PolicyOutput, Prompts
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class DraftHead:
     unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
     init_cache: (rows, length) -> Cache.
     window:     how many of the last positions its attention sees; None for all.
-    for_decoding: the head's parameters -> those that a rollout takes, the same functions (specjax.types.Policy).
     """
 
     features: Callable[[PolicyOutput], Array]
@@ -45,7 +44,6 @@ class DraftHead:
     unembed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], Cache]
     window: int | None = None
-    for_decoding: Callable[[PyTree], PyTree] = lambda draft: draft
 
 
 class HeadState(NamedTuple):
@@ -90,9 +88,6 @@ class HeadDrafter(Drafter):
 
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)
-
-    def for_decoding(self, draft: PyTree) -> PyTree:
-        return self.head.for_decoding(draft)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
         """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""

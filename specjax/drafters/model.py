@@ -12,7 +12,7 @@ from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
-from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, PyTree
+from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
 
 
 class ModelState(NamedTuple):
@@ -41,9 +41,6 @@ class ModelDrafter(Drafter):
 
     model: Policy
     objective: Objective = "cross_entropy"
-
-    def for_decoding(self, draft: PyTree) -> PyTree:
-        return self.model.for_decoding(draft)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> ModelState:
         rows = len(prompts.lengths)

@@ -5,6 +5,7 @@ from dataclasses import fields
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
@@ -22,40 +23,30 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
 @jax.named_scope("prepare")
-def prepare(params: Params, policy: Policy, drafter: Drafter) -> Params:
-    """The parameters in the compute dtype, laid out for rounds: the cast half of what the paper calls "prepare"."""
-
-    def cast(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x.astype(policy.dtype), tree)
-
-    return Params(policy.for_decoding(cast(params.policy)), drafter.for_decoding(cast(params.draft)), params.memory)
+def prepare(params: Params, dtype: jnp.dtype) -> Params:
+    """Cast the parameters to the compute dtype: half of what the paper calls "prepare"; `per_shard` gathers them."""
+    policy, draft = jax.tree.map(lambda x: x.astype(dtype), (params.policy, params.draft))
+    return Params(policy, draft, params.memory)
 
 
-def make_prepare(policy: Policy, drafter: Drafter, like: Params) -> Callable[[Params], Params]:
-    """`prepare` as a program of its own, for parameters sharded as `like` is: call it with their mesh set.
+def make_prepare(params: Params, dtype: jnp.dtype) -> Callable[[Params], Params]:
+    """Return `prepare` as a program of its own, for parameters sharded as `params` are: call it with their mesh set.
 
-    What it returns can be handed to rollouts: nothing is left for them to gather.
+    Rollouts gather nothing from the parameters that it returns.
     """
-    layout = prepared_layout(policy, drafter, like)
-    run = partial(prepare, policy=policy, drafter=drafter)
-    return jax.jit(run, out_shardings=layout, compiler_options=decoding_options(policy.dtype))
+    return jax.jit(partial(prepare, dtype=dtype), out_shardings=gathered_shardings(params))
 
 
-def prepared_layout(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
-    """Where `prepare` is to leave each of these parameters: whole over data and fsdp, over tensor as it was.
+def gathered_shardings(params: Params) -> PyTree:
+    """Return the shardings of parameters gathered over data and fsdp; None where a parameter has no mesh."""
 
-    What it lays out anew goes where the compiler puts it, which is None; so does what has no mesh.
-    """
-
-    def whole(x: Array) -> NamedSharding | None:
+    def gathered(x: Array) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):
             return None
         kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
         return NamedSharding(x.sharding.mesh, P(*kept))
 
-    at = {path: whole(x) for path, x in jax.tree_util.tree_flatten_with_path(params)[0]}
-    prepared = jax.eval_shape(partial(prepare, policy=policy, drafter=drafter), params)
-    return jax.tree_util.tree_map_with_path(lambda path, _: at.get(path), prepared)
+    return jax.tree.map(gathered, params)
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
@@ -99,7 +90,7 @@ def make_generate(
 
     @partial(jax.jit, compiler_options=decoding_options(policy.dtype))
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        return generate(prepare(params, policy, drafter), prompts, seed_step, chosen)
+        return generate(prepare(params, policy.dtype), prompts, seed_step, chosen)
 
     def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):

@@ -67,7 +67,7 @@ class Stages:
 
     def prepare(self, params: Params) -> Params:
         """Cast and gather the parameters for the rollout."""
-        return prepare(params, self.policy, self.drafter)
+        return prepare(params, self.policy.dtype)
 
     def choose(self, state: TrainState) -> Choice:
         """Return the draft length of each phase, as an index; None where there is only one."""

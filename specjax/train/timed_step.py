@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import decoding_options
 from specjax.rewards import RewardFn
-from specjax.rollout.generate import Choice, RolloutFn, place, prepared_layout
+from specjax.rollout.generate import Choice, RolloutFn, gathered_shardings, place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.config import TrainConfig
@@ -107,7 +107,7 @@ class StagedStep:
         """Return the parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            self._gathered = prepared_layout(self._stages.policy, self._stages.drafter, state.params)
+            self._gathered = gathered_shardings(state.params)
         return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
 
     def _train(

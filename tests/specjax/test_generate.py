@@ -6,14 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from models import projection
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
-from models.projection import LAID_OUT_SIZE
-from specjax.drafters import EitherDrafter, ModelDrafter, NGramDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import decoding_options
 from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
@@ -21,8 +17,6 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
-from specjax.train.timed_step import StagedStep
-from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout
 from tests.specjax.training import (
     AS_SHIPPED,
@@ -32,7 +26,6 @@ from tests.specjax.training import (
     GROUP,
     HEAD,
     STOP,
-    VOCAB,
     make_prompts,
     mesh_of,
     networks,
@@ -69,17 +62,11 @@ def test_the_completions_are_well_formed(expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "least"),
-    [
-        pytest.param((8, 1, 1), LAID_OUT_SIZE, marks=pytest.mark.slow),
-        ((2, 2, 2), 1),
-        pytest.param((1, 4, 2), LAID_OUT_SIZE, marks=pytest.mark.slow),
-    ],
+    "shape",
+    [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)],
 )
-def test_one_and_eight_devices_sample_the_same_tokens(shape, least, expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where eight, and they alone, multiply by kernels laid out anew (models.projection), however small."""
+def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
     mesh = mesh_of(*shape)
-    monkeypatch.setattr(projection, "LAID_OUT_SIZE", least)
     got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
     for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
@@ -93,7 +80,7 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
     mesh, params = mesh_of(2, 2, 2), params_on(mesh_of(2, 2, 2))
     generate = per_shard(speculative_rollout, POLICY, DRAFTER, COUPLED, mesh)
     with jax.set_mesh(mesh):
-        ready = make_prepare(POLICY, DRAFTER, params)(params)
+        ready = make_prepare(params, POLICY.dtype)(params)
         got = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
     np.testing.assert_array_equal(got.tokens, expected.tokens)
     axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready)]
@@ -102,7 +89,7 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
 
 def test_parameters_without_a_mesh_are_prepared_where_they_lie() -> None:
     params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
-    ready = make_prepare(POLICY, DRAFTER, params)(params)
+    ready = make_prepare(params, POLICY.dtype)(params)
     jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
 
 
@@ -169,42 +156,8 @@ def test_place_splits_the_prompts_in_order() -> None:
 def test_prepare_casts_to_the_compute_dtype() -> None:
     policy, _ = networks("bfloat16")
     params = params_on(mesh_of(1, 1, 1))
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy, DRAFTER))} == {jnp.dtype("bfloat16")}
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY, DRAFTER))} == {jnp.dtype("float32")}
-
-
-def tied_params(mesh: Mesh) -> Params:
-    params = params_on(mesh)
-    return replace(params, policy={name: value for name, value in params.policy.items() if name != "head"})
-
-
-def test_a_tied_head_is_laid_out_for_decoding_and_is_the_same_function() -> None:
-    """On CPUs, on which these tests run: of the policy, and of a small model that drafts, beside a lookup too."""
-    params, prompts = tied_params(mesh_of(1, 1, 1)), make_prompts()
-    small = ModelDrafter(TIED)
-    params = replace(params, draft=params.policy)
-    prepared = prepare(params, TIED, EitherDrafter(NGramDrafter(VOCAB), small))
-    table, none = params.policy["embed"]["embedding"], jnp.zeros(8, jnp.int32)
-    for name in ("policy", "draft"):
-        was, weights = getattr(params, name), getattr(prepared, name)
-        assert "head" not in was
-        np.testing.assert_array_equal(weights["head"]["kernel"], table.T)
-        plain = TIED.apply(was, prompts.tokens, none)
-        np.testing.assert_allclose(TIED.apply(weights, prompts.tokens, none).logits, plain.logits, atol=1e-5)
-        np.testing.assert_allclose(TIED.unembed(weights, plain.hidden), plain.logits, atol=1e-5)
-
-
-def test_the_stages_of_a_step_take_a_tied_head_as_it_is_laid_out() -> None:
-    mesh = mesh_of(2, 2, 2)
-    state = init_train_state(tied_params(mesh), CONFIG, mesh)
-    staged = StagedStep(TIED, DRAFTER, lambda *_: None, CONFIG, mesh)  # pyright: ignore[reportArgumentType]
-    with jax.set_mesh(mesh):
-        params, _ = staged.prepare(state)
-    np.testing.assert_array_equal(params.policy["head"]["kernel"], state.params.policy["embed"]["embedding"].T)
-    layers = params.policy["layer_0"], params.policy["head"]
-    gathered = [x.sharding.spec for x in jax.tree.leaves(layers)]
-    assert params.policy["head"]["kernel"].sharding.spec[1] == "tensor"
-    assert not any({"data", "fsdp"} & {*jax.tree.leaves(tuple(spec))} for spec in gathered)
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy.dtype))} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY.dtype))} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize(("dtype", "used"), [("float32", False), ("bfloat16", True)])
