@@ -86,7 +86,7 @@ def measure_break_even(
     def measure(drafter: Drafter, params: Params, draft_length: int) -> Callable[[], float]:
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
         generate = per_shard(speculative_rollout, policy, drafter, config, mesh)
-        prepared = partial(make_prepare(policy, drafter, params), params)
+        prepared = partial(make_prepare(params, policy.dtype), params)
         timer = RolloutTimer(generate, policy, prepared, [prompts], mesh, None, seed=experiment.config.seed)
         turns = itertools.count()
         return lambda: timer.measure(next(turns), None).seconds
