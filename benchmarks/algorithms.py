@@ -24,6 +24,8 @@ import numpy as np
 from rich.console import Console
 
 from configs import narrow
+from configs.algorithms import with_algorithm
+from configs.override import override
 from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
@@ -39,10 +41,7 @@ from specjax.keys import SeedStep
 from specjax.parallel.mesh import MeshConfig
 from specjax.rewards import RewardFn
 from specjax.rollout.plan import RolloutConfig
-from specjax.train.advantage import AdvantageConfig
-from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
-from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
 
 # By how much accuracy on held-out prompts has to rise. Its standard error is at most 0.031, were both samples of a
@@ -52,58 +51,45 @@ HELD_OUT, SAMPLES = 256, 2
 SMOOTHING = 20
 
 
-def _loss(**options: object) -> Callable[[TrainConfig], TrainConfig]:
-    return lambda config: replace(config, loss=replace(config.loss, **options))
+Change = Callable[[RunConfig], RunConfig]
 
 
-def _advantage(**options: str) -> Callable[[TrainConfig], TrainConfig]:
-    return lambda config: replace(config, advantage=AdvantageConfig(**options))  # pyright: ignore[reportArgumentType]
+def _set(algorithm: str = "grpo", **fields: object) -> Change:
+    """A named algorithm with other values for some fields, `section__field`."""
+    changes = {name.replace("__", "."): value for name, value in fields.items()}
+    return lambda config: override(with_algorithm(config, algorithm), changes)
 
 
-def _dapo(config: TrainConfig) -> TrainConfig:
-    # As many groups as the others have prompts, once they are known.
-    selection = SelectionConfig(groups=1, drop_truncated=True, overlong_buffer=4)
-    return replace(config, selection=selection, loss=LossOptions(clip_high=0.28, aggregate="token"))
-
-
-def _recomputed(config: TrainConfig) -> TrainConfig:
-    return replace(config, updates=replace(config.updates, recompute_old=True))
-
-
-def _two_epochs(config: TrainConfig) -> TrainConfig:
+def _two_epochs(config: RunConfig) -> RunConfig:
     # Twice the updates: at the whole rate accuracy on sums fell for sixty steps, and had risen by 9 points at the end.
-    optimizer = replace(config.policy_optimizer, learning_rate=config.policy_optimizer.learning_rate / 2)
-    return replace(config, updates=replace(config.updates, epochs=2), policy_optimizer=optimizer)
-
-
-def _kl_in_reward(estimator: str) -> Callable[[TrainConfig], TrainConfig]:
-    leave_one_out = _advantage(baseline="others", scale="none")
-    return lambda config: _loss(kl_coefficient=0.01, kl_estimator=estimator, kl_in="reward")(leave_one_out(config))
+    rate = config.policy_optimizer.learning_rate / 2
+    return override(config, {"updates.epochs": 2, "policy_optimizer.learning_rate": rate})
 
 
 CONTROL = "control: rewards of others"
 
-# What each changes in GRPO.
-ALGORITHMS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
-    "GRPO": lambda config: config,
-    "Dr. GRPO": lambda config: _advantage(scale="none")(_loss(aggregate="budget")(config)),
-    "DAPO": _dapo,
-    "RLOO": _advantage(baseline="others", scale="none"),
-    "REINFORCE++": lambda config: _loss(kl_coefficient=0.01, kl_estimator="k1", kl_in="token")(
-        _advantage(baseline="batch", scale="batch")(config)
-    ),
-    "REINFORCE++ baseline": _advantage(scale="batch"),
-    "GSPO": _loss(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
-    "CISPO": _loss(surrogate="cispo", clip_low=1.0, clip_high=0.28, aggregate="token"),
-    "dual clip": _loss(dual_clip=3.0),
-    **{f"KL {kind} in loss": _loss(kl_coefficient=0.01, kl_estimator=kind) for kind in ("k1", "k2", "k3")},
-    **{f"KL {kind} in reward": _kl_in_reward(kind) for kind in ("k1", "k2", "k3")},
-    "reference that follows": lambda config: replace(_loss(kl_coefficient=0.01)(config), reference_every=20),
-    "importance by token": lambda config: _loss(importance="token")(_recomputed(config)),
-    "importance by sequence": lambda config: _loss(importance="sequence")(_recomputed(config)),
-    "importance by icepop": lambda config: _loss(importance="icepop")(_recomputed(config)),
+ALGORITHMS: dict[str, Change] = {
+    "GRPO": _set("grpo"),
+    "Dr. GRPO": _set("dr_grpo"),
+    "DAPO": _set("dapo", selection__overlong_buffer=4),
+    "RLOO": _set("rloo"),
+    "REINFORCE++": _set("reinforce_pp"),
+    "REINFORCE++ baseline": _set(advantage__scale="batch"),
+    "GSPO": _set("gspo"),
+    "CISPO": _set("cispo"),
+    "dual clip": _set(loss__dual_clip=3.0),
+    **{f"KL {k} in loss": _set(loss__kl_coefficient=0.01, loss__kl_estimator=k) for k in ("k1", "k2", "k3")},
+    **{
+        f"KL {k} in reward": _set("rloo", loss__kl_coefficient=0.01, loss__kl_estimator=k, loss__kl_in="reward")
+        for k in ("k1", "k2", "k3")
+    },
+    "reference that follows": _set(loss__kl_coefficient=0.01, reference_every=20),
+    **{
+        f"importance by {kind}": _set(loss__importance=kind, updates__recompute_old=True)
+        for kind in ("token", "sequence", "icepop")
+    },
     "two epochs": _two_epochs,
-    CONTROL: lambda config: config,
+    CONTROL: _set("grpo"),
 }
 
 
@@ -202,11 +188,7 @@ def learn(
     experiment: Experiment, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float
 ) -> Learned:
     """A run of one algorithm from these parameters, whose accuracy is `before`."""
-    config, prompts = ALGORITHMS[algorithm](experiment.train), experiment.config.data.prompts
-    if config.selection.groups:
-        # Of twice the prompts.
-        config = replace(config, selection=replace(config.selection, groups=prompts))
-        prompts *= 2
+    config = ALGORITHMS[algorithm](experiment.train)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     if algorithm == CONTROL:
         reward = of_others(reward)
@@ -214,7 +196,7 @@ def learn(
     step = make_train_step(
         experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh, rollout_fn
     )
-    pipeline = PromptPipeline(experiment.train_prompts, prompts, experiment.config.seed)
+    pipeline = PromptPipeline(experiment.train_prompts, config.data.prompts, experiment.config.seed)
     # Steps donate their state, and these parameters start other runs too.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, config.loss.kl_coefficient > 0)
     accuracy, gaps = [], []

@@ -14,6 +14,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
 from launch.cli.pyplot import load_pyplot
+from launch.cli.reads import COMPARE
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, stage_times_json, time_variants
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     """Time the variants in turns, from the networks that a run begins or ended with, and train two if asked for."""
     use_compile_cache()
     description = "The stages of a step with and without speculation."
-    config, own = parse_run_and(CompareArgs, argv, "python -m launch.compare", description, steps=20)
+    config, own = parse_run_and(CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20)
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if own.plots is not None:

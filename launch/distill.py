@@ -17,6 +17,7 @@ from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
+from launch.cli.reads import DISTILL
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
 from launch.run.directory import restore_params, restore_policy
@@ -29,7 +30,11 @@ def main(argv: list[str]) -> int:
     """Distil, save and measure a draft, and print how that went."""
     use_compile_cache()
     config, own = parse_run_and(
-        DistillArgs, argv, "python -m launch.distill", "Initialise a draft from the policy's own answers, offline."
+        DistillArgs,
+        argv,
+        "python -m launch.distill",
+        "Initialise a draft from the policy's own answers, offline.",
+        DISTILL,
     )
     out = new_output_directory(config)
     check_policy_source(config, own.checkpoint)

@@ -9,6 +9,7 @@ from rich.console import Console
 from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
+from launch.cli.reads import EVALUATE
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
 from launch.run.directory import params_of
@@ -21,7 +22,7 @@ def main(argv: list[str]) -> int:
     """Evaluate every set of problems, print the results and write them where asked."""
     use_compile_cache()
     config, own = parse_run_and(
-        EvaluateArgs, argv, "python -m launch.evaluate", "Accuracy, pass@k and majority@k.", trains=False
+        EvaluateArgs, argv, "python -m launch.evaluate", "Accuracy, pass@k and majority@k.", EVALUATE, trains=False
     )
     check_policy_source(config, own.checkpoint)
     sets = load_sets(config, own.files)

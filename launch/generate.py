@@ -7,6 +7,7 @@ from rich.console import Console
 from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source
+from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.directory import params_of
 from specjax.checkpoint import Which
@@ -19,10 +20,10 @@ class GenerateArgs:
     """Options of launch.generate alone.
 
     Attributes:
-        prompt:          what to answer.
-        checkpoint:      the directory of a run; None takes the networks as the recipe starts them.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        samples:         how many answers.
+        prompt:          Prompt to answer.
+        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        samples:         Number of answers.
     """
 
     prompt: str
@@ -39,7 +40,12 @@ def main(argv: list[str]) -> int:
     """Print the answers, and how they were generated."""
     use_compile_cache()
     config, own = parse_run_and(
-        GenerateArgs, argv, "python -m launch.generate", "Answer a prompt by speculative decoding.", trains=False
+        GenerateArgs,
+        argv,
+        "python -m launch.generate",
+        "Answer a prompt by speculative decoding.",
+        GENERATE,
+        trains=False,
     )
     check_policy_source(config, own.checkpoint)
     experiment = build_experiment(config, training=False)

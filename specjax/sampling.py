@@ -12,13 +12,13 @@ from jaxtyping import Array, Float, Int
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """How logits become a law: temperature, then top-k, then top-p, then min-p.
+    """How logits become a distribution: temperature, then top-k, then top-p, then min-p.
 
     Attributes:
-        temperature: > 0, or 0 for greedy (all mass on the first argmax).
-        top_k:       keep the k most likely tokens (ties with the k-th are kept); None keeps all.
-        top_p:       keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all.
-        min_p:       keep tokens at least min_p times as likely as the most likely; 0 keeps all.
+        temperature: Temperature; 0 is greedy.
+        top_k:       Keep the k most likely tokens, with ties. None: all.
+        top_p:       Keep the fewest most likely tokens that reach this probability; 1 keeps all.
+        min_p:       Keep tokens at least this times as likely as the most likely; 0 keeps all.
     """
 
     temperature: float = 1.0

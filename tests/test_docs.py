@@ -11,7 +11,7 @@ import pytest
 
 from tests.documents import ROOT, blocks, commands, execute, write_files
 from tests.launch.checkpoints import write_checkpoint, write_problems
-from tests.launch.programs import SHRUNK, Options
+from tests.launch.programs import SHRUNK, Options, argv
 
 DOCS = ROOT / "docs"
 GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
@@ -111,5 +111,5 @@ def test_its_commands_run(guide: str, place: Path):
         options = SHRUNK | SMALL.get(module, {})
         if "--resume" in arguments:
             options |= {"--steps": "3"}
-        shrunk = [part for name, value in options.items() for part in (name, *value.split(" "))]
-        assert importlib.import_module(module).main([*arguments, *shrunk]) == 0, f"{module} {arguments}"
+        recipe, *shrunk = argv(arguments[0], options)
+        assert importlib.import_module(module).main([recipe, *arguments[1:], *shrunk]) == 0, f"{module} {arguments}"

@@ -11,7 +11,7 @@ import launch.train
 from launch.cli.options import parse_run
 from launch.run.metric_log import RunLogger
 from tests.documents import ROOT, blocks
-from tests.launch.programs import LEAST, fake_wandb
+from tests.launch.programs import LEAST, argv, fake_wandb
 from tests.launch.run_directories import write_run
 
 GUIDE = ROOT / "docs" / "report.md"
@@ -48,13 +48,12 @@ def test_every_command_runs_or_is_understood(tmp_path: Path, capsys: pytest.Capt
 def test_its_runs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """But for size: the recipe's own is that of minutes."""
     calls = fake_wandb(monkeypatch)
-    small = [part for name, value in LEAST.items() for part in (name, *value.split())]
     for number, (_, _, program, *arguments) in enumerate(
         command for command in commands() if "launch.train" in command
     ):
         assert program == "launch.train"
-        run = ["--steps", "30", "--speedup.slots", "--out", str(tmp_path / str(number))]
-        assert launch.train.main([arguments[0], *small, *run, *arguments[1:]]) == 0
+        options = LEAST | {"--steps": "30", "--out": str(tmp_path / str(number))}
+        assert launch.train.main([*argv(arguments[0], options), "--speedup.slots", *arguments[1:]]) == 0
     assert [call[0] for call in calls[1:-1]] == list(range(1, 31)) and calls[-1] == "finish"
     assert list(tmp_path.glob("1/profile/**/*.xplane.pb"))
 

@@ -8,11 +8,12 @@ from specjax.train.optimizer import OptimizerConfig
 
 @dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised steps on the problems' own solutions before RL, for a policy from scratch.
+    """Supervised steps on worked solutions before RL, for a policy with random weights.
 
     Attributes:
-        steps:      how many; 0 skips them.
-        batch_size: problems in a step.
+        steps:      Number of steps; 0 skips them.
+        batch_size: Problems per step.
+        optimizer:  Optimiser of these steps.
     """
 
     steps: int = 0
@@ -22,16 +23,16 @@ class WarmupConfig:
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """Distillation of the draft from the policy's own answers: what launch.distill does, and launch.train before RL.
+    """Training the draft on the policy's own answers: in launch.distill, or before RL.
 
-    The optimiser is `draft_optimizer`, whose rate falls to zero towards the last step.
+    The optimiser is `draft_optimizer`, with a rate that falls to zero at the last step.
 
     Attributes:
-        steps:        how many; 0 skips them in launch.train, and in launch.distill goes four times over the answers.
-        answers:      how many the policy generates, in rollouts of the run's own shape.
-        chunks:       parts in which it does, with a part of the steps behind each: from the second on the draft drafts.
-        batch_size:   answers in a step.
-        microbatches: parts in which its gradient is accumulated.
+        steps:        Number of steps; 0: none before RL, four passes over the answers in launch.distill.
+        answers:      Answers that the policy generates.
+        chunks:       Generate and train in so many parts; from the second on the draft drafts.
+        batch_size:   Answers per step.
+        microbatches: Microbatches per step.
     """
 
     steps: int = 0

@@ -9,10 +9,10 @@ class ArithmeticConfig:
     """The built-in task: sums with worked steps.
 
     Attributes:
-        problems:  how many, held-out ones included.
-        min_terms: numbers in a sum, at least.
-        max_terms: numbers in a sum, at most.
-        max_value: each number is 1 .. max_value.
+        problems:  Number of problems, including those held out.
+        min_terms: Fewest numbers in a sum.
+        max_terms: Most numbers in a sum.
+        max_value: Numbers are 1 .. max_value.
     """
 
     problems: int = 4096
@@ -23,23 +23,22 @@ class ArithmeticConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The problems to train on and those held out.
+    """The problems to train on, and those held out.
 
     Attributes:
-        train:             a JSONL file; None generates the built-in task that `arithmetic` describes.
-        held_out:          a JSONL file to evaluate on; None holds some of the training problems out.
-        held_out_count:    how many of them.
-        prompt_field:      of a line, the problem.
-        answer_field:      of a line, the answer.
-        solution_field:    of a line, a worked solution to warm up on; None where there is none.
-        answer_after:      the answer is what follows the last such marker in its field ("####" in GSM8K).
-        instruction:       how a prompt is put to the model; {prompt} stands for it, other braces are doubled.
-        tokenizer:         `checkpoint` is the one in the model's directory, with its chat template; built in are
-                           `bytes` and `characters`, those of the built-in task.
-        enable_thinking:   handed to the chat template where set.
-        prompts:           in a batch, over all shards.
-        max_prompt_tokens: longer prompts are dropped and counted.
-        arithmetic:        the built-in task; None where the problems are to come from a file.
+        train:             JSONL file of problems. None: the built-in task, if the recipe has one.
+        held_out:          JSONL file of problems to evaluate on. None: split off training problems.
+        held_out_count:    How many to split off.
+        prompt_field:      Field of the problem.
+        answer_field:      Field of the answer.
+        solution_field:    Field of a worked solution to warm up on, if there is one.
+        answer_after:      The answer follows the last such marker in its field (#### in GSM8K).
+        instruction:       Prompt template. {prompt} is the problem; other braces are doubled.
+        tokenizer:         checkpoint: the model's, with its chat template; the others are built in.
+        enable_thinking:   Passed to the chat template if set.
+        prompts:           Prompts per step, over all data shards.
+        max_prompt_tokens: Longer prompts are dropped, with a warning.
+        arithmetic:        The built-in task.
     """
 
     train: str | None = None

@@ -25,7 +25,7 @@ class RolloutOptions(RolloutConfig):
     """How completions are generated.
 
     Attributes:
-        function: rollout function to use instead of specjax.speculative_rollout, as package.module:name.
+        function: Rollout function in place of speculative_rollout, as package.module:name.
     """
 
     function: str | None = None
@@ -40,7 +40,7 @@ class LossOptions(LossConfig):
     """The policy's loss.
 
     Attributes:
-        function: loss function to use instead of specjax.train.loss.policy_loss, as package.module:name.
+        function: Loss function in place of policy_loss, as package.module:name.
     """
 
     function: str | None = None

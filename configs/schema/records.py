@@ -7,12 +7,12 @@ from models.config import at_least_one
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """In-training validation on held-out prompts, by the rollout's own law.
+    """Evaluation on held-out prompts during training, with the rollout's sampling distribution.
 
     Attributes:
-        every:   steps from one to the next; 0 never.
-        prompts: how many, the first of those held out.
-        samples: completions of each.
+        every:   Steps between evaluations; 0: none.
+        prompts: Number of held-out prompts, the first ones.
+        samples: Completions per prompt.
     """
 
     every: int = 0
@@ -25,13 +25,13 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Saves that a run can be resumed from: behind warm-up and distillation, on the way, and at its end.
+    """Checkpoints to resume from: before RL, every so many steps, and at the end.
 
     Attributes:
-        every: steps from one to the next; 0 never saves.
-        keep:  how many stay, the newest.
-        best:  eval/accuracy, reward/mean, reward/accuracy, a part of the reward, or rollout/acceptance_length: of the
-               saves, the one where it was highest stays too. None keeps the newest alone.
+        every: Steps between checkpoints; 0: none are saved.
+        keep:  Number of newest checkpoints to keep.
+        best:  Also keep the checkpoint where this was highest: eval/accuracy, reward/mean, reward/accuracy, a part of
+               the reward, or rollout/acceptance_length.
     """
 
     every: int = 50
@@ -44,12 +44,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run keeps beside its metrics.
+    """What a run records besides its metrics.
 
     Attributes:
-        samples:       completions kept in full, with the lengths of all, of the first step, those that are evaluated
-                       and the last; 0 keeps none.
-        wandb_project: log to this project of Weights & Biases too; None does not.
+        samples:       Completions kept in full at the first, last and every evaluated step; 0: none.
+        wandb_project: Project of Weights & Biases to log to as well.
     """
 
     samples: int = 4
@@ -62,14 +61,13 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class SpeedupConfig:
-    """The closing comparison: held-out prompts generated at every slot count and draft length, each at its best.
+    """The closing comparison: held-out prompts generated with and without a draft, each at its best.
 
     Attributes:
-        slots:         sequences decoded at a time on each shard, to begin with; empty skips the comparison.
-        draft_lengths: K of the speculative settings.
-        prompts:       in a turn, over all shards, with rollout.group_size samples each, as in a step; every turn takes
-                       the next of those held out.
-        repeats:       timings of the best settings of each kind, side by side.
+        slots:         Sequences decoded together per shard, to try. Empty skips the comparison.
+        draft_lengths: Draft lengths to try.
+        prompts:       Prompts per turn over all shards, rollout.group_size completions each; every turn takes the next.
+        repeats:       Timings of the best settings of each kind, side by side.
     """
 
     slots: tuple[int, ...] = ()

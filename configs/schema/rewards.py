@@ -11,15 +11,15 @@ TRACED = "exact_traced"
 
 @dataclass(frozen=True)
 class LengthConfig:
-    """What the scorer `length` goes by: the tokens of a completion, its stop token included.
+    """The scorer `length`: rewards by the number of tokens, including the stop token.
 
-    0 from `least` to `most`, falling to -1 at `slack` tokens outside, and no further. With `least` at 0 it is DAPO's
-    penalty for overlong completions (arXiv 2503.14476); where both are the same, a target.
+    0 from `least` to `most`, falling to -1 at `slack` tokens outside, and no further. With `least` = 0 it is DAPO's
+    penalty of overlong completions (arXiv 2503.14476); with `least` = `most`, a target.
 
     Attributes:
-        least: tokens, at least.
-        most:  tokens, at most; must be given where the scorer is asked for.
-        slack: tokens over which the penalty grows.
+        least: Fewest tokens without a penalty.
+        most:  Most tokens without a penalty; must be given with the scorer length.
+        slack: Tokens over which the penalty grows to 1.
     """
 
     least: int = 0
@@ -34,22 +34,20 @@ class LengthConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """How completions are scored: the weighted sum of what `scorer` and those of `also` say.
+    """How completions are scored: the weighted sum of `scorer` and those of `also`.
 
-    A sample for which one of them raises, takes too long or returns no finite number is not scored.
+    A completion for which a scorer raises, times out or returns no finite number has no reward.
 
     Attributes:
-        scorer:       decides by itself what counts as correct (above 0.5): exact (what follows the last '#'), math
-                      (math-verify), regex, format or package.module:function, on the host; or exact_traced, the first
-                      inside the program and alone, which wants the stop token behind the answer.
-        also:         more of them, length too; what each comes to is logged as reward/NAME.
-        weights:      a number for each, that of `scorer` first; empty gives all of them 1.
-        pattern:      of regex, a regular expression: the group of its last match must be the answer, or there must be a
-                      match where it has no group.
-        format:       of format, a regular expression that the whole completion must match; its dots match line ends.
-        length:       of length.
-        workers:      processes of host scorers.
-        time_limit_s: for one sample and all its scorers; beyond it the sample counts as failed.
+        scorer:       exact (the text after the last #), math (math-verify), regex, format, exact_traced (inside the
+                      program, alone), or package.module:name. Above 0.5 is correct.
+        also:         More scorers, also length; each is logged as reward/NAME.
+        weights:      A weight for each, that of `scorer` first. Empty: all 1.
+        pattern:      For regex: the group of its last match is the answer; without a group, it must match.
+        format:       For format: regular expression that the whole completion must match; dots match newlines.
+        length:       For length.
+        workers:      Processes that score.
+        time_limit_s: Seconds for all scorers of a completion; then it has no reward.
     """
 
     scorer: str = "exact"

@@ -16,18 +16,19 @@ from specjax.verify import VERIFIERS
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainConfig):
-    """A run of launch.train. The options of `TrainConfig` belong to it, and it can be used wherever one is wanted.
+    """A run of launch.train. It is a `TrainConfig`, and can be used wherever one is wanted.
 
     Attributes:
-        name:         name of the recipe.
-        steps:        RL steps in total, including those before a resume.
-        out:          directory to write. Default of launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
-        resume:       continue the run in `out`, or the newest run of the recipe, from its last checkpoint.
-        probe_every:  measure the stages of every n-th step; 0 never does. The step before it runs in stages too.
-        print_every:  print every n-th step, and every step that was probed or evaluated. metrics.jsonl has all steps.
-        profile_step: write a profiler trace of this step to profile/ in the run directory; 0 writes none.
-        max_skipped:  stop the run after this many skipped updates in a row (loss or gradient not finite); 0 never does.
-        cost_table:   cost_table.json to choose draft lengths by. Default: measure at the start and at probes.
+        name:         Name of the recipe.
+        steps:        RL steps in total.
+        out:          Directory to write. Default in launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
+        resume:       Continue the run in `out`, or the newest of this recipe, from its last checkpoint.
+        probe_every:  Time the stages of every n-th step; 0: never.
+        print_every:  Print every n-th step; metrics.jsonl has all.
+        profile_step: Trace this step into profile/ of the run; 0: none.
+        max_skipped:  Stop after so many updates in a row that were skipped because the loss or a gradient was not
+                      finite; 0: never.
+        cost_table:   cost_table.json to choose draft lengths by. Default: measured at the start and at probes.
     """
 
     name: str

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from launch.data.tokenizers import copy_tokenizer
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for, state_made_for
@@ -35,22 +33,25 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 
 @dataclass(frozen=True)
 class ConvertArgs:
-    """Convert a policy or an EAGLE-3 draft from its public layout to ours, or back: whichever SOURCE is not."""
+    """Convert a policy or an EAGLE-3 draft from its public layout to ours, or back: whichever SOURCE is not.
 
-    source: tyro.conf.Positional[Path]
-    """The policy or draft to read."""
-    out: tyro.conf.Positional[Path]
-    """The directory to write; new or empty."""
+    Attributes:
+        source:         Policy or draft to read.
+        out:            Directory to write, new or empty.
+        feature_layers: For a policy to our layout: layers whose input the draft reads. Default: 2, L/2 and L-3.
+        param_dtype:    Dtype to convert parameters to.
+        max_file_bytes: For a policy to Hugging Face: larger safetensors are split over several files.
+        dialect:        For a draft from our layout: the layout to write. SGLang reads specforge, vLLM both.
+        verifier:       For a draft to speculators: name or path of its policy, stated in the file.
+    """
+
+    source: Path
+    out: Path
     feature_layers: tuple[int, ...] | None = None
-    """A policy to ours: the layers on whose entry the drafter reads; EAGLE-3's 2, L/2 and L-3 by default."""
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
-    """The dtype to convert parameters to."""
     max_file_bytes: int = 5_000_000_000
-    """A policy to Hugging Face: beyond it the safetensors are split over several files."""
     dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
-    """A draft from ours: whose layout to write. SGLang reads specforge, vLLM both."""
     verifier: str | None = None
-    """A draft to speculators: the name or path of its policy, for the file to state."""
 
     @property
     def dtype(self) -> Dtype | None:

@@ -19,7 +19,6 @@ from launch.data.tokenizers import Tokenizer
 from specjax.parallel.mesh import batch_shards, make_mesh
 from specjax.rollout.plan import Phase, lay_out
 from specjax.train.adaptation import DraftTrainingConfig
-from specjax.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Experiment:
     """A run's mesh, networks and problems; `train` is its configuration with the tokenizer's stop tokens filled in."""
 
     config: RunConfig
-    train: TrainConfig
+    train: RunConfig
     mesh: Mesh
     tokenizer: Tokenizer
     problems: Problems

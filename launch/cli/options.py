@@ -1,65 +1,33 @@
 """From a command line to a typed configuration, and from bad input to one line and exit code 2."""
 
-import contextlib
-import dataclasses
 import difflib
-import io
 import os
-import re
-import runpy
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import jax
-import tyro
-from rich.text import Text
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from configs.algorithms import ALGORITHMS, describe, settings
+from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, RunStopped
-from specjax.verify import VERIFIERS, Verifier, VerifierName
-
-RECIPES = Path(__file__).parents[2] / "configs"
+from launch.cli.fields import Field, fields_of, flag_of, summary
+from launch.cli.help import by_section, overview, section_text
+from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
+from launch.cli.recipes import choices, load_recipe
 
 T = TypeVar("T")
 
-_REGISTRY = ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _verifier_by_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
-    """A verifier of one's own is for Python alone: the command line offers those that have a name."""
-    if info.type != VerifierName | Verifier:
-        return None
-    names = tuple(VERIFIERS)
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{{{','.join(names)}}}",
-        instance_from_str=lambda words: words[0],
-        is_instance=lambda value: value in names,
-        str_from_instance=lambda name: [name],
-        choices=names,
-    )
-
-
-class Numbers(tuple[int, ...]):
-    """Integers that a command line may also separate by commas: `0,3,5`."""
-
-
-@_REGISTRY.primitive_rule
-def _numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Numbers] | None:
-    if info.type is not Numbers:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="INT,INT,...",
-        instance_from_str=lambda words: Numbers(int(number) for word in words for number in word.split(",")),
-        is_instance=lambda value: isinstance(value, Numbers),
-        str_from_instance=lambda numbers: [",".join(map(str, numbers))],
-    )
+_ALGORITHM = Field(
+    "algorithm",
+    Literal[tuple(ALGORITHMS)] | None,
+    None,
+    "Named algorithm: sets advantage, loss and selection. Options given beside it win.",
+)
 
 
 def run_program(main: Callable[[list[str]], int]) -> int:
@@ -85,111 +53,148 @@ def use_compile_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def recipes() -> list[str]:
-    """The names that CONFIG may be."""
-    return sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
-
-
-def load_recipe(name: str) -> RunConfig:
-    """The `config` of a file in configs/, by its name, or of any such file, by its path.
-
-    Raises ConfigError where there is no such file, it fails, or its `config` is no RunConfig.
-    """
-    path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
-    if path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"CONFIG = {name}: must be {_choices()}")
-    try:
-        config = runpy.run_path(str(path)).get("config")
-    except Exception as error:
-        raise ConfigError(f"CONFIG = {name}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, RunConfig):
-        raise ConfigError(f"CONFIG = {name}: must define `config`, a RunConfig")
-    return config
-
-
 @dataclass(frozen=True)
 class NoOptions:
     """A program that has no options beside the recipe's."""
 
 
-def parse_run(argv: Sequence[str], prog: str, description: str) -> RunConfig:
-    """The recipe that argv[0] names, changed by the options behind it: `CONFIG [--section.field VALUE ...]`.
+def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN) -> RunConfig:
+    """Return the recipe that argv[0] names, changed by the options after it: `CONFIG [--section.field VALUE ...]`.
 
     Raises ConfigError for bad input; --help raises SystemExit(0).
     """
-    return parse_run_and(NoOptions, argv, prog, description)[0]
+    return parse_run_and(NoOptions, argv, prog, description, reading)[0]
 
 
 def parse_run_and(
-    own: type[T], argv: Sequence[str], prog: str, description: str, *, trains: bool = True, **defaults: Any
+    own: type[T],
+    argv: Sequence[str],
+    prog: str,
+    description: str,
+    reading: Sequence[str] = TRAIN,
+    *,
+    trains: bool = True,
+    **defaults: Any,
 ) -> tuple[RunConfig, T]:
     """As `parse_run`, for a program with options of its own, the fields of the dataclass `own`.
 
-    trains:   where False, any law of the rollout will do.
-    defaults: fields of the recipe that are others for this program, unless the command line says so.
+    reading:  the options of the recipe that the program reads (launch.cli.reads); it has no others.
+    trains:   if False, the rollout's law may be truncated.
+    defaults: fields of the recipe that have another value in this program unless an option sets them.
+
+    --algorithm, in programs that read the loss, changes the recipe before the options do, and prints what it set.
     """
-    # Nameless, so that the options of both stand side by side without a prefix.
-    nameless = tyro.conf.arg(name="")
-    fields: list[Any] = [("own", Annotated[own, nameless]), ("recipe", Annotated[RunConfig, nameless])]
-    description = f"{description}\n\nCONFIG is {_choices()}."
-    if argv and argv[0] in ("-h", "--help"):
-        parse(dataclasses.make_dataclass("Arguments", fields), argv, f"{prog} CONFIG", description)
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError(f"CONFIG must come first: {_choices()}")
-    try:
-        recipe = replace(load_recipe(argv[0]), **defaults, **({} if trains else {"allow_truncated_law": True}))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    fields[1] += (dataclasses.field(default=recipe),)
-    # A flag by itself; to tyro, with FlagConversionOff, every boolean takes a value.
-    options = list(argv[1:])
-    if "--resume" in options and options[options.index("--resume") + 1 :][:1] not in (["True"], ["False"]):
-        options.insert(options.index("--resume") + 1, "True")
-    arguments: Any = parse(dataclasses.make_dataclass("Arguments", fields), options, f"{prog} {argv[0]}", description)
-    return arguments.recipe, arguments.own
+    usage = f"{prog} CONFIG [--option VALUE ...]"
+    description = f"{description}\nCONFIG is {choices()}."
+    named, helping = bool(argv) and not argv[0].startswith("-"), _help_topic(argv)
+    if not named and helping is None:
+        raise ConfigError(f"CONFIG must come first: {choices()}")
+    recipe = None
+    if named:
+        unasked = {} if trains else {"allow_truncated_law": True}
+        with _refusing():
+            recipe = replace(load_recipe(argv[0]), **defaults, **unasked)
+    every = list(fields_of(RunConfig, recipe))
+    shown = [field for field in every if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
+    programs_own = list(fields_of(own))
+    if any(field.path.startswith("loss.") for field in shown):
+        programs_own.insert(0, _ALGORITHM)
+    if recipe is None or helping is not None:
+        _print_help(helping or "", usage, description, programs_own, by_section(shown))
+    program, unread = prog.rpartition(" ")[2], {}
+    for field in (field for field in every if field not in shown):
+        recipe_only = reads(RECIPE_ONLY, field.path)
+        unread[field.flag] = f"set {field.path} in a recipe file" if recipe_only else f"{program} does not read it"
+    values = _values([*programs_own, *shown], argv[1:], unread)
+    name = values.pop("algorithm", None)
+    own_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
+    prompts = values.get("data.prompts", recipe.data.prompts)
+    budget = values.get("rollout.max_new_tokens", recipe.rollout.max_new_tokens)
+    with _refusing():
+        config = override(recipe, values if name is None else settings(name, prompts, budget) | values)
+    options = _make(own, own_values)
+    if name is not None:
+        print(describe(name, config, values))
+    return config, options
 
 
-def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:
-    """A dataclass from the options of a command line.
+def parse(
+    kind: type[T], argv: Sequence[str], prog: str, description: str | None = None, positional: Sequence[str] = ()
+) -> T:
+    """Return a dataclass from the options of a command line.
 
-    Booleans take True or False, and no field becomes a subcommand. Raises ConfigError for bad input; --help raises
+    positional: fields whose values come first, without a flag. Raises ConfigError for bad input; --help raises
     SystemExit(0).
     """
-    markers = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands, tyro.conf.PositionalMetavarFromFieldName)
-    box = io.StringIO()
+    fields = list(fields_of(kind))
+    if _help_topic(argv) is not None:
+        usage = " ".join([prog, *(name.upper() for name in positional), "[--option VALUE ...]"])
+        text = [f"  {field.path.upper():18}{field.help}" for field in fields if field.path in positional]
+        options = [field for field in fields if field.path not in positional]
+        _print_help("", usage, "\n".join([description or summary(kind), *text]), options, {})
+    words = [*argv]
+    for name in positional:
+        if not words or words[0].startswith("--"):
+            raise ConfigError(f"{name.upper()} must be given: {' '.join([prog, *map(str.upper, positional)])}")
+        words = [*words[1:], flag_of(name), words[0]]
+    return _make(kind, _values(fields, words, {}))
+
+
+def _values(fields: Sequence[Field], argv: Sequence[str], unread: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that a command line gives, by path. unread: why options that exist elsewhere are unknown."""
+    known, given = {field.flag: field for field in fields}, {}
+    for flag, words in _split(argv):
+        if flag not in known:
+            hint = unread.get(flag, "")
+            if not hint and (closest := difflib.get_close_matches(flag, known, n=1, cutoff=0.5)):
+                hint = f"did you mean {closest[0]}?"
+            raise ConfigError(f"{flag}: unknown option{hint and '; ' + hint}")
+        try:
+            given[known[flag].path] = known[flag].read(words)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    return given
+
+
+def _split(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each option with the words after it. Negative numbers are words."""
+    options: list[tuple[str, list[str]]] = []
+    for word in argv:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            options.append((flag.replace("_", "-"), [value] if equals else []))
+        elif options:
+            options[-1][1].append(word)
+        else:
+            raise ConfigError(f"{word}: unexpected, options begin with --")
+    return options
+
+
+def _make(kind: type[T], values: Mapping[str, Any]) -> T:
+    for field in fields_of(kind):
+        if field.default is MISSING and field.path not in values:
+            raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
+    with _refusing():
+        return kind(**values)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn the ValueError of a check into a ConfigError."""
     try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, args=argv, prog=prog, description=description, config=markers, registry=_REGISTRY)
-    except ValueError as error:  # of a `__post_init__` outside any section
+        yield
+    except ValueError as error:
         raise ConfigError(str(error)) from error
-    except SystemExit as end:
-        if not end.code:
-            raise
-    raise ConfigError(_one_line(box.getvalue(), kind.__name__))
 
 
-def _choices() -> str:
-    return f"one of {', '.join(recipes())}, or a path to such a .py file"
+def _help_topic(argv: Sequence[str]) -> str | None:
+    """Return the section that --help asks for, "" for the overview, None if it is not given."""
+    at = next((i for i, word in enumerate(argv) if word in ("-h", "--help")), None)
+    return None if at is None else next(iter(argv[at + 1 : at + 2]), "").replace("-", "_")
 
 
-def _one_line(box: str, root: str) -> str:
-    """What a box of tyro's says, without the frame and the help text; in tyro's words where it says something new."""
-    plain = Text.from_ansi(box).plain
-    rows = re.findall(r"^[│|](.*)[│|]$", plain, re.MULTILINE)
-    parts = re.split(r"\n *[─-]+ *\n", "\n".join(rows) or plain)
-    # Where the terminal has no characters to frame a box with, its title is a part of its own.
-    first, *rest = parts[1:] if len(parts) > 1 and not rows else parts
-    message, hints = " ".join(first.split()), [row.strip() for part in rest for row in part.splitlines()]
-    if invalid := re.match(r"Error parsing (\S+): (.*?)(?: Got errors:.*)?$", message):
-        name, reason = invalid.groups()
-        if name.startswith("--"):
-            usage = [hint.removeprefix(name).strip() for hint in hints if hint.startswith(f"{name} ")]
-            return f"{name}: {reason}{''.join(f' (expected {kind})' for kind in usage)}"
-        # A section, whose message starts with the field.
-        section = re.sub(rf"^({root}|recipe|own)(\.|$)", "", name).replace("-", "_")
-        return f"{section}.{reason}" if section else reason
-    if unknown := re.match(r"Unrecognized options: (--[^\s,]+)", message):
-        names = [hint.split()[0] for hint in hints if hint.startswith("--")]
-        closest = difflib.get_close_matches(unknown[1], names, n=1, cutoff=0)
-        return message + "".join(f"; did you mean {name}?" for name in closest)
-    return message
+def _print_help(
+    topic: str, usage: str, description: str, own: Sequence[Field], sections: dict[str, list[Field]]
+) -> NoReturn:
+    print(section_text(topic, sections) if topic else overview(usage, description, own, sections))
+    raise SystemExit(0)

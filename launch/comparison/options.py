@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from launch.cli.options import Numbers
 from launch.cli.paths import check_writable
 from specjax.checkpoint import Which
 
@@ -12,17 +11,15 @@ class CompareArgs:
     """Options of launch.compare alone; --steps is how many steps each variant is timed for.
 
     Attributes:
-        draft_lengths:   to compare, and to choose among; 0, autoregressive, is always one of them.
-        checkpoint:      the directory of a run, which has the policy and the draft; None begins as the recipe does, and
-                         distils a draft that has random weights.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        json:            a file for everything that was measured.
-        train_steps:     train the autoregressive variant and the automatic one for so many steps as well, and draw
-                         their rewards; 0 does not.
-        plots:           a directory for these curves; needs matplotlib.
+        draft_lengths:   Draft lengths to compare and to choose among, besides 0.
+        checkpoint:      Directory of a run. None: start as the recipe does; distil a random draft.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        json:            File for the results.
+        train_steps:     Train with and without drafting for so many steps; 0: do not.
+        plots:           Directory for the reward curves; needs matplotlib.
     """
 
-    draft_lengths: Numbers = Numbers((0, 3, 5, 7))
+    draft_lengths: tuple[int, ...] = (0, 3, 5, 7)
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
     json: str | None = None
@@ -31,9 +28,7 @@ class CompareArgs:
 
     def __post_init__(self) -> None:
         if min(self.draft_lengths, default=0) < 0 or not any(self.draft_lengths):
-            raise ValueError(
-                f"draft_lengths = {tuple(self.draft_lengths)}: each must be at least 0, and one more than that"
-            )
+            raise ValueError(f"draft_lengths = {self.draft_lengths}: each must be at least 0, and one more than that")
         check_writable("json", self.json)
         if self.train_steps < 0:
             raise ValueError(f"train_steps = {self.train_steps}: must be at least 0")

@@ -14,16 +14,15 @@ class DistillArgs:
     """Options of launch.distill alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:      the directory of a run, which has the policy; None takes that of model.path.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        start:           the draft to begin with: as the recipe starts it, or that of `checkpoint`.
-        dialect:         whose layout to write an EAGLE-3 head in as well; ours writes DIR/draft alone.
-        verifier:        the policy's name, as the serving engine knows it, for speculators' file to state; None states
-                         the directory that the policy was read from.
-        responses:       a JSONL file of answers to learn from, with the fields `prompt` and `response`; None generates.
-        save_responses:  a file to write the generated answers to, which --responses reads.
-        temperatures:    to measure acceptance at, beside the run's own.
-        repeats:         timings of a step's rollout with the draft and without.
+        checkpoint:      Directory of the run whose policy answers. None: that of model.path.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        start:           Draft to start from: the recipe's, or that of `checkpoint`.
+        dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
+        verifier:        Name of the policy for speculators' file. None: its directory.
+        responses:       JSONL file of answers (prompt, response). None: generate them.
+        save_responses:  File for the generated answers.
+        temperatures:    Also measure acceptance at these temperatures.
+        repeats:         Timings of a rollout with and without the draft.
     """
 
     checkpoint: str | None = None

@@ -11,16 +11,14 @@ class EvaluateArgs:
     """Options of launch.evaluate alone.
 
     Attributes:
-        checkpoint:      the directory of a run; None takes the networks as the recipe starts them.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        files:           JSONL files of problems, with the fields that the data section names; empty takes the recipe's
-                         held-out problems.
-        prompts:         use the first so many of each set; None takes all.
-        samples:         completions of each prompt.
-        k:               of pass@k and majority@k, each within 1 .. samples; empty takes the powers of two.
-        json:            a file for the numbers.
-        save:            a JSONL file for the completions: set, id of the prompt (its place in the set), completion,
-                         reward.
+        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        files:           JSONL files of problems. Empty: those held out by the recipe.
+        prompts:         Use the first so many problems of each file. None: all.
+        samples:         Completions per problem.
+        k:               k of pass@k and majority@k, within 1 .. samples. Empty: powers of 2.
+        json:            File for the results.
+        save:            JSONL file for the completions: set, id (place in the set), completion, reward.
     """
 
     checkpoint: str | None = None

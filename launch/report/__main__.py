@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from launch.cli.options import parse, run_program
 from launch.report import write_report
@@ -18,12 +15,12 @@ class ReportArgs:
         directory: of a run, whose report.html is written.
     """
 
-    directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    directory: str
 
 
 def main(argv: list[str]) -> int:
     """Write the report and say where it is."""
-    args = parse(ReportArgs, argv, "python -m launch.report", "Make the report of a run anew.")
+    args = parse(ReportArgs, argv, "python -m launch.report", "Write the report of a run again.", ("directory",))
     print(write_report(Path(args.directory)))
     return 0
 

@@ -21,13 +21,12 @@ class ExportArgs:
     """Options of launch.export alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:      the directory of the run.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        part:            policy, with an MTP head if that is the draft; or draft, an EAGLE-3 head or a small model.
-        dialect:         of an EAGLE-3 head: ours, which draft.path reads, or that of SpecForge or speculators.
-        verifier:        the policy's name, as the serving engine knows it, for speculators' file to state; None states
-                         `checkpoint`.
-        param_dtype:     to write parameters in; kept leaves them in model.param_dtype, that of training.
+        checkpoint:      Directory of the run.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        part:            policy, with its MTP head if that is the draft; or draft.
+        dialect:         Layout of an EAGLE-3 head; ours is read by --draft.path.
+        verifier:        Name of the policy for speculators' file. None: `checkpoint`.
+        param_dtype:     Dtype to write; kept: that of the run.
     """
 
     checkpoint: str

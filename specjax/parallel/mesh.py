@@ -33,12 +33,12 @@ RULES: dict[str | None, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; their product is the number of devices used.
+    """Devices along each axis of the mesh; their product is the number of devices used.
 
     Attributes:
-        data:   splits the batch.
-        fsdp:   splits the batch, and parameters and optimiser state too.
-        tensor: splits attention heads, the MLP and the vocabulary.
+        data:   Splits the batch.
+        fsdp:   Splits the batch, the parameters and the optimiser state.
+        tensor: Splits attention heads, the MLP and the vocabulary.
     """
 
     data: int = 1

@@ -22,21 +22,19 @@ class RolloutConfig:
     """How completions are generated.
 
     Attributes:
-        group_size:     samples of each prompt.
-        max_new_tokens: length budget of a completion, the same with and without speculation.
-        draft_length:   K, tokens proposed a round; 0 is plain autoregressive sampling.
-        draft_lengths:  choose K for each phase of a training step among these by what rounds cost and how much is
-                        accepted; empty keeps to draft_length, as evaluation and generation always do.
-        verifier:       `rejection` keeps the law; so does `block`, which accepts more of a sampled draft; `coupled`
-                        keeps the very tokens (specjax.verify). In Python also a Verifier of one's own.
-        stop_tokens:    each ends a completion and is part of it.
-        phases:         (slots, window) on each data shard: how many sequences are decoded together, and how many
-                        positions a row may hold by then. Slots only fall: sequences wait for one of the first, and
-                        the batch shrinks as they run out. A window is at least the prompts' padded width. A phase whose
-                        window its rows have outgrown is passed over; each number of slots ends with all positions,
-                        whether listed or not. Empty decodes all at once.
-        admit:          slots that must be free before waiting sequences are let in; 0 takes an eighth of the first.
-        kept_prompts:   prompts whose caches are kept while samples of theirs wait; 0 takes as many as `admit` fills.
+        group_size:     Completions per prompt.
+        max_new_tokens: Most tokens of a completion.
+        draft_length:   Tokens drafted per round (k); 0: autoregressive decoding.
+        draft_lengths:  Choose k among these per phase, by measured cost and acceptance. Empty, and in evaluation:
+                        draft_length.
+        verifier:       `rejection` and `block` keep the distribution, block accepts more; `coupled` keeps the tokens.
+                        In Python also a Verifier of your own.
+        law:            Sampling distribution.
+        stop_tokens:    Tokens that end a completion. Empty: the tokenizer's.
+        phases:         (slots, window) per data shard: sequences decoded together, and positions a row may hold. Slots
+                        never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
+        admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
+        kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
     """
 
     group_size: int = 8

@@ -36,14 +36,11 @@ class DraftTrainingConfig:
     """When the draft is distilled from the policy, and from which rollouts.
 
     Attributes:
-        mode:   online trains it on the run's own rollouts, from whatever weights it starts with: random ones too;
-                frozen leaves it as it is.
-        every:  train in the first step and every n-th behind it.
-        fall:   train as well in a step that accepted, at position 1 of its drafts, less by more than this share and two
-                standard deviations of its sampling noise than the best running mean since the draft was last trained; 0
-                never.
-        replay: rollouts before this one that are trained on too, each token weighing the same. They are kept as tokens,
-                and run through the policy as it is by then. 0 keeps none.
+        mode:   online trains it on the run's own rollouts; frozen leaves it as it is.
+        every:  Train in the first step and in every n-th after it.
+        fall:   Train also when acceptance at position 1 has fallen by more than this share, and 2 standard deviations,
+                below its best running mean since the last training; 0: never.
+        replay: Earlier rollouts to train on too, each token with equal weight; 0: none.
     """
 
     mode: Literal["online", "frozen"] = "online"

@@ -11,14 +11,15 @@ from specjax.choices import check_choices
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """GRPO (arXiv 2402.03300, section 4.1.2) by default; its relatives differ in one choice or both. All go together
-    but baseline batch with scale group.
+    """What a reward is compared with, and by what the difference is scaled.
+
+    GRPO (arXiv 2402.03300, section 4.1.2) by default. All choices go together but baseline batch with scale group.
 
     Attributes:
-        baseline: the mean of the group; of the group's others (RLOO, arXiv 2402.14740, equation 8); or of the whole
-                  batch (REINFORCE++, arXiv 2501.03262).
-        scale:    over the standard deviation of the group; of the whole batch (REINFORCE++, with baseline group its
-                  variant of that name); or none (RLOO, and Dr. GRPO, arXiv 2503.20783).
+        baseline: Mean of the group (GRPO), of its other members (RLOO, arXiv 2402.14740), or of the batch (REINFORCE++,
+                  arXiv 2501.03262).
+        scale:    Standard deviation of the group, of the batch (REINFORCE++), or none (RLOO; Dr. GRPO, arXiv
+                  2503.20783).
     """
 
     baseline: Literal["group", "others", "batch"] = "group"

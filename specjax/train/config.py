@@ -14,19 +14,26 @@ from specjax.train.updates import UpdateConfig
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One GRPO step.
+    """One step of training: rollout, rewards, advantages, and the updates of both networks.
 
     Attributes:
-        seed:                all noise is keyed by (seed, step).
-        updates:             how often a rollout is learnt from.
-        microbatches:        parts in which the gradient of an update is accumulated; any number gives the same.
-        reference_every:     the reference policy becomes the policy as it is after every n-th step; 0 leaves it fixed.
-        gap_alarm:           how far the log-probs of rollout and training may lie apart, as the mean over the tokens,
-                             before a step counts in rollout/logprob_alarm.
-        ladder:              total lengths, ascending: rows are sorted, and each microbatch is cut to the shortest that
-                             holds its rows. The full length is always the last rung; empty pads every row to it.
-        logit_chunk:         positions of each row whose logits exist at a time, in both losses; 0 for all of them.
-        allow_truncated_law: train although top-k, top-p, min-p or temperature 0 cut tokens out of the rollout's law.
+        seed:                Seed of all noise.
+        rollout:             How completions are generated.
+        selection:           Which of them are trained on.
+        advantage:           Rewards to advantages.
+        loss:                The policy's loss.
+        policy_optimizer:    Optimiser of the policy.
+        draft_optimizer:     Optimiser of the draft.
+        updates:             Updates per rollout.
+        microbatches:        Microbatches per update; the gradient is the same.
+        reference_every:     Steps between updates of the reference policy; 0: fixed.
+        gap_alarm:           Mean gap between log-probs of rollout and training from which a step counts in
+                             rollout/logprob_alarm.
+        ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
+                             smallest bucket that fits. Empty: the full length alone.
+        logit_chunk:         Positions per row whose logits exist at a time; 0: all.
+        draft_training:      When the draft is trained.
+        allow_truncated_law: Train although top-k, top-p, min-p or temperature 0 truncate the rollout's distribution.
     """
 
     seed: int = 0

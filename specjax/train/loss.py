@@ -28,29 +28,21 @@ class LossConfig:
     """The surrogate of the policy gradient. All ratios are of probabilities under temperature alone.
 
     Attributes:
-        ratio:            theta / old of each token (PPO, GRPO), or one for all tokens of a sequence, the geometric mean
-                          of these (GSPO, arXiv 2507.18071, equation 7), for which clips are of the order of 3e-4.
-        surrogate:        clipped (PPO, arXiv 1707.06347, equation 7), where a ratio beyond its clip has no gradient; or
-                          cispo (arXiv 2506.13585, equation 4), where the clipped ratio is a weight of the log-prob.
-        clip_low:         the ratio is clipped from below at 1 - clip_low; 1 clips nothing there.
-        clip_high:        from above at 1 + clip_high (asymmetric: DAPO, arXiv 2503.14476).
-        dual_clip:        at a negative advantage the clipped surrogate is no lower than this many times it (arXiv
-                          1912.09729, equation 5; 3 there); None leaves it unbounded.
-        aggregate:        every token weighs the same (DAPO); every sequence (GRPO, arXiv 2402.03300); or every token by
-                          one over the number of sequences and the length budget (Dr. GRPO, arXiv 2503.20783).
-        importance:       the weight old / mu: of each token (truncated importance sampling: Yao et al. 2025, Your
-                          Efficient RL Framework Secretly Brings You Off-Policy RL Training), of the whole sequence
-                          (their product), or icepop (arXiv 2510.18855): of each token within importance_floor ..
-                          importance_cap, and 0 for any other. 1 throughout where mu is the anchor, as with several
-                          updates a rollout and no recompute_old.
-        importance_cap:   ceiling of that weight; None leaves it out.
-        importance_floor: for icepop.
-        kl_estimator:     k1, k2 or k3 of KL(theta || reference) (Schulman 2020). In a loss, k1 has no gradient in
-                          expectation, and k2 the right one.
-        kl_coefficient:   its weight; 0 needs no reference policy.
-        kl_in:            a term of the loss; or, with the log-probs that it was generated with, taken off the reward of
-                          the sequence, summed over its tokens (RLOO, arXiv 2402.14740); or off that of each token, from
-                          there on (REINFORCE++, arXiv 2501.03262, equation 8).
+        ratio:            theta / old per token, or its geometric mean over the sequence (GSPO, arXiv 2507.18071,
+                          equation 7).
+        surrogate:        clipped (PPO, arXiv 1707.06347), or cispo: the clipped ratio weighs the log-prob (arXiv
+                          2506.13585).
+        clip_low:         Clip the ratio below 1 - clip_low; 1: no lower clip.
+        clip_high:        Clip the ratio above 1 + clip_high.
+        dual_clip:        Bound at negative advantages (arXiv 1912.09729). None: no bound.
+        aggregate:        Equal weight per token (DAPO), per sequence (GRPO), or 1 / max_new_tokens (Dr. GRPO).
+        importance:       Weight old / mu: per token, per sequence (product), or icepop (arXiv 2510.18855): 0 outside
+                          floor .. cap. 1 with several updates and no recompute_old.
+        importance_cap:   Upper bound of that weight. None: no weight.
+        importance_floor: Lower bound for icepop.
+        kl_estimator:     Estimator of KL(theta || reference) (Schulman 2020). In a loss, k2 has the right gradient.
+        kl_coefficient:   Weight of KL; 0 needs no reference policy.
+        kl_in:            In the loss; in the reward of a sequence (RLOO); or in that of each token (REINFORCE++).
     """
 
     ratio: Literal["token", "sequence"] = "token"

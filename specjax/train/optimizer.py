@@ -20,27 +20,25 @@ from specjax.types import Params, PyTree
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (arXiv 1711.05101) or Muon (Jordan et al. 2024) behind a clip of the global gradient norm.
+    """AdamW (arXiv 1711.05101) or Muon (Jordan et al. 2024) after a clip of the global gradient norm.
 
     Muon orthogonalises the momentum of the matrices within the network; embeddings, vocabulary heads, norms and biases
-    go by Adam (`specjax.param_labels` says what is what). Its updates have the size of AdamW's, by the factor 0.2
-    sqrt(max(in, out)) of arXiv 2502.16982, so that one learning rate and one weight decay serve both.
-
-    Weight decay is for matrices, embeddings included: it bounds what a product can grow to, and pulls a norm's scale or
-    a bias to zero for nothing.
+    use Adam (`specjax.param_labels`). Its updates are scaled to AdamW's size by 0.2 sqrt(max(in, out)) (arXiv
+    2502.16982), so that one learning rate and weight decay serve both. Weight decay applies to matrices and embeddings,
+    not to norms and biases.
 
     Attributes:
-        kind:          the optimiser.
-        learning_rate: reached after a linear warm-up.
-        warmup_steps:  steps of that warm-up; 0 starts at the full rate.
-        schedule:      how the rate goes on from there: constant, or falling in a line or by a cosine.
-        decay_steps:   steps in which it falls; later ones have the floor.
-        floor:         what it falls to, as a fraction of learning_rate.
+        kind:          Optimiser.
+        learning_rate: Learning rate after the linear warm-up.
+        warmup_steps:  Steps of the warm-up; 0 starts at the full rate.
+        schedule:      After the warm-up: constant, or falling linearly or by a cosine.
+        decay_steps:   Steps over which the rate falls.
+        floor:         Rate after that, as a fraction of learning_rate.
         b1:            Adam's decay of the first moment.
         b2:            Adam's decay of the second moment.
-        momentum:      Muon's decay of the first moment, which is looked ahead by (Nesterov).
-        weight_decay:  decoupled, in units of the learning rate.
-        clip_norm:     ceiling of the gradient's global norm.
+        momentum:      Muon's Nesterov momentum.
+        weight_decay:  Decoupled weight decay, in units of the learning rate.
+        clip_norm:     Largest global norm of the gradient.
     """
 
     kind: Literal["adamw", "muon"] = "adamw"

@@ -15,16 +15,16 @@ from specjax.types import Rollout
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """DAPO (arXiv 2503.14476, sections 3.2 and 3.4); by default every sequence that was scored counts.
+    """Which completions are trained on, and what length costs: DAPO (arXiv 2503.14476).
+
+    By default every completion that has a reward.
 
     Attributes:
-        groups:           dynamic sampling: of a step's prompts train on so many, the first whose samples differ in
-                          reward. The others are generated and no more: DAPO samples again for them, here a step has
-                          more prompts than groups. Where fewer differ, as many count. 0 trains on all, equal or not.
-        drop_truncated:   overlong filtering: sequences that the length budget ended do not count in the loss.
-        overlong_buffer:  soft punishment: over this many last tokens of the length budget the reward falls, in a line;
-                          0 punishes no length.
-        overlong_penalty: by how much it has fallen where the budget is used up.
+        groups:           Dynamic sampling: train on the first so many prompts whose samples differ in reward. The step
+                          generates more; if fewer differ, fewer count. 0: train on all.
+        drop_truncated:   Overlong filtering: completions cut by the length budget do not count.
+        overlong_buffer:  Soft punishment: over the last so many tokens of the budget the reward falls linearly; 0: off.
+        overlong_penalty: What the reward has lost at the end of the budget.
     """
 
     groups: int = 0

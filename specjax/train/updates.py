@@ -20,17 +20,16 @@ Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """How often a rollout is learnt from.
+    """Updates per rollout.
 
-    With one update the policy that generated is the one that is trained: it anchors the ratio itself. With several, the
-    anchor is what generated (`mu`), or with recompute_old what the training forward makes of it.
+    With one update, the policy that generated is the one that is trained: it anchors the ratio itself. With several,
+    the anchor is what generated (`mu`), or with recompute_old what the training forward makes of it.
 
     Attributes:
-        minibatches:   updates in an epoch. Each takes every n-th sequence of a data shard, samples of all prompts, and
-                       normalises its losses by its own tokens. Optimisers and schedules count updates.
-        epochs:        how often all are gone through.
-        recompute_old: anchor the ratio at the policy before the first update, by one more forward, so that the weight
-                       old / mu corrects for what rounding makes of the rollout's log-probs.
+        minibatches:   Updates per epoch. Each takes every n-th sequence of a data shard. Optimisers count updates.
+        epochs:        Passes over the rollout.
+        recompute_old: Anchor the ratio by one more forward before the first update: old / mu then corrects for
+                       rounding.
     """
 
     minibatches: int = 1

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from configs.schema import RolloutOptions, RunConfig
 from launch.build.problems import build_problems
 from launch.cli.errors import ConfigError
-from launch.cli.options import load_recipe, recipes
+from launch.cli.recipes import load_recipe, recipes
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.hf.config import config_from_hf

@@ -1,9 +1,13 @@
 """The programs of `launch` on networks and problems of almost no size: how they are started, and what they leave."""
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +18,19 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
+from configs.schema import RunConfig
 from launch.build.experiment import Experiment
+from launch.cli.fields import fields_of
+from launch.cli.reads import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
 from specjax.checkpoint import Checkpointer
 from specjax.train.train_step import init_train_state
 from specjax.types import PyTree
 
 DRAFT_LENGTH = 2
-Options = dict[str, str]
+FIELDS = {field.flag: field for field in fields_of(RunConfig)}
+# Of a command line, `--section.field` to words; and changes of its recipe, `section.field` to a value.
+Options = dict[str, Any]
 
 
 def flags(*lines: str) -> Options:
@@ -30,13 +39,19 @@ def flags(*lines: str) -> Options:
     return {f"--{name}": value for name, _, value in parts}
 
 
-SHRUNK = flags(
+def changes(*lines: str) -> Options:
+    """What options as one types them change in a recipe, so that programs are not asked to read them."""
+    fields = {FIELDS[flag]: words.split() for flag, words in flags(*lines).items()}
+    return {field.path: field.read(words) for field, words in fields.items()}
+
+
+SHRUNK = changes(
     "--data.prompts 4 --data.max-prompt-tokens 40 --rollout.group-size 4 --rollout.max-new-tokens 8",
     f"--rollout.draft-length {DRAFT_LENGTH} --microbatches 2 --model.feature-layers 0 1 --model.dtype float32",
     "--policy-optimizer.learning-rate 0.01 --reward.workers 1 --eval.every 0 --probe-every 0",
 )
 # What makes the recipe `tiny` as small as it can be, for runs of many steps.
-LEAST = flags(
+LEAST = changes(
     *(f"--model.architecture.{name} 8" for name in ("hidden-size", "intermediate-size", "head-dim")),
     *(f"--model.architecture.{name} 1" for name in ("num-layers", "num-heads", "num-kv-heads")),
     "--model.dtype float32 --model.feature-layers 0 --mesh.data 1 --draft.intermediate-size 8",
@@ -45,7 +60,7 @@ LEAST = flags(
     "--eval.every 0 --probe-every 0 --checkpoint.best rollout/acceptance_length",
 )
 # The recipe `tiny` in float32, for comparisons by token: under strict promotion jax's own attention refuses bfloat16.
-FEW = flags(
+FEW = changes(
     "--model.dtype float32 --model.architecture.hidden-size 16 --model.architecture.intermediate-size 16",
     "--model.architecture.num-layers 2 --model.architecture.num-heads 2 --model.architecture.num-kv-heads 1",
     "--model.architecture.head-dim 8 --model.feature-layers 0 1 --data.arithmetic.problems 64",
@@ -58,7 +73,26 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
 
 
 def argv(config: str, options: Options) -> list[str]:
-    return [config, *(part for name, value in options.items() for part in (name, *value.split(" ")))]
+    """Return a command line. Changes, and options that only recipes have, become a recipe in a file of its own."""
+    changed, words = {}, []
+    for name, value in options.items():
+        if not name.startswith("--"):
+            changed[name] = value
+        elif name in FIELDS and reads(RECIPE_ONLY, FIELDS[name].path):
+            changed |= changes(f"{name} {value}")
+        else:
+            words += [name, *value.split(" ")]
+    return [changed_recipe(config, repr(changed)) if changed else config, *words]
+
+
+@functools.cache
+def changed_recipe(config: str, changed: str) -> str:
+    """Return the path of a recipe with other values for some fields: a dict of them by path, as Python writes it."""
+    path = Path(tempfile.mkdtemp()) / "recipe.py"
+    atexit.register(shutil.rmtree, path.parent)
+    imports = "from configs.override import override\nfrom launch.cli.recipes import load_recipe\n\n"
+    path.write_text(f"{imports}config = override(load_recipe({config!r}), {changed})\n")
+    return str(path)
 
 
 def start(config: str, options: Options, *flags: str) -> subprocess.Popen[str]:

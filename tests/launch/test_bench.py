@@ -26,7 +26,7 @@ from launch.bench.sections.trained import trained
 from launch.bench.stubs import STOP, FreeDrafter, forced_lengths
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
-from launch.cli.options import load_recipe
+from launch.cli.recipes import load_recipe
 from launch.comparison.best_plans import ANY_LENGTH
 from models.config import DecoderConfig
 from specjax.cost import Cell
@@ -295,7 +295,7 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "checkpoint = nowhere: no checkpoints there",
             marks=pytest.mark.slow,
         ),
-        ("--repeat 3", "Unrecognized options: --repeat, 3; did you mean --repeats?"),
+        ("--repeat 3", "--repeat: unknown option; did you mean --repeats?"),
     ],
 )
 def test_bad_input_is_one_line(option: str, message: str):

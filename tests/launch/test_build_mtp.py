@@ -61,12 +61,11 @@ def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTre
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4: must be none with kind mtp, which says it"),
-        ({"--draft.head.norm-output": "True"}, "norm_output = True: must be left alone with kind mtp, which says it"),
-        ({"--draft.path": "somewhere"}, "draft.path = somewhere: must be none with kind mtp"),
+        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4: must be None with kind mtp"),
+        ({"--draft.path": "somewhere"}, "draft.path = somewhere: must be None with kind mtp"),
         ({"--draft.mtp-convention": "glm"}, "qwen3_next"),
         ({}, "draft.mtp_convention = None: must be .* model.path = .*/policy holds no MTP head$"),
-        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo: must be none with kind"),
+        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo: must be None with kind"),
     ],
 )
 def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):

@@ -61,8 +61,8 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "has no solution to learn from"),
         (PLAIN | {"--distill.steps": "1"}, "draft.kind = none: has no parameters to distil"),
         ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "must be at most 1024, the answers of the first"),
-        ({"--speedup.slots": "4", "--speedup.prompts": "4"}, "speedup.prompts = 4: must be at most 3, the usable"),
-        ({"--speedup.slots": "2", "--speedup.prompts": "3", "--mesh.data": "2"}, "speedup.prompts = 3: must be a mult"),
+        ({"--speedup.slots": "4", "speedup.prompts": 4}, "speedup.prompts = 4: must be at most 3, the usable"),
+        ({"--speedup.slots": "2", "speedup.prompts": 3, "--mesh.data": "2"}, "speedup.prompts = 3: must be a mult"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json: no table of costs"),
         ({"--cost-table": "t.json"}, "cost_table = t.json: must be none without rollout.draft_lengths"),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,): each must be at least 1"),
@@ -106,7 +106,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
     (tmp_path / "checkpoints").mkdir()
     assert said("1 ?", {"--checkpoint": str(tmp_path)}) == f"checkpoint: {tmp_path}/checkpoints: no save"
     save_as_it_starts(tmp_path, shrunk, None)
-    wider = {"--checkpoint": str(tmp_path), "--draft.intermediate-size": "24"}
+    wider = {"--checkpoint": str(tmp_path), "draft.intermediate_size": 24}
     assert "expected float32[24, 16]" in said("1 ?", wider)
     assert said("1 " * 50, {}) == "prompt: must take 1 .. 40 tokens (data.max_prompt_tokens)"
     assert said("1 ?", {"--samples": "0"}) == "samples = 0: must be at least 1"

@@ -1,0 +1,115 @@
+"""Named algorithms: each sets every field that the algorithms of GRPO's family differ in.
+
+`--algorithm NAME` changes a recipe before the other options do; in a recipe, `with_algorithm` does. The settings are
+those with which benchmarks/algorithms.py learns both of its tasks. They come from the papers, with one exception:
+rewards that can be verified are trained on without KL, as DAPO (section 2.3) and Dr. GRPO do, unless KL defines the
+algorithm. Where a paper pays for KL, `Algorithm.note` says how to. Not set here: learning rates, updates per rollout,
+and the importance weights that correct for the rollout's log-probs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.override import override
+from configs.schema import RunConfig
+
+# GRPO, arXiv 2402.03300: section 4.1.2 (advantages of outcome rewards), equation 3 (clip, mean over each sequence).
+_GRPO: dict[str, Any] = {
+    "advantage.baseline": "group",
+    "advantage.scale": "group",
+    "loss.ratio": "token",
+    "loss.surrogate": "clipped",
+    "loss.clip_low": 0.2,
+    "loss.clip_high": 0.2,
+    "loss.dual_clip": None,
+    "loss.aggregate": "sequence",
+    "loss.kl_estimator": "k3",
+    "loss.kl_coefficient": 0.0,
+    "loss.kl_in": "loss",
+    "selection.groups": 0,
+    "selection.drop_truncated": False,
+    "selection.overlong_buffer": 0,
+    "selection.overlong_penalty": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What an algorithm changes in GRPO.
+
+    Attributes:
+        paper:   arXiv id, and where in it the settings are.
+        changes: fields that differ from GRPO's, by path.
+        note:    what else the paper does.
+    """
+
+    paper: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+ALGORITHMS = {
+    "grpo": Algorithm("2402.03300, equation 3", note="the paper's KL: --loss.kl-coefficient 0.04"),
+    "dapo": Algorithm(
+        "2503.14476, equations 8 to 13",
+        # Clip-higher, section 3.1; token-level loss, 3.3; overlong filtering and punishment, 3.4. `settings` adds what
+        # depends on the run: dynamic sampling, 3.2, and the length of the punished buffer.
+        {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.drop_truncated": True},
+        note="generates twice the prompts and trains on as many as before; --data.prompts sets another number",
+    ),
+    "dr_grpo": Algorithm("2503.20783, section 3.2", {"advantage.scale": "none", "loss.aggregate": "budget"}),
+    "rloo": Algorithm(
+        "2402.14740, equation 8",
+        {"advantage.baseline": "others", "advantage.scale": "none"},
+        note="the paper's KL: --loss.kl-in reward --loss.kl-estimator k1 --loss.kl-coefficient 0.03",
+    ),
+    "reinforce_pp": Algorithm(
+        "2501.03262, equation 8",
+        {
+            "advantage.baseline": "batch",
+            "advantage.scale": "batch",
+            "loss.kl_in": "token",
+            "loss.kl_estimator": "k1",
+            "loss.kl_coefficient": 0.01,
+        },
+    ),
+    # The clips are those of section 5.1.
+    "gspo": Algorithm(
+        "2507.18071, equation 7", {"loss.ratio": "sequence", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4}
+    ),
+    # No lower clip: section 3.1. The paper tunes the upper one and does not state it; DAPO's is used.
+    "cispo": Algorithm(
+        "2506.13585, equation 4",
+        {"loss.surrogate": "cispo", "loss.clip_low": 1.0, "loss.clip_high": 0.28, "loss.aggregate": "token"},
+    ),
+}
+
+
+def settings(name: str, prompts: int, max_new_tokens: int) -> dict[str, Any]:
+    """Return the value of every field that the algorithm sets, by path.
+
+    prompts, max_new_tokens: data.prompts and rollout.max_new_tokens of the run. DAPO doubles the prompts and trains on
+    as many groups as before, so that what divided over the mesh and the microbatches still does; it punishes the last
+    fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
+    """
+    values = _GRPO | ALGORITHMS[name].changes
+    if name == "dapo":
+        values |= {"data.prompts": 2 * prompts, "selection.groups": prompts}
+        values["selection.overlong_buffer"] = max(max_new_tokens // 5, 1)
+    return values
+
+
+def with_algorithm(config: RunConfig, name: str) -> RunConfig:
+    """Return the run with the settings of a named algorithm."""
+    return override(config, settings(name, config.data.prompts, config.rollout.max_new_tokens))
+
+
+def describe(name: str, config: RunConfig, given: dict[str, Any]) -> str:
+    """Return what an algorithm came to in `config`, a line for each section; `given` are the fields set by hand."""
+    algorithm, sections = ALGORITHMS[name], {}
+    for path in settings(name, 1, 1):
+        section, field_name = path.split(".")
+        value = getattr(getattr(config, section), field_name)
+        sections.setdefault(section, []).append(f"{field_name} = {value}" + (" (given)" if path in given else ""))
+    lines = [f"algorithm {name} (arXiv {algorithm.paper})" + (f"; {algorithm.note}" if algorithm.note else "")]
+    return "\n".join(lines + [f"  {section}: {', '.join(values)}" for section, values in sections.items()])

@@ -1,0 +1,49 @@
+"""Which options of a recipe each program reads, as paths of fields and of whole sections."""
+
+from collections.abc import Sequence
+
+# Left to recipe files: shapes of networks, the built-in task, and settings that few runs change.
+RECIPE_ONLY = (
+    *("name", "model.architecture", "draft.architecture", "draft.head"),
+    *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
+    *("draft.lookup.min_n", "draft.lookup.max_n", "draft.lookup.factor", "draft.lookup.offset"),
+    *("data.arithmetic", "rollout.admit", "rollout.kept_prompts"),
+    *(f"{name}.{field}" for name in ("policy_optimizer", "draft_optimizer") for field in ("b1", "b2", "momentum")),
+    *("draft_optimizer.kind", "draft_optimizer.weight_decay", "draft_optimizer.clip_norm"),
+    *(f"warmup.optimizer.{field}" for field in ("kind", "schedule", "decay_steps", "floor", "b1", "b2", "momentum")),
+    *("warmup.optimizer.weight_decay", "warmup.optimizer.clip_norm"),
+    *("speedup.prompts", "speedup.repeats"),
+)
+
+_NETWORKS = (
+    *("mesh", "model.path", "model.family", "model.feature_layers", "model.dtype", "model.param_dtype"),
+    *("draft.kind", "draft.path", "draft.vocab_size", "draft.mtp_convention", "draft.lookup"),
+    *("rollout.draft_length", "rollout.draft_lengths", "rollout.max_new_tokens", "rollout.stop_tokens"),
+)
+# A draft's vocabulary is chosen from the problems.
+_PROBLEMS = (
+    *("seed", "data.train", "data.held_out", "data.held_out_count", "data.prompt_field", "data.answer_field"),
+    *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.enable_thinking"),
+    "data.max_prompt_tokens",
+)
+_DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
+
+EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
+GENERATE = (*_PROBLEMS, *_NETWORKS, "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
+# Prompts and samples of a step say how many sequences fit into a batch.
+EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
+DISTILL = (
+    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "out", "allow_truncated_law"),
+    *("rollout", "data.prompts", "eval.prompts", "eval.samples"),
+)
+COMPARE = (
+    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "steps", "cost_table", "microbatches", "reference_every"),
+    *("allow_truncated_law", "model.remat", "data.prompts", "reward", "rollout", "selection", "advantage", "loss"),
+    *("policy_optimizer", "updates", "draft_training", "warmup"),
+)
+TRAIN = ("",)
+
+
+def reads(patterns: Sequence[str], path: str) -> bool:
+    """Return whether the field at `path` is one of `patterns`, or in a section that is; "" stands for all."""
+    return any(not pattern or path == pattern or path.startswith(f"{pattern}.") for pattern in patterns)

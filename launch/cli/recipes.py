@@ -1,0 +1,36 @@
+"""Finding the recipe that CONFIG names."""
+
+import runpy
+from pathlib import Path
+
+from configs.schema import RunConfig
+from launch.cli.errors import ConfigError
+
+RECIPES = Path(__file__).parents[2] / "configs"
+
+
+def recipes() -> list[str]:
+    """Return the names that CONFIG may be: the files in configs/ that define a run."""
+    return sorted(path.stem for path in RECIPES.glob("[a-z]*.py") if "\nconfig = " in path.read_text(encoding="utf-8"))
+
+
+def choices() -> str:
+    """Return what CONFIG may be, for messages."""
+    return f"one of {', '.join(recipes())}, or a path to such a .py file"
+
+
+def load_recipe(name: str) -> RunConfig:
+    """Return the `config` of a file in configs/, by its name, or of any such file, by its path.
+
+    Raises ConfigError if there is no such file, it fails, or its `config` is no RunConfig.
+    """
+    path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
+    if path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"CONFIG = {name}: must be {choices()}")
+    try:
+        config = runpy.run_path(str(path)).get("config")
+    except Exception as error:
+        raise ConfigError(f"CONFIG = {name}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"CONFIG = {name}: must define `config`, a RunConfig")
+    return config
