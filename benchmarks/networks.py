@@ -65,7 +65,7 @@ def distilled(networks: Networks, mesh: Mesh, steps: int) -> Networks:
     answers = make_generate(policy, NoDrafter(), plain, mesh)(replace(params, draft={}), prompts, seed_step(7, 0))
     data = jnp.concatenate([prompts.tokens, answers.tokens], axis=1)
     counts = jnp.broadcast_to(jnp.arange(width + budget)[None] >= width, data.shape)
-    rate = 0.04 / networks.decoder.hidden_size**0.5
+    rate = 0.04 / networks.policy.embedding(networks.params.policy).shape[1] ** 0.5
     optimizer = make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=20, b2=0.98))
     batches = np.random.default_rng(8).integers(0, count, (steps, 32))
 

@@ -13,7 +13,6 @@ from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from models.checkpoints.draft import load_named_draft
 from models.checkpoints.made_for import MadeFor, read_made_for
-from models.config import DecoderConfig
 from models.params import replicate
 from specjax.drafters import NoDrafter
 
@@ -39,7 +38,7 @@ def build_draft(context: DraftContext) -> Draft:
         raise ConfigError(f"draft.kind = {kind}: must be {others} or package.module:name with model.family")
     draft = BUILDERS[kind](context) if kind in BUILDERS else _build_named(context)
     draft = replace(draft, kind=kind)
-    return replace(draft, made_for=stated(draft, context.config, context.decoder))
+    return replace(draft, made_for=stated(draft, context.config))
 
 
 def _build_named(context: DraftContext) -> Draft:
@@ -54,18 +53,16 @@ def _build_named(context: DraftContext) -> Draft:
     return replace(draft, params=load_named_draft(Path(path), kind, draft.params), read_from="draft.path")
 
 
-def stated(draft: Draft, config: RunConfig, policy: DecoderConfig | None) -> MadeFor | None:
+def stated(draft: Draft, config: RunConfig) -> MadeFor | None:
     """Return what the files of the draft say it was made for; None without such a file.
 
-    Raises ValueError if the file is broken, or if it is that of a head of another width than the policy's.
+    Raises ValueError if the file is broken, or that of a head of another width.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
     found = None if path is None else read_made_for(Path(path))
-    # A head is as wide as its policy, other drafts are not.
-    wide = found is not None and draft.head is not None and policy is not None
-    if wide and found.hidden_size != policy.hidden_size:
+    if found is not None and draft.policy_width not in (None, found.hidden_size):
         raise ValueError(
             f"{draft.read_from} = {path}: its made_for.json states hidden_size = {found.hidden_size}, must be the "
-            f"policy's hidden_size = {policy.hidden_size}"
+            f"policy's hidden_size = {draft.policy_width}"
         )
     return found

@@ -1,10 +1,12 @@
 """Scorers by name, each with its final answer. Imports nothing heavy: every scorer process loads this module."""
 
-import importlib
 import logging
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from launch.cli.functions import load_function
 
 
 class Scorer(NamedTuple):
@@ -86,18 +88,12 @@ NAMED: dict[str, Callable[..., Scorer]] = {"exact": exact, "math": math, "regex"
 
 
 def load_scorer(name: str, pattern: str | None = None) -> Scorer:
-    """Return the scorer of that name, or the function that "package.module:function" names.
+    """Return the scorer of that name, or the function that "package.module:name" names.
 
     pattern: the regular expression of `regex` and `format`. A function's final answer is the function `final_answer` of
-    its module. Raises LookupError if there is no such scorer, and whatever importing the module raises.
+    its module. Raises ConfigError if there is no such function, and whatever a built-in scorer needs and does not find.
     """
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise LookupError(f"must be {', '.join(NAMED)} or package.module:function")
-    module = importlib.import_module(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise LookupError(f"{module_name} has no function {function_name}")
-    return Scorer(function, getattr(module, "final_answer", None))
+    function = load_function("reward.scorer", name, NAMED)
+    return Scorer(function, getattr(sys.modules[name.partition(":")[0]], "final_answer", None))

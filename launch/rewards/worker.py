@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, SupportsFloat
 
+from launch.cli.errors import ConfigError
 from launch.rewards.scorers import load_scorer
 
 Score = Callable[[str, str], Any]
@@ -58,8 +59,8 @@ def main(scorers: str, descriptor: str) -> None:
         try:
             scores.append(load_scorer(name, pattern).score)
         except Exception as error:
-            said = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
-            pipe.send(f"scorer={name!r}: {said}")
+            expected = isinstance(error, ConfigError)
+            pipe.send(str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}")
             return
     pipe.send(None)
     serve(scores, pipe)

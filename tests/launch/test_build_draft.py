@@ -57,8 +57,8 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
     path = write()
     unsaid = {name: value for name, value in shrunk.items() if name != "model.feature_layers"}
     networks = run(unsaid | {"--draft.path": path, "--draft.unroll": "2"}).networks
-    assert networks.decoder.feature_layers == (0, 1)
-    assert networks.draft.head == replace(HEAD, param_dtype="float32")
+    assert networks.decoder is not None and networks.decoder.feature_layers == (0, 1)
+    assert isinstance(networks.draft, Eagle3Draft) and networks.draft.head == replace(HEAD, param_dtype="float32")
     assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
     np.testing.assert_array_equal(networks.drafter.target_ids, IDS)
     saved = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
@@ -68,10 +68,10 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
 
 def test_a_head_as_the_options_make_it(shrunk: Options):
     options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
-    head = run(
-        shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}
-    ).networks.draft.head
-    assert head is not None and head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
+    draft = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.draft
+    assert isinstance(draft, Eagle3Draft)
+    head = draft.head
+    assert head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
     assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
 
 
@@ -158,9 +158,9 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
     embedding = load_file(files / "policy" / "model.safetensors")["model.embed_tokens.weight"]
     published = publish(tmp_path / "draft", made_for("Qwen3ForCausalLM"), embedding)
     networks = run(shrunk | published).networks
-    head = networks.draft.head
-    assert isinstance(head, Eagle3Config) and networks.decoder.feature_layers == (0, 1)
-    assert (head.rope_theta, head.norm_output) == (77.0, True)
+    draft = networks.draft
+    assert isinstance(draft, Eagle3Draft) and draft.decoder.feature_layers == (0, 1)
+    assert (draft.head.rope_theta, draft.head.norm_output) == (77.0, True)
     np.testing.assert_array_equal(getattr(networks.drafter, "target_ids", None), IDS)
 
 

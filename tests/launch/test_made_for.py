@@ -9,11 +9,12 @@ import pytest
 
 from launch.build.draft import stated
 from launch.build.drafts.base import Draft
+from launch.build.drafts.mtp import MTPDraft
 from launch.cli.options import parse_run
 from launch.distillation.export import made_for_distillation
 from models.checkpoints.made_for import MadeFor, state_made_for
-from models.config import DecoderConfig, LayerConfig
-from models.drafts.mtp import mtp_config
+from models.config import DecoderConfig
+from models.drafts.mtp import MTPConfig, mtp_config
 from specjax.drafters import NoDrafter
 
 POLICY = DecoderConfig(
@@ -30,14 +31,14 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
     paths = ["--draft.path", str(tmp_path / "draft"), "--model.path", str(tmp_path / "policy")]
     config = parse_run(["gsm8k", *paths], "", "")
 
-    def read(option: str | None, policy: DecoderConfig = POLICY, head: LayerConfig | None = HEAD) -> MadeFor | None:
-        return stated(Draft(NoDrafter(), read_from=option, head=head), config, policy)
+    def read(option: str | None, head: MTPConfig = HEAD) -> MadeFor | None:
+        return stated(MTPDraft(NoDrafter(), read_from=option, head=head), config)
 
     assert read("draft.path") == by_name["draft"]
     assert read("model.path") == by_name["policy"]
     assert read(None) is None
-    wide = replace(POLICY, hidden_size=24)
-    assert read("draft.path", wide, None) == by_name["draft"]
+    wide = replace(HEAD, hidden_size=24)
+    assert stated(Draft(NoDrafter(), read_from="draft.path"), config) == by_name["draft"]
     message = "/draft: its made_for.json states hidden_size = 16, must be the policy's hidden_size = 24$"
     with pytest.raises(ValueError, match=f"^draft.path = .*{message}"):
         read("draft.path", wide)

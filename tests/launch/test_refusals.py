@@ -41,7 +41,7 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         ({"--data.prompts": "100"}, "data.prompts = 100: must be between 1 and 12"),
         ({"--data.max-prompt-tokens": "2"}, "usable prompts"),
         ({"--rollout.law.top-p": "0.9"}, "allowed only with allow_truncated_law"),
-        ({"--reward.scorer": "nowhere:score"}, "scorer='nowhere:score': ModuleNotFoundError"),
+        ({"--reward.scorer": "nowhere:score"}, "reward.scorer = nowhere:score: ModuleNotFoundError"),
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0: must be above 0 and finite"),
         ({"--draft.vocab-size": "100"}, "vocab_size = 100"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2: must be 0 with draft.kind none"),

@@ -142,13 +142,13 @@ def test_no_process_outlives_the_program(ending: str):
     [
         ("nonsense", "must be exact, math, regex, format or"),
         ("no_such_module:f", "ModuleNotFoundError"),
-        ("sample_scorers:missing", "has no function missing"),
-        ("sample_scorers:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
+        ("sample_scorers:missing", "no attribute .missing"),
+        ("sample_scorers:NOT_A_FUNCTION", "NOT_A_FUNCTION is no function"),
     ],
 )
 def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
-    with pytest.raises(ConfigError, match=f"scorer='{scorer}': .*{message}"):
+    with pytest.raises(ConfigError, match=f"reward.scorer = {scorer}: .*{message}"):
         RewardPool(RewardConfig("exact", also=(scorer,), workers=1, time_limit_s=1))
 
 

@@ -25,8 +25,8 @@ def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[
     """The section, once the run is read: bad input is found before anything is measured."""
     experiment = build_experiment(replace(load_recipe(recipe), mesh=MeshConfig()))
     own = experiment.networks
-    if isinstance(own.drafter, NoDrafter):
-        raise ConfigError(f"recipe = {recipe}: has no draft to measure")
+    if own.decoder is None or isinstance(own.drafter, NoDrafter):
+        raise ConfigError(f"recipe = {recipe}: has no draft of a built-in policy to measure")
     networks = Networks(own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which))
     rollout = replace(experiment.train.rollout, group_size=1, draft_lengths=(), phases=())
 

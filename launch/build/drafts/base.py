@@ -15,7 +15,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from models.checkpoints.draft import SavedDraft, save_named_draft
 from models.checkpoints.made_for import MadeFor
-from models.config import DecoderConfig, LayerConfig
+from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from specjax.drafters import Drafter
@@ -57,7 +57,6 @@ class Draft:
         kind:      draft.kind; filled in by `build_draft`.
         read_from: the option that names the directory of its weights; None if it started from random ones, or has none.
         made_for:  what that directory states; filled in by `build_draft`.
-        head:      its shape, if it is a head on the policy.
     """
 
     drafter: Drafter
@@ -65,12 +64,16 @@ class Draft:
     kind: str = "none"
     read_from: str | None = None
     made_for: MadeFor | None = None
-    head: LayerConfig | None = None
 
     # What usually is wrong with a draft of this kind that is read from a checkpoint and accepted far too seldom.
     usual_causes: ClassVar[str] = "it was made for another policy, or its config.json is not that of its weights"
     # Whether the draft is saved as a part of the policy.
     in_policy: ClassVar[bool] = False
+
+    @property
+    def policy_width(self) -> int | None:
+        """The hidden size of the policy that a head is for; None for other drafts, which fit any."""
+        return None
 
     @property
     def has_params(self) -> bool:

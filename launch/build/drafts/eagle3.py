@@ -28,6 +28,10 @@ class Eagle3Draft(Draft):
 
     usual_causes = "it reads other layers than it was made for, has another rope base, or was made for another policy"
 
+    @property
+    def policy_width(self) -> int:
+        return self.head.hidden_size
+
     def differences(self) -> str | None:
         if self.read_from is None:
             return None

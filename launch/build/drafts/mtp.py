@@ -22,6 +22,10 @@ class MTPDraft(Draft):
     usual_causes = "the policy was trained without it, or with it but under another family's conventions"
     in_policy = True
 
+    @property
+    def policy_width(self) -> int:
+        return self.head.hidden_size
+
     def policy_head(self, params: PyTree) -> MTPHead:
         return self.head, params
 
