@@ -73,7 +73,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
             f"distill.batch_size = {options.batch_size}: must be a multiple of distill.microbatches x mesh.data x "
             f"mesh.fsdp = {parts}"
         )
-    fewest = _chunks(experiment)[0] * _rows(experiment) if given is None else len(given)
+    fewest = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
     if options.batch_size > fewest:
         where = "of the first of distill.chunks" if given is None else "given"
         raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {fewest}, the answers {where}")
@@ -100,19 +100,17 @@ def distill(
     The first answers are generated without the draft where it is random, the others with it as it is by then; their law
     is the same.
     """
-    cost, clock, chunks = DistillationCost(), CompileClock(), _chunks(experiment)
+    config, cost, clock, chunks = experiment.config, DistillationCost(), CompileClock(), _chunks(experiment)
     answers, drafter = given, experiment.networks.drafter
-    batches = enumerate(
-        PromptPipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
-    )
+    batches = enumerate(PromptPipeline(experiment.train_prompts, config.data.prompts, config.seed))
     known = trained or experiment.networks.draft.read_from is not None
     generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
     if answers is None:
         answers = generator.answers(params, islice(batches, chunks[0]))
     if own_vocabulary:
         drafter = with_vocabulary(experiment, answers)
-    planned = sum(chunks) * _rows(experiment) if given is None else len(given)
-    steps = experiment.config.distill.steps or -(-PASSES * planned // experiment.config.distill.batch_size)
+    planned = sum(chunks) * experiment.sequences if given is None else len(given)
+    steps = config.distill.steps or -(-PASSES * planned // config.distill.batch_size)
     trainer = _DraftTrainer(experiment, drafter, params, steps, report, cost)
     if given is None:
         if not known:
@@ -217,14 +215,9 @@ class _DraftTrainer:
         self._cost.training_s += time.perf_counter() - start
 
 
-def _rows(experiment: Experiment) -> int:
-    """Return the number of answers of one rollout of the run."""
-    return experiment.config.data.prompts * experiment.config.rollout.group_size
-
-
 def _chunks(experiment: Experiment) -> list[int]:
     """Return the number of rollouts in each chunk, the fewest in the first."""
     options = experiment.config.distill
-    rollouts = -(-options.answers // _rows(experiment))
+    rollouts = -(-options.answers // experiment.sequences)
     chunks = min(options.chunks, rollouts)
     return [rollouts * (i + 1) // chunks - rollouts * i // chunks for i in range(chunks)]
