@@ -51,18 +51,14 @@ class Stages:
     @property
     def loss_context(self) -> LossContext:
         """What gradients and log-probs are computed with, for one update."""
-        config = self.config
+        config, rollout = self.config, self.config.rollout
         return LossContext(
-            self.policy,
-            self.drafter,
-            config.rollout.law,
-            config.loss,
-            self.loss_fn,
-            config.rollout.verifier,
-            config.microbatches,
-            config.ladder,
-            config.rollout.max_new_tokens,
-            config.logit_chunk,
+            *(self.policy, self.drafter, rollout.law, config.loss, self.loss_fn),
+            verifier=rollout.verifier,
+            microbatches=config.microbatches,
+            ladder=config.ladder,
+            budget=rollout.max_new_tokens,
+            logit_chunk=config.logit_chunk,
         )
 
     def prepare(self, params: Params) -> Params:

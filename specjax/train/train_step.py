@@ -115,11 +115,14 @@ def init_train_state(
     lengths = config.rollout.draft_lengths
     if lengths and seconds is None:
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
-    drafting = adaptation = None
+    drafting = adaptation = rows = None
     if seconds is not None:
         drafting = jax.device_put(init_drafting(lengths, seconds), NamedSharding(mesh, P()))
+    if prompts is not None:
+        groups = config.selection.groups or prompts[0]
+        rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
     if jax.tree.leaves(params.draft):
-        adaptation = init_adaptation(config.draft_training, _rows(config, prompts), mesh)
+        adaptation = init_adaptation(config.draft_training, rows, mesh)
     optimizers = optimizers_of(config)
     return TrainState(
         step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
@@ -132,12 +135,3 @@ def init_train_state(
         drafting=drafting,
         adaptation=adaptation,
     )
-
-
-def _rows(config: TrainConfig, prompts: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return how many rows a step trains on and how wide they are."""
-    if prompts is None:
-        return None
-    count, width = prompts
-    groups = config.selection.groups or count
-    return groups * config.rollout.group_size, width + config.rollout.max_new_tokens

@@ -24,6 +24,7 @@ from tests.specjax.training import (
     GROUP,
     assert_same_bits,
     count_fives,
+    host_copy,
     last_gradients,
     make_prompts,
     mesh_of,
@@ -44,11 +45,6 @@ def fresh() -> TrainState:
     return init_train_state(params_on(MESH), ADAPTIVE, MESH, prompts=(prompts[0], prompts[1]))
 
 
-def copy(tree: PyTree) -> PyTree:
-    """Into host memory, beyond the reach of donation."""
-    return jax.tree.map(lambda x: np.array(x), tree)
-
-
 def abstract(state: TrainState) -> TrainState:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
@@ -66,10 +62,10 @@ def step() -> Callable[[TrainState], StepResult]:
 def run(step) -> list[StepResult]:
     """Five steps, each with the state behind it; as the first stands what they began with."""
     state, seen = fresh(), []
-    seen.append((copy(state), None, None))
+    seen.append((host_copy(state), None, None))
     for _ in range(5):
         state, rollout, metrics = step(state)
-        seen.append(copy((state, rollout, metrics)))
+        seen.append(host_copy((state, rollout, metrics)))
     return seen
 
 
@@ -146,7 +142,7 @@ def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_pol
     rate, drafted = float(metrics["rollout/acceptance_rate_pos_1"]), rollout.drafted[:, 0].sum()
     bests = np.linspace(0, 1, 1001)
     least = bests[0.5 * bests - 2 * np.sqrt(bests * (1 - bests) / drafted) > rate].min()
-    rests, fell = (copy(step(placed(best))) for best in (least - 0.01, least + 0.01))
+    rests, fell = (host_copy(step(placed(best))) for best in (least - 0.01, least + 0.01))
     assert same(rests[0].params.draft, run[1][0].params.draft)
     assert not same(fell[0].params.draft, run[1][0].params.draft)
     assert_same_bits(fell[1], rests[1])
@@ -164,7 +160,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: P
         found = saves.restore(abstract(state)).state
     for number in (3, 4):
         found, _, _ = step(found)
-        assert_same_bits(copy(found), run[number][0])
+        assert_same_bits(host_copy(found), run[number][0])
 
 
 @pytest.mark.slow

@@ -141,6 +141,11 @@ def is_adam(x: object) -> bool:
     return isinstance(x, optax.ScaleByAdamState)
 
 
+def host_copy(tree: PyTree) -> PyTree:
+    """The arrays in host memory, where donation cannot reach them."""
+    return jax.tree.map(lambda x: np.array(x), tree)
+
+
 def relative_gap(tree: PyTree, expected: PyTree) -> float:
     """The largest norm of a leaf's difference, relative to the norm of the whole tree."""
     scale = np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in map(np.asarray, jax.tree.leaves(expected))))
