@@ -119,38 +119,25 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
     assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))
     assert np.array_equal(rollout.reward.value, np.sum(rollout.tokens == 5, axis=1))
     assert metrics["rollout/logprob_gap_max"] < 1e-4 and abs(metrics["ratio/mean"] - 1) < 1e-5
-
-
-def test_measured_acceptance_is_what_the_training_batch_predicts(first) -> None:
-    """Position 1 of the drafts and the mean of sum(min(p, q)) over the training batch estimate the same number."""
-    _, _, metrics = first
+    # Position 1 of the drafts and the mean of sum(min(p, q)) over the training batch estimate the same number.
     assert abs(metrics["rollout/acceptance_rate_pos_1"] - metrics["draft/predicted_acceptance"]) < 0.1
     assert metrics["draft/alarm"] == 0
 
 
 @pytest.mark.slow
-def test_a_frozen_draft_stays_as_it_is_and_the_policy_learns_the_same(first) -> None:
-    frozen = make_train_step(POLICY, DRAFTER, count_fives, FROZEN, MESH)
-    state, rollout, metrics = frozen(state_on(MESH, FROZEN), make_prompts())
-    np.testing.assert_array_equal(rollout.tokens, first[1].tokens)
-    assert relative_gap(last_gradients(state).policy, last_gradients(first[0]).policy) < 1e-6
-    assert_same_bits(state.params.draft, host_copy(params_on(MESH).draft))
-    assert first[2].keys() - metrics.keys() == {"grad_norm/draft", "draft/skipped"}
-    # A frozen draft is still held against what it promises.
-    for name in ("loss/draft", "draft/predicted_acceptance"):
-        np.testing.assert_allclose(metrics[name], first[2][name], rtol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-def test_draft_training_changes_no_bit_of_the_policys_gradient() -> None:
-    def stepped(config: TrainConfig) -> TrainState:
+def test_draft_training_changes_no_bit_of_the_policy_and_a_frozen_draft_stays_as_it_is() -> None:
+    def stepped(config: TrainConfig) -> StepResult:
         state = state_on(MESH, config)
         step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH).lower(state, make_prompts())
-        return step.compile(AS_SHIPPED)(state, place(make_prompts(), MESH))[0]
+        return step.compile(AS_SHIPPED)(state, place(make_prompts(), MESH))
 
-    online, frozen = stepped(CONFIG), stepped(FROZEN)
-    assert_same_bits(last_gradients(frozen).policy, last_gradients(online).policy)
-    assert_same_bits(frozen.params.policy, online.params.policy)
+    (online, rollout, metrics), (frozen, same, fewer) = stepped(CONFIG), stepped(FROZEN)
+    assert_same_bits((same.tokens, last_gradients(frozen).policy), (rollout.tokens, last_gradients(online).policy))
+    assert_same_bits(frozen.params, replace(online.params, draft=params_on(MESH).draft))
+    assert metrics.keys() - fewer.keys() == {"grad_norm/draft", "draft/skipped"}
+    # Predicted acceptance is compared with measured acceptance all the same.
+    for name in ("loss/draft", "draft/predicted_acceptance"):
+        np.testing.assert_allclose(fewer[name], metrics[name], rtol=1e-6, err_msg=name)
 
 
 def test_without_a_drafter_and_with_a_reference_policy() -> None:
