@@ -61,13 +61,9 @@ def test_the_completions_are_well_formed(expected) -> None:
         assert stop == (row[length - 1] == STOP) and (stop or length == BUDGET)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)],
-)
-def test_one_and_eight_devices_sample_the_same_tokens(shape, expected) -> None:
-    mesh = mesh_of(*shape)
-    got = generate_on(*shape)(params_on(mesh), make_prompts(), seed_step(7, 0))
+def test_one_and_eight_devices_sample_the_same_tokens(expected) -> None:
+    """test_meshes has this of a whole step on other meshes."""
+    got = generate_on(2, 2, 2)(params_on(mesh_of(2, 2, 2)), make_prompts(), seed_step(7, 0))
     for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
     np.testing.assert_allclose(got.full, expected.full, atol=1e-4)

@@ -1,5 +1,6 @@
 """Windows are chosen by length, rows keep to their shard, and no loss or gradient notices."""
 
+import re
 from dataclasses import replace
 
 import chex
@@ -200,6 +201,5 @@ def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() 
 
 @pytest.mark.parametrize("ladder", [(2,), (0, 8), (-4,), (8, 4), (8, 8)])
 def test_bad_ladders_are_refused(ladder) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=rf"^ladder = {re.escape(str(ladder))}: must be "):
         TrainConfig(ladder=ladder)
-    assert str(error.value) == f"ladder = {ladder}: must be total lengths of at least 3, in ascending order"
