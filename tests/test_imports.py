@@ -32,7 +32,7 @@ ROOMS = {
         ("checkpoints",),
         ("hf",),
     ),
-    "configs": (("schema",),),
+    "configs": (("override",), ("schema",), ("algorithms",)),
     "launch": (
         ("cli", "timing"),
         ("data",),
