@@ -20,7 +20,7 @@ from benchmarks.forced import stops_at
 from benchmarks.networks import VOCAB, distilled, random_prompts, small
 from launch.build.networks import Networks
 from launch.cli.options import use_compile_cache
-from launch.timing import in_turns, provenance, seconds, written
+from launch.timing import format_interval, format_provenance, interleaved, time_call
 from specjax import MeshConfig, Rollout, RolloutConfig, make_generate, make_mesh, seed_step, speculative_rollout
 
 MESH, STOP = make_mesh(MeshConfig()), VOCAB - 1
@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     use_compile_cache()
     networks = distilled(small(options.layers, MESH), MESH, options.distil)
-    print(provenance("benchmarks.admission"))
+    print(format_provenance("benchmarks.admission"))
     print(f"job       {options.sequences} sequences in {options.slots} slots, {options.mean} tokens each on average")
     print(f"medians of {options.repeats} turns with their 95% intervals; ratios are speeds over alternating, same turn")
     print("group width  K  alternating, s            conditional               reading                   fastest")
@@ -73,14 +73,16 @@ def main() -> None:
         tokens = {name: np.asarray(jax.block_until_ready(run()).tokens) for name, run in ways.items()}
         for name in ways:
             np.testing.assert_array_equal(tokens[name], tokens["alternating"], err_msg=name)
-        measured = in_turns({name: partial(seconds, run) for name, run in ways.items()}, options.repeats)
+        measured = interleaved({name: partial(time_call, run) for name, run in ways.items()}, options.repeats)
         ratios = [
-            f"{written([ours / own for ours, own in zip(measured['alternating'], measured[name], strict=True)]):24}"
+            [ours / own for ours, own in zip(measured["alternating"], measured[name], strict=True)]
             for name in ("conditional", "reading")
         ]
         fastest = min(ways, key=lambda name: float(np.median(measured[name])))
         print(
-            f"{group:5} {width:5} {k:2}  {written(measured['alternating']):24}  {'  '.join(ratios)}  {fastest}",
+            f"{group:5} {width:5} {k:2}",
+            *(f" {format_interval(values):24}" for values in (measured["alternating"], *ratios)),
+            fastest,
             flush=True,
         )
     print("tokens    the same by every way")

@@ -21,7 +21,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from configs import narrow
 from configs.algorithms import with_algorithm
@@ -33,8 +32,8 @@ from launch.cli.pyplot import load_pyplot
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
-from launch.run.start import warmed_up
-from launch.timing import provenance
+from launch.run.supervised_warmup import warm_up
+from launch.timing import format_provenance
 from specjax import Params, Policy, Prompts, Reward, Rollout, init_train_state, make_train_step, speculative_rollout
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
@@ -180,7 +179,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """The parameters that every run of a task starts from, and their accuracy."""
-    params, evaluate = warmed_up(experiment, Console(quiet=True)), evaluator(experiment)
+    params, evaluate = warm_up(experiment, lambda _: None), evaluator(experiment)
     return params, evaluate, evaluate(params)
 
 
@@ -246,7 +245,7 @@ def main(argv: list[str]) -> int:
             for task, config in recipes(Path(directory)).items()
         }
         # Behind the first mesh, which decides how many devices there are.
-        print(provenance("benchmarks.algorithms"))
+        print(format_provenance("benchmarks.algorithms"))
         print(f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after")
         print(f"learned: after is at least {100 * MARGIN:.0f} points above before")
         print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")

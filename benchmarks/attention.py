@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from launch.bench.sections.decoding import CopyBandwidth
-from launch.timing import in_turns, provenance, seconds, without_start, written
+from launch.timing import format_interval, format_provenance, interleaved, minus_startup, time_call
 from specjax import cache as kv
 from specjax.types import LayerCache
 
@@ -99,11 +99,11 @@ class Cell:
         self._run = partial(jax.jit(some), q, k, v, start)
         self._count = count
         self.once = np.asarray(self._run(jnp.int32(1)).astype(jnp.float32))
-        self._start = min(seconds(partial(self._run, jnp.int32(0))) for _ in range(5))
+        self._start = min(time_call(partial(self._run, jnp.int32(0))) for _ in range(5))
 
     def measure(self) -> float:
         """The seconds of one call."""
-        return without_start(seconds(partial(self._run, jnp.int32(self._count))), self._start) / self._count
+        return minus_startup(time_call(partial(self._run, jnp.int32(self._count))), self._start) / self._count
 
 
 def compare(
@@ -117,7 +117,7 @@ def compare(
         except Exception as error:
             refused[name] = str(error).splitlines()[0][:80]
     runs: Mapping[str, Callable[[], float]] = {name: cell.measure for name, cell in cells.items()}
-    measured = in_turns({**runs, "copy": copy.measure}, options.repeats)
+    measured = interleaved({**runs, "copy": copy.measure}, options.repeats)
     size = 2 * rows * context * shape.kv_heads * shape.head_dim * jnp.dtype(shape.dtype).itemsize
     for name in cells:
         ratios = [mine / own for mine, own in zip(measured[IN_USE], measured[name], strict=True)]
@@ -125,7 +125,7 @@ def compare(
         off = np.abs(cells[name].once - cells[IN_USE].once).max()
         print(
             f"{rows:4} {context:6} {queries:2}  {name:15} {1e3 * float(np.median(measured[name])):9.4f}  "
-            f"{written(ratios):22} {written(share):22} {off:.1e}",
+            f"{format_interval(ratios):22} {format_interval(share):22} {off:.1e}",
             flush=True,
         )
     for name, why in refused.items():
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, nargs="+", default=[1, 4], help="T, tokens in a verification")
     options = parser.parse_args()
     shape = SHAPES["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    print(provenance("benchmarks.attention"))
+    print(format_provenance("benchmarks.attention"))
     print(f"shape     {shape.heads} heads, {shape.kv_heads} kv heads of {shape.head_dim}, {shape.dtype}")
     copy = CopyBandwidth()
     print(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from launch.timing import in_turns, provenance, seconds, written
+from launch.timing import format_interval, format_provenance, interleaved, time_call
 from specjax import SamplingLaw
 from specjax.sampling import full_log_probs, process_logits
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
-    print(provenance("benchmarks.cut_laws"))
+    print(format_provenance("benchmarks.cut_laws"))
     print("sorting / bisection: seconds, paired; ms of a plain law, by bisection and by sorting: medians")
     print("rows  vocabulary  top-k  top-p  sorting / bisection   plain   bisection  sorting")
     for rows, vocab in ((rows, vocab) for vocab in options.vocab for rows in options.rows):
@@ -50,10 +50,13 @@ def main() -> None:
             assert jnp.sum((bisected() > -jnp.inf) != (ordered() > -jnp.inf)) <= rows
             plain()
             runs = {"plain": plain, "bisection": bisected, "sorting": ordered}
-            times = in_turns({name: partial(seconds, run) for name, run in runs.items()}, options.repeats)
+            times = interleaved({name: partial(time_call, run) for name, run in runs.items()}, options.repeats)
             ratios = [b / a for a, b in zip(times["bisection"], times["sorting"], strict=True)]
             ms = " ".join(f"{1e3 * sorted(values)[len(values) // 2]:9.3f}" for values in times.values())
-            print(f"{rows:4}  {vocab:10}  {law.top_k or '-':>5}  {law.top_p:5}  {written(ratios):20} {ms}", flush=True)
+            print(
+                f"{rows:4}  {vocab:10}  {law.top_k or '-':>5}  {law.top_p:5}  {format_interval(ratios):20} {ms}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

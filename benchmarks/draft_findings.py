@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.draft_plots import save_plots
 from benchmarks.draft_runs import (
@@ -35,8 +34,8 @@ from launch.build.experiment import build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
 from launch.distillation.trainer import distill
-from launch.run.start import warmed_up
-from launch.timing import provenance
+from launch.run.supervised_warmup import warm_up
+from launch.timing import format_provenance
 
 # Steps of RL that a mean of the table is taken over.
 PART = 100
@@ -89,8 +88,8 @@ def main(argv: list[str]) -> int:
         load_pyplot()
     use_compile_cache()
     experiment = build_experiment(recipe(options))
-    print(provenance("benchmarks.draft_findings"), flush=True)
-    params = warmed_up(experiment, Console(quiet=True))
+    print(format_provenance("benchmarks.draft_findings"), flush=True)
+    params = warm_up(experiment, lambda _: None)
     drafts = starts(experiment, params)
     found = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)

@@ -18,7 +18,7 @@ from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
-from launch.timing import in_turns, interval
+from launch.timing import interleaved, interval
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.rollout.generate import make_prepare
 from specjax.train.adaptation import DraftTrainingConfig
@@ -121,9 +121,9 @@ def by_draft_length(
 
     ready = {name: partial(make_prepare(params, networks[0].dtype), params) for name, params in drafts.items()}
     cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
-    in_turns(cells, 1)
+    interleaved(cells, 1)
     found = []
-    for (name, k), pairs in in_turns(cells, repeats).items():
+    for (name, k), pairs in interleaved(cells, repeats).items():
         cost = np.median([drafted.seconds_per_round / plain.seconds_per_round for plain, drafted in pairs])
         alpha = np.mean([drafted.acceptance_length for _, drafted in pairs])
         speedup = interval([plain.seconds / drafted.seconds for plain, drafted in pairs])

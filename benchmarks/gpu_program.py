@@ -24,11 +24,11 @@ from jaxtyping import Array
 
 from launch.bench.models import Functions, functions
 from launch.bench.presets import PRESETS, Preset
-from launch.bench.rounds import seated, some_rounds
-from launch.timing import provenance
+from launch.costs.round_timer import first_rows, run_rounds
+from launch.timing import format_provenance
 from models.config import eagle3_feature_layers
 from specjax.parallel.mesh import AXES
-from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState
 from specjax.testing.hlo import Instruction, Program
 from specjax.types import Params, Prompts, PyTree
@@ -77,13 +77,13 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
     """Compile rounds at draft length k, and print what they hold."""
     decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
     config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
-    length = context + BUDGET + config.slack
+    phase, length = Phase(rows, context + BUDGET), context + BUDGET + config.slack
 
     def first(params: Params, prompts: Prompts) -> RoundState:
-        return seated(Decoding(made.policy, made.drafter, params, config), prompts, length)
+        return first_rows(Decoding(made.policy, made.drafter, params, config), prompts, phase, blank=True)
 
     def some(params: Params, state: RoundState, count: Array) -> RoundState:
-        return some_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
+        return run_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
 
     state, began = jax.eval_shape(first, *shapes), time.perf_counter()
     args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
@@ -138,7 +138,9 @@ def main() -> None:
     target = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
     mesh = Mesh(np.reshape(target.devices, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
-    print(f"{provenance('benchmarks.gpu_program')}\ntarget    {target.devices[0].device_kind}, which is not there")
+    print(
+        f"{format_provenance('benchmarks.gpu_program')}\ntarget    {target.devices[0].device_kind}, which is not there"
+    )
     print(f"preset    {options.preset}, {preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB with the draft's")
     print(f"rows      {options.batch} that see {options.context} positions each")
     # What is traced for a mesh that is set is for its devices.

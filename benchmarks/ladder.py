@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.forced import long_tailed
-from launch.timing import in_turns, provenance, seconds, written
+from launch.timing import format_interval, format_provenance, interleaved, time_call
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
@@ -58,7 +58,7 @@ def compiled(params: Params, batch: TrainBatch, ladder: tuple[int, ...]) -> Call
     with jax.set_mesh(MESH):
         program = jax.jit(gradients, compiler_options=decoding_options(policy.dtype)).lower(params, batch).compile()
 
-    measure = partial(seconds, partial(program, params, batch))
+    measure = partial(time_call, partial(program, params, batch))
     measure()
     return measure
 
@@ -78,7 +78,7 @@ def main() -> None:
     ran = windows(tuple(options.ladder), width)
     parts = [part.max() for part in np.split(np.sort(lengths), MICROBATCHES)]
     chosen = [int(ran[rung(jnp.array([longest]), ran)]) for longest in parts]
-    print(provenance("benchmarks.ladder"))
+    print(format_provenance("benchmarks.ladder"))
     print(
         f"batch     {ROWS} rows in {MICROBATCHES} microbatches, lengths {np.median(lengths):.0f} (median), "
         f"{np.quantile(lengths, 0.9):.0f} (90%), {width} (longest and padded)"
@@ -90,11 +90,11 @@ def main() -> None:
     )
 
     run = {"padded": compiled(params, batch, ()), "ladder": compiled(params, batch, tuple(options.ladder))}
-    measured = in_turns(run, options.repeats)
+    measured = interleaved(run, options.repeats)
     for name, values in measured.items():
-        print(f"{name:9} {written(values)} s a gradient, median of {options.repeats} with its 95% interval")
+        print(f"{name:9} {format_interval(values)} s a gradient, median of {options.repeats} with its 95% interval")
     ratios = [padded / ladder for padded, ladder in zip(*measured.values(), strict=True)]
-    print(f"speed-up  {written(ratios)} padded over ladder, median of the pairs with its 95% interval")
+    print(f"speed-up  {format_interval(ratios)} padded over ladder, median of the pairs with its 95% interval")
 
 
 if __name__ == "__main__":

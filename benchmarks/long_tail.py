@@ -15,7 +15,7 @@ from benchmarks.forced import long_tailed, stops_at
 from benchmarks.networks import VOCAB, distilled, random_prompts, small
 from launch.build.networks import Networks
 from launch.cli.options import use_compile_cache
-from launch.timing import in_turns, provenance, seconds, written
+from launch.timing import format_interval, format_provenance, interleaved, time_call
 from specjax import MeshConfig, Policy, Prompts, Rollout, RolloutConfig, make_generate, make_mesh, seed_step
 from specjax.rollout.plan import Phase, lay_out
 
@@ -95,15 +95,15 @@ def compare(job: Job, draft_length: int, repeats: int, expected: Rollout | None)
     laid = plans(job.sequences, job.median)
     programs = {name: job.rollout(plan, draft_length) for name, plan in laid.items()}
     rollouts = check(job, programs, expected)
-    measured = in_turns({name: partial(seconds, run) for name, run in programs.items()}, repeats)
+    measured = interleaved({name: partial(time_call, run) for name, run in programs.items()}, repeats)
     for name, plan in laid.items():
         trips = np.asarray(rollouts[name].loop_rounds)[0]
         rows = sum(phase.slots * count for phase, count in zip(job.phases(plan), trips, strict=True))
         alpha = (job.lengths - 1).sum() / np.asarray(rollouts[name].row_rounds).sum()
         ratios = [single / own for single, own in zip(measured["single"], measured[name], strict=True)]
         print(
-            f"K={draft_length} {name:7} {written(measured[name]):22} s, {trips.sum():4} rounds, "
-            f"{rows:6} rows verified, alpha {alpha:.2f}, speed-up {written(ratios)}"
+            f"K={draft_length} {name:7} {format_interval(measured[name]):22} s, {trips.sum():4} rounds, "
+            f"{rows:6} rows verified, alpha {alpha:.2f}, speed-up {format_interval(ratios)}"
         )
     return rollouts["single"]
 
@@ -121,7 +121,7 @@ def main() -> None:
     use_compile_cache()
     networks = distilled(small(options.layers, MESH), MESH, options.distil)
     job = Job(networks, options.sequences, options.median, options.tail)
-    print(provenance("benchmarks.long_tail"))
+    print(format_provenance("benchmarks.long_tail"))
     print(
         f"job       {job.sequences} sequences of {np.median(job.lengths):.0f} (median), "
         f"{np.quantile(job.lengths, 0.9):.0f} (90%), {job.lengths.max()} (longest) tokens, {job.lengths.sum()} in all"

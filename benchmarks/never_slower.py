@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
 from launch.build.networks import Networks
 from launch.cli.options import use_compile_cache
-from launch.costs.cost_table import RoundClock
-from launch.timing import geometric_mean, in_turns, interval, provenance, seconds
+from launch.costs.cost_table import CellTimer
+from launch.timing import format_provenance, geometric_mean, interleaved, interval, time_call
 from specjax import (
     MeshConfig,
     NGramDrafter,
@@ -74,7 +74,7 @@ class Job:
     def seconds(self) -> np.ndarray:
         """float32 [1, lengths], of a round, as a run measures it at its start."""
         phases = lay_out(self.config, self.slots, WIDTH)
-        cells = RoundClock(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
+        cells = CellTimer(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
         return round_seconds(cells, phases, self.draft_lengths)
 
     @cached_property
@@ -131,8 +131,8 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
             runs = [*fixed.values(), *drafted.values()][:: 1 if step % 2 else -1]
             jax.block_until_ready([run() for run in runs])
         for other, run in fixed.items():
-            pair = {"fixed": partial(seconds, run), "auto": partial(seconds, drafted[k])}
-            times = in_turns(pair, repeats if other == 0 else -(-repeats // 4))
+            pair = {"fixed": partial(time_call, run), "auto": partial(time_call, drafted[k])}
+            times = interleaved(pair, repeats if other == 0 else -(-repeats // 4))
             over[other].append(float(geometric_mean(np.divide(times["fixed"], times["auto"]), axis=0)))
         rollout = drafted[k]()
         assert rollout.row_rounds is not None
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--distil", type=int, default=150, help="steps for the trained head")
     options = parser.parse_args()
     use_compile_cache()
-    print(provenance("benchmarks.never_slower"))
+    print(format_provenance("benchmarks.never_slower"))
     random = small(options.layers, MESH, options.hidden_size)
     trained = distilled(random, MESH, options.distil)
     lookup = replace(random, drafter=NGramDrafter(VOCAB, 1, 1), params=replace(random.params, draft={}))

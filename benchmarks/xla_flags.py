@@ -9,15 +9,14 @@ specjax.parallel.mesh.decoding_options.
 
 import argparse
 from dataclasses import replace
-from functools import partial
 from typing import Any, get_args
 
 import jax
 
 from launch.bench.models import random_networks
 from launch.bench.presets import PRESETS, find_preset
-from launch.bench.rounds import Rounds
-from launch.timing import in_turns, provenance, written
+from launch.bench.timers import round_timer
+from launch.timing import format_interval, format_provenance, interleaved
 from models.config import Dtype
 
 NONE = "none"
@@ -53,30 +52,28 @@ def main() -> None:
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
     preset = replace(preset, decoder=replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype))
-    print(
-        f"{provenance('benchmarks.xla_flags')}\npreset    {name}, {preset.decoder.dtype}, context {preset.contexts[0]}"
-    )
+    print(format_provenance("benchmarks.xla_flags"))
+    print(f"preset    {name}, {preset.decoder.dtype}, context {preset.contexts[0]}")
     print("batch k  flag                    ms a round  without / with         compile s")
     networks = random_networks(preset)
     candidates = CANDIDATES.get(jax.default_backend(), {})
     for batch in options.batch or [preset.batch]:
         for k in options.draft_lengths:
-            way = {k: (networks.drafter, k)}
-            cell = networks, networks.drafter, batch, preset.contexts[0], way, preset.rounds
-            programs, refused = {NONE: Rounds(*cell)}, {}
-            for flag, value in candidates.items():
+            kind = {k: (networks.drafter, k)}
+            cell = networks, networks.drafter, batch, preset.contexts[0], kind, preset.rounds
+            timers, runs, refused = {}, {}, {}
+            for flag, value in ({NONE: None} | candidates).items():
                 try:
-                    programs[flag] = Rounds(*cell, options=value)
+                    timers[flag] = round_timer(*cell, options=value)
+                    runs[flag] = timers[flag].start(networks.params)[k]
                 except jax.errors.JaxRuntimeError as error:
                     refused[flag] = str(error).splitlines()[0]
-            measured = in_turns(
-                {flag: partial(rounds.measure, k) for flag, rounds in programs.items()}, options.repeats
-            )
-            for flag, rounds in programs.items():
+            measured = interleaved(runs, options.repeats)
+            for flag, timer in timers.items():
                 ratios = [a / b for a, b in zip(measured[NONE], measured[flag], strict=True)]
                 median = 1e3 * sorted(measured[flag])[len(ratios) // 2]
-                line = f"{batch:5} {k}  {flag:22} {median:11.3f}  {written(ratios):22} {rounds.compile_seconds[k]:.1f}"
-                print(line, flush=True)
+                interval, compile_s = format_interval(ratios), timer.compile_seconds[k]
+                print(f"{batch:5} {k}  {flag:22} {median:11.3f}  {interval:22} {compile_s:.1f}", flush=True)
             for flag, why in refused.items():
                 print(f"{batch:5} {k}  {flag:22} refused: {why[:70]}", flush=True)
 

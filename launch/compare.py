@@ -20,9 +20,9 @@ from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, stage_times_json, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
-from launch.run.console import reasons
+from launch.run.console import explain_choice
 from launch.run.trained_networks import trained_networks
-from launch.timing import origin, provenance
+from launch.timing import format_provenance, provenance
 
 # Of the table, which a narrower terminal wraps.
 console = Console(highlight=False, soft_wrap=True, markup=False, width=170)
@@ -41,16 +41,16 @@ def main(argv: list[str]) -> int:
     experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=own.lengths)))
     costs = round_costs(experiment)
     params = trained_networks(experiment, own.checkpoint, own.checkpoint_step, console)
-    found = origin("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
+    found = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
     found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
     pool = make_pool(config.reward)
     with pool or nullcontext():
-        console.print(provenance("launch.compare"))
+        console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
         timed = time_variants(variants, own.lengths, config.steps)
         print_stage_times(timed.reports, console)
-        console.print(f"automatic:\n{reasons(experiment.phases, own.lengths, drafting)}")
+        console.print(f"automatic:\n{explain_choice(experiment.phases, own.lengths, drafting)}")
         print_first_differences(timed.reports, console)
         found |= {"arms": stage_times_json(timed)}
         if own.train_steps:

@@ -13,7 +13,7 @@ from launch.cli.reads import EVALUATE
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
 from launch.run.directory import params_of
-from launch.timing import origin
+from launch.timing import provenance
 
 console = Console(highlight=False, soft_wrap=True, markup=False)
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     sets = load_sets(config, own.files)
     experiment = build_experiment(config, training=False)
     params = params_of(own.checkpoint, experiment, own.checkpoint_step)
-    found = origin("launch.evaluate") | {"recipe": config.name}
+    found = provenance("launch.evaluate") | {"recipe": config.name}
     found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
     write_results(own.json, found | evaluate_sets(experiment, params, sets, own, console))
     return 0

@@ -1,4 +1,4 @@
-"""Timing side by side: what the benchmarks and `launch.bench` share."""
+"""Time programs side by side, and say where a result was measured."""
 
 import os
 import platform
@@ -15,20 +15,23 @@ Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Wall time of one call, until what it returns is ready."""
+def time_call(run: Callable[[], object]) -> float:
+    """Return the seconds of one call, until its result is ready."""
     start = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - start
 
 
-def without_start(whole: float, start: float) -> float:
-    """What a measurement comes to without what it took to start it; as it is where noise hides the difference."""
-    return whole - start if whole > start else whole
+def minus_startup(total: float, startup: float) -> float:
+    """Return total minus start-up time, or total if that is not positive."""
+    return total - startup if total > startup else total
 
 
-def in_turns(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
-    """What each returns, `repeats` times. They take turns in going first, which cancels a drift of the machine."""
+def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
+    """Call every run `repeats` times and return the results by name.
+
+    Every turn calls all of them, in reversed order every other turn: a drift of the machine cancels out.
+    """
     measured: dict[Name, list[Result]] = {name: [] for name in runs}
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
@@ -39,9 +42,9 @@ def in_turns(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Na
 def interval(
     values: Sequence[float], level: float = 0.95, center: Callable[..., np.ndarray] = np.median
 ) -> tuple[float, float, float]:
-    """(center, low, high) of the values: by default their median, with its interval by bootstrap.
+    """Return (center, low, high): the median by default, and its bootstrap interval.
 
-    Of fewer than six values all that they span: the median of five lies within them in less than 95% of all cases.
+    With fewer than six values the interval is their range, which holds the median in less than 95% of cases.
     """
     if len(values) < 6:
         return float(center(np.asarray(values), axis=0)), min(values), max(values)
@@ -51,17 +54,17 @@ def interval(
 
 
 def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The center of ratios in which each counts, the rare bad one too."""
+    """Return the geometric mean: the center of ratios to which a rare bad one counts too."""
     return np.exp(np.mean(np.log(values), axis=axis))
 
 
-def written(values: Sequence[float]) -> str:
-    """The median and its 95% interval: `1.23 [1.2, 1.26]`."""
+def format_interval(values: Sequence[float]) -> str:
+    """Return the median and its 95% interval as text: `1.23 [1.2, 1.26]`."""
     return "{:.3g} [{:.3g}, {:.3g}]".format(*interval(values))
 
 
-def origin(program: str) -> dict[str, str]:
-    """The command, device and versions that a result names."""
+def provenance(program: str) -> dict[str, str]:
+    """Return the command, device and versions that a result was measured with."""
     device = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores"
     if jax.default_backend() == "cpu":
         device = f"{os.cpu_count()} cores of {_processor()}"
@@ -72,19 +75,19 @@ def origin(program: str) -> dict[str, str]:
     }
 
 
-def _processor() -> str:
-    """The CPU and its last cache, which decides how long a round of few rows takes; its architecture alone if unknown.
+def format_provenance(program: str) -> str:
+    """Return `provenance` as text, one line per entry."""
+    return "\n".join(f"{name:<10}{value}" for name, value in provenance(program).items())
 
-    Linux tells; "AMD EPYC, x86_64, cache of 32768K".
+
+def _processor() -> str:
+    """Return the CPU and its last cache, which decides the speed of small batches: "AMD EPYC, x86_64, cache of 32768K".
+
+    Both are read from Linux; elsewhere only the architecture is known.
     """
-    told, caches = platform.machine(), sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    name, caches = platform.machine(), sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
-            told = f"{line.partition(':')[2].strip()}, {told}"
+            name = f"{line.partition(':')[2].strip()}, {name}"
             break
-    return f"{told}, cache of {caches[-1].read_text().strip()}" if caches else told
-
-
-def provenance(program: str) -> str:
-    """The same, a line each."""
-    return "\n".join(f"{name:<10}{value}" for name, value in origin(program).items())
+    return f"{name}, cache of {caches[-1].read_text().strip()}" if caches else name

@@ -9,7 +9,7 @@ import pytest
 import launch.report.__main__
 import launch.train
 from launch.cli.options import parse_run
-from launch.run.metric_log import RunLogger
+from launch.run.metric_log import MetricLog
 from tests.documents import ROOT, blocks
 from tests.launch.programs import LEAST, argv, fake_wandb
 from tests.launch.run_directories import write_run
@@ -23,8 +23,8 @@ def commands() -> list[list[str]]:
 
 def test_every_command_runs_or_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = write_run(tmp_path / "run", 0)
-    with RunLogger(run, draft_length=1) as logger:
-        logger.log(1, {"reward/mean": 0.5})
+    with MetricLog(run) as metric_log:
+        metric_log.log(1, {"reward/mean": 0.5})
     ran = []
     for program, *arguments in commands():
         arguments = [str(run) if argument == "DIR" else argument for argument in arguments]

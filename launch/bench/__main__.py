@@ -19,7 +19,7 @@ from launch.bench.sections.trained import trained
 from launch.cli.options import parse, run_program
 from launch.cli.paths import check_writable, make_directory
 from launch.cli.pyplot import load_pyplot
-from launch.timing import provenance
+from launch.timing import format_provenance
 from specjax.checkpoint import Which
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
         save = Path(options.checkpoint), options.checkpoint_step
         chosen[TRAINED] = trained(*save, options.recipe, preset.batch)
     console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
-    console.print(f"{provenance('launch.bench')}\npreset    {name}\n")
+    console.print(f"{format_provenance('launch.bench')}\npreset    {name}\n")
     networks, found = random_networks(preset), {}
     for section, measure in chosen.items():
         with console.status(section):

@@ -1,14 +1,14 @@
-"""The networks of a preset with random weights, the prompts put to them, and programs compiled against the clock."""
+"""The networks of a preset with random weights, and random prompts for them."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from launch.bench.presets import Preset
@@ -17,28 +17,32 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
-from specjax.parallel.mesh import MeshConfig, decoding_options, make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.generate import prepare
 from specjax.types import Params, Policy, Prompts, PyTree
 
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """A policy and its drafter on one device, their parameters as they are trained and saved. Equal to itself alone."""
+    """A policy and its drafter on one device. trained: their parameters as they are trained and saved.
+
+    Compared by identity.
+    """
 
     decoder: DecoderConfig
     policy: Policy
     drafter: Drafter
     trained: Params
+    mesh: Mesh
 
     @cached_property
     def params(self) -> Params:
-        """The parameters in the compute dtype."""
+        """The parameters as rollouts take them."""
         return prepare(self.trained, self.policy.dtype)
 
 
 class Functions(NamedTuple):
-    """A policy and its drafter without weights, and what makes those of each from a key."""
+    """A policy and its drafter without weights, and the initialisers of both."""
 
     policy: Policy
     drafter: Drafter
@@ -47,7 +51,7 @@ class Functions(NamedTuple):
 
 
 def functions(preset: Preset) -> Functions:
-    """The networks of a preset: a decoder, and an EAGLE-3 head of its widths."""
+    """Build the networks of a preset: a decoder, and an EAGLE-3 head of its widths."""
     decoder = preset.decoder
     head = Eagle3Config(
         hidden_size=decoder.hidden_size,
@@ -69,32 +73,15 @@ def functions(preset: Preset) -> Functions:
 
 
 def random_networks(preset: Preset) -> Networks:
-    """Fresh weights: what a round costs does not hang on them, and acceptance is forced."""
+    """Initialise the networks of a preset: the cost of a round does not depend on the weights, acceptance is forced."""
     made, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
     params = Params(
         policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
     )
-    return Networks(preset.decoder, made.policy, made.drafter, params)
+    return Networks(preset.decoder, made.policy, made.drafter, params, mesh)
 
 
 def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
-    """Prompts of one length, of tokens at random."""
+    """Return prompts of random tokens, all of one length."""
     tokens = np.random.default_rng(0).integers(1, networks.policy.vocab_size, (rows, length), dtype=np.int32)
     return Prompts(jnp.asarray(tokens), jnp.full(rows, length, jnp.int32), jnp.arange(rows, dtype=jnp.int32))
-
-
-def compiled(
-    networks: Networks,
-    function: Callable[..., Any],
-    *args: Any,
-    donate: tuple[int, ...] = (),
-    options: dict[str, Any] | None = None,
-) -> tuple[Callable[..., Any], float]:
-    """The program for arguments like these, with `options` over those that decoding with these networks has.
-
-    Returns it with the seconds of making it.
-    """
-    start = time.perf_counter()
-    chosen = decoding_options(networks.policy.dtype) | (options or {})
-    program = jax.jit(function, donate_argnums=donate, compiler_options=chosen).lower(*args).compile()
-    return program, time.perf_counter() - start

@@ -1,21 +1,23 @@
 """What a section found, as a table and as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.timing import interval, provenance
+from launch.timing import format_provenance, interval
 
 Value = str | int | float | tuple[float, float, float] | None
 Row = Mapping[str, Value]
+NO_ROOM = "-: the device has too little memory for it"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A value of three is a median with its 95% interval; None, or a column that a row lacks, was not measured."""
+    """A table. Three numbers are a median with its 95% interval; None, or a missing column, was not measured."""
 
     title: str
     rows: Sequence[Row]
@@ -23,8 +25,18 @@ class Section:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """The median ratio of what was measured in the same turns, with its interval."""
+    """Return the median ratio of measurements from the same turns, with its interval."""
     return interval([a / b for a, b in zip(over, under, strict=True)])
+
+
+def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
+    """Return the rows measured in a cell, or the cell alone if the device has too little memory for it."""
+    try:
+        return [{**cell, **row} for row in measure()]
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    return [cell]
 
 
 def print_section(section: Section, console: Console) -> None:
@@ -43,7 +55,7 @@ def as_json(preset: str, sections: Mapping[str, Section]) -> dict[str, Any]:
     """{"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}"""
     return {
         "preset": preset,
-        "provenance": provenance("launch.bench").splitlines(),
+        "provenance": format_provenance("launch.bench").splitlines(),
         "sections": {name: vars(section) for name, section in sections.items()},
     }
 

@@ -21,7 +21,7 @@ from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.costs.rollout_timer import RolloutTime, RolloutTimer
 from launch.data.batches import PromptTable
-from launch.timing import in_turns, interval
+from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import make_prepare, per_shard
@@ -173,7 +173,7 @@ def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout],
     def best_of(plans: list[Plan]) -> Plan:
         if len(plans) == 1:
             return plans[0]
-        times = in_turns({plan: plan.next_turns(repeats) for plan in plans}, SCREENED)
+        times = interleaved({plan: plan.next_turns(repeats) for plan in plans}, SCREENED)
         # By the sum over all turns: the median of a few says more of their prompts than of the plan.
         return max(
             plans, key=lambda plan: sum(x.lengths.sum() for x in times[plan]) / sum(x.seconds for x in times[plan])
@@ -189,7 +189,7 @@ def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout],
     best, plain_plans = best_of(plans), [Plan(rollout, (0,) * len(rollout.phases)) for rollout in plain]
     best_plain, same_phases = best_of(plain_plans), plain_plans[drafting.index(best.rollout)]
     compared = {"plain": best_plain, "speculative": best, "same phases": same_phases}
-    a, b, c = in_turns({name: plan.next_turns(0) for name, plan in compared.items()}, repeats).values()
+    a, b, c = interleaved({name: plan.next_turns(0) for name, plan in compared.items()}, repeats).values()
     return Speedup(
         plain=best_plain,
         speculative=best,

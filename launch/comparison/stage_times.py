@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
-from launch.timing import in_turns, interval
+from launch.timing import interleaved, interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 Interval = tuple[float, float, float]
@@ -57,7 +57,7 @@ def step_speedup(share: float, generation_speedup: float) -> float:
 
 def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> Timed:
     """Time the variants in turns, `steps` steps each. lengths: the draft lengths that they choose among."""
-    times = in_turns({name: variant.time_step for name, variant in variants.items()}, steps)
+    times = interleaved({name: variant.time_step for name, variant in variants.items()}, steps)
     plain = times[PLAIN]
     share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
     reports = {}

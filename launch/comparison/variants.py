@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
-from launch.costs.cost_table import RoundClock, load_cells
+from launch.costs.cost_table import cell_timer, load_cells
 from launch.data.batches import PromptPipeline
 from specjax.cost import Drafting, choose, remember, round_seconds
 from specjax.drafters import NoDrafter
@@ -109,11 +109,8 @@ def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
     if config.cost_table is not None:
         cells = load_cells(Path(config.cost_table), experiment.phases, lengths)
         return lambda params: round_seconds(cells, experiment.phases, lengths)
-    prompts = experiment.train_prompts.batch(np.arange(config.data.prompts))
-    clock = RoundClock(
-        experiment.networks, experiment.train.rollout, experiment.phases, prompts, experiment.mesh, beyond=False
-    )
-    return lambda params: round_seconds(clock.measure(params, 0), experiment.phases, lengths)
+    timer = cell_timer(experiment, fit_others=False)
+    return lambda params: round_seconds(timer.measure(params, 0), experiment.phases, lengths)
 
 
 def make_variants(

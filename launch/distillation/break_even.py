@@ -15,7 +15,7 @@ import numpy as np
 from launch.build.experiment import Experiment
 from launch.costs.rollout_timer import RolloutTimer
 from launch.distillation.trainer import DistillationCost
-from launch.timing import in_turns, interval
+from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.rollout.generate import make_prepare, per_shard
 from specjax.rollout.speculative import speculative_rollout
@@ -93,6 +93,6 @@ def measure_break_even(
 
     runs = {length: measure(drafter, params, length) for length in rollout.lengths if length}
     runs = {0: measure(NoDrafter(), replace(params, draft={}), 0)} | runs
-    seconds = in_turns(runs, repeats)
+    seconds = interleaved(runs, repeats)
     spent = cost.generation_s + cost.training_s
     return [BreakEven(seconds[0], seconds[length], spent, length) for length in seconds if length]

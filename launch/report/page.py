@@ -14,12 +14,15 @@ from launch.report.completions import completions
 from launch.report.scales import duration, number
 from launch.report.series import Series
 from launch.report.warnings import warnings
+from launch.run.console import console
+from launch.run.metric_log import STANDARD_METRICS
 from launch.run.records import Run, read_run
 from models.files import write_atomically
 
 REPORT_FILE = "report.html"
 # Of the palette.
 COLORS = 6
+POSITION = re.compile(r"rollout/acceptance_rate_pos_(\d+)")
 # Of probe steps; they sum to time/step.
 STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "train": 2}
 
@@ -34,6 +37,14 @@ def write_report(directory: Path) -> Path:
     return path
 
 
+def try_report(directory: Path) -> None:
+    """Write report.html and say where it is. Never raise, so that the error of a run that failed is not masked."""
+    try:
+        console.print(f"report: {write_report(directory)}")
+    except Exception as error:
+        console.print(f"no report: {type(error).__name__}: {error}", markup=False)
+
+
 def page(run: Run) -> str:
     """The whole report as HTML."""
     parts = [
@@ -42,6 +53,7 @@ def page(run: Run) -> str:
         ("Speculative decoding", _charts(*_drafting(run))),
         ("Optimisation", _charts(*_optimisation(run))),
         ("Time", _charts(*_time(run))),
+        ("Other metrics", _charts(*_others(run))),
         ("Completions", _charts(*_lengths(run)) + _space(completions(run.samples))),
         ("Configuration", _config(run)),
     ]
@@ -59,7 +71,7 @@ def _resource(name: str) -> str:
 
 
 def _head(run: Run) -> str:
-    starts = run.of_diary("start")
+    starts = run.events_of("start")
     lines = [f"recipe {escape(str(run.config.get('name')))}, seed {run.config.get('seed')}"]
     if starts:
         first = starts[0][1]
@@ -80,7 +92,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, str]]:
     """(label, value) of what the run came to."""
     done = int(run.steps[-1]) if len(run.steps) else 0
     yield f"of {run.config.get('steps')} steps done", str(done)
-    result = {name: value for _, values in run.of_diary("result") for name, value in values.items()}
+    result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
     if "accuracy_after" in result:
         yield f"held-out accuracy, {result['accuracy_before']:.1%} before RL", f"{result['accuracy_after']:.1%}"
     elif len(held_out := run.measured("eval/accuracy")[1]):
@@ -145,11 +157,8 @@ def _drafting(run: Run) -> Iterator[str]:
         hint="acceptance length: accepted tokens and the one behind them",
         zero=True,
     )
-    positions = sorted(
-        (name for name in run.metrics if re.fullmatch(r"rollout/acceptance_rate_pos_\d+", name)),
-        key=lambda name: int(name.rpartition("_")[2]),
-    )
-    rates = {name: f"position {name.rpartition('_')[2]}" for name in positions}
+    positions = sorted(int(match[1]) for name in run.metrics if (match := POSITION.fullmatch(name)))
+    rates = {f"rollout/acceptance_rate_pos_{i}": f"position {i}" for i in positions}
     yield _lines(run, "Acceptance by position", rates, hint="of the drafts that had it", percent=True, zero=True)
     acceptance = [
         _series(run, "draft/measured_acceptance", "measured", 1),
@@ -207,6 +216,13 @@ def _time(run: Run) -> Iterator[str]:
             _series(run, "perf/generation_tokens_per_s", "generation alone, at probes", 1),
         ]
         yield line_chart("Tokens a second", series, zero=True, span=_span(run))
+
+
+def _others(run: Run) -> Iterator[str]:
+    """A chart for each metric of the recipe's own parts, such as its loss or drafter."""
+    for name in run.metrics:
+        if name not in STANDARD_METRICS and not name.startswith("reward/") and not POSITION.fullmatch(name):
+            yield _lines(run, name, {name: name.rpartition("/")[2]})
 
 
 def _stage_table(parts: dict[str, tuple[int, np.ndarray]]) -> str:

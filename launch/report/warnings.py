@@ -1,8 +1,8 @@
-"""What went wrong in a run, from its metrics and its diary."""
+"""What went wrong in a run, from its metrics and its events."""
 
 import numpy as np
 
-from launch.run.draft_alerts import alarm
+from launch.run.draft_alerts import acceptance_alarm
 from launch.run.records import Run
 
 # Beyond these, only how many more.
@@ -11,7 +11,7 @@ MOST = 20
 
 def warnings(run: Run) -> list[str]:
     """A line each, in the order of their steps."""
-    found = [*_alarms(run), *run.of_diary("warning"), *_unscored(run), *_apart(run), *_not_finite(run)]
+    found = [*_alarms(run), *run.events_of("warning"), *_unscored(run), *_apart(run), *_not_finite(run)]
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
@@ -23,8 +23,10 @@ def _alarms(run: Run) -> list[tuple[int, str]]:
     for begin in begins:
         over = np.flatnonzero(raised[begin:] == 0)
         last = steps[-1] if len(over) == 0 else steps[begin + over[0] - 1]
-        accepted, promised = (_at(run, f"draft/{name}_acceptance", steps[begin]) for name in ("measured", "promised"))
-        lines.append((int(steps[begin]), f"{alarm(int(steps[begin]), accepted, promised)}. It lasted to step {last}"))
+        acceptance = (_at(run, f"draft/{name}_acceptance", steps[begin]) for name in ("measured", "promised"))
+        lines.append(
+            (int(steps[begin]), f"{acceptance_alarm(int(steps[begin]), *acceptance)}. It lasted to step {last}")
+        )
     return lines
 
 

@@ -1,11 +1,11 @@
-"""A run as a person follows it: a line a step, and a table of stage times after each probe."""
+"""Prints a run for a person: a line per step, and a table of stage times after each probe."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.run.draft_alerts import alarm
+from launch.run.draft_alerts import acceptance_alarm
 from specjax.cost import Drafting, acceptance_length, batch_gain, choose, promised
 from specjax.rollout.plan import Phase
 
@@ -18,39 +18,45 @@ SKIPPED = "the loss or the gradient of the {} is not finite, and its update is s
 
 Values = Mapping[str, float | None]
 
+console = Console(highlight=False, soft_wrap=True)
+
 
 class StepPrinter:
-    """Called with a step and its metrics, prints every n-th and those that measured more; a terminal or not."""
+    """Called with a step and its metrics, prints alarms, every n-th step, and steps that measured more than others.
+
+    An alarm that lasts is printed when it begins.
+    """
 
     def __init__(self, every: int) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._every, self._lines, self._alarm, self._apart = every, 0, False, False
+        self._every, self._lines, self._alarms = every, 0, set[str]()
 
     def __call__(self, step: int, values: Values) -> None:
-        if values["draft/alarm"] and not self._alarm:
-            said = alarm(step, values["draft/measured_acceptance"], values["draft/promised_acceptance"])
-            self._console.print(said, style="bold red")
-        self._alarm = bool(values["draft/alarm"])
-        if values["rollout/logprob_alarm"] and not self._apart:
-            self._console.print(apart(step, values["rollout/logprob_gap_mean"]), style="bold red")
-        self._apart = bool(values["rollout/logprob_alarm"])
-        if values["update/skipped"]:
-            self._console.print(f"ALARM at step {step}: {SKIPPED.format('policy')}", style="bold red")
-        if values["draft/skipped"]:
-            self._console.print(f"ALARM at step {step}: {SKIPPED.format('draft')}", style="bold red")
+        if self._begins("draft/alarm", values):
+            measured, promised = values["draft/measured_acceptance"], values["draft/promised_acceptance"]
+            console.print(acceptance_alarm(step, measured, promised), style="bold red")
+        if self._begins("rollout/logprob_alarm", values):
+            console.print(logprob_alarm(step, values["rollout/logprob_gap_mean"]), style="bold red")
+        for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
+            if values[name]:
+                console.print(f"ALARM at step {step}: {SKIPPED.format(network)}", style="bold red")
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
         if self._lines % HEADER_EVERY == 0:
-            self._console.print(HEADER, style="bold")
+            console.print(HEADER, style="bold")
         self._lines += 1
-        self._console.print(_line(step, values))
+        console.print(_line(step, values))
         if values["time/generation"] is not None:
-            self._console.print(_stages(values))
+            console.print(_stages(values))
+
+    def _begins(self, alarm: str, values: Values) -> bool:
+        begins = bool(values[alarm]) and alarm not in self._alarms
+        (self._alarms.add if values[alarm] else self._alarms.discard)(alarm)
+        return begins
 
 
-def apart(step: int, gap: float | None) -> str:
-    """The loud line of `rollout/logprob_alarm`. gap: None where it is not finite."""
+def logprob_alarm(step: int, gap: float | None) -> str:
+    """Return the line of `rollout/logprob_alarm`. gap: None if it is not finite."""
     return (
         f"ALARM at step {step}: the log-probs of rollout and training lie {_show(gap, '.3f')} apart, as a mean over "
         "the tokens. "
@@ -58,8 +64,8 @@ def apart(step: int, gap: float | None) -> str:
     )
 
 
-def reasons(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
-    """Why each phase runs at its draft length: a line a phase."""
+def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
+    """Say why each phase runs at its draft length, a line per phase."""
     alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
     gained = batch_gain(drafting, draft_lengths)
     lines = []

@@ -1,9 +1,11 @@
-"""What a person is told of drafting: that it is broken, that it loses, and when it turns off or on, each with why."""
+"""What a run says of drafting: that it is broken, that it loses, and when it turns off or on, each with the reason."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+
+import jax
 
 from launch.build.drafts.base import Draft
+from launch.run.step_timer import Step
 from specjax.cost import Drafting, acceptance_length, batch_gain, promised
 from specjax.rollout.plan import Phase
 from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
@@ -13,25 +15,30 @@ CAUSES = (
     "(d2t), stale draft weights in the rollout, a draft cache that is not repaired or begins late"
 )
 
-# Below it a draft that is no longer random is taken for one that was not loaded as it was made.
-FLOOR = 0.2
+# A draft that is not random has at least this predicted acceptance, unless it was loaded wrongly.
+LEAST_ACCEPTANCE = 0.2
 
 
-def misloaded(draft: Draft, predicted: float, temperature: float) -> str | None:
-    """Return what is said of a draft from a checkpoint whose first step foresees less than it should, else None.
+def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | None:
+    """Return an alarm if the draft was read from a checkpoint and predicts too little acceptance in the first step.
 
-    A draft loaded wrongly lowers what training promises and what the rollout accepts alike: no alarm tells.
+    A draft that was loaded wrongly has little predicted and little measured acceptance: `draft/alarm`, which compares
+    the two, stays silent.
 
     predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's law.
     """
+    if draft.read_from is None:
+        return None
     made_for = draft.made_for
-    known = made_for is not None and made_for.temperature == temperature
-    stated = made_for.predicted_acceptance if made_for is not None and known else None
-    least = FLOOR if stated is None else max(stated - ALARM_MARGIN, 0.0)
+    same_law = made_for is not None and made_for.temperature == temperature
+    stated = made_for.predicted_acceptance if made_for is not None and same_law else None
+    least = LEAST_ACCEPTANCE if stated is None else max(stated - ALARM_MARGIN, 0.0)
     if predicted >= least:
         return None
     if stated is None or made_for is None:
-        expected = f"one that is not random comes to {FLOOR} and more, and nothing beside it states what it came to"
+        expected = (
+            f"one that is not random comes to {LEAST_ACCEPTANCE} and more, and nothing beside it states what it came to"
+        )
     else:
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (
@@ -40,9 +47,9 @@ def misloaded(draft: Draft, predicted: float, temperature: float) -> str | None:
     )
 
 
-def alarm(step: int, accepted: float | None, promised: float | None) -> str:
-    """The loud line of `draft/alarm`: what the rollout accepted at position 1 and what training promised."""
-    numbers = ["-" if value is None else f"{value:.2f}" for value in (accepted, promised)]
+def acceptance_alarm(step: int, measured: float | None, promised: float | None) -> str:
+    """Return the line of `draft/alarm`: acceptance at position 1 in the rollout, and what training promised."""
+    numbers = ["-" if value is None else f"{value:.2f}" for value in (measured, promised)]
     return (
         f"ALARM at step {step}: the rollout accepts {numbers[0]} of its drafts at position 1, where training on the "
         f"same tokens promises at least {numbers[1]}; so for {ALARM_PATIENCE} steps. What is generated keeps its law, "
@@ -50,8 +57,8 @@ def alarm(step: int, accepted: float | None, promised: float | None) -> str:
     )
 
 
-def losing(speedup: float, draft_length: int) -> str | None:
-    """What is said where a draft length that no choice can lower was measured to lose, else None."""
+def slower_than_plain(speedup: float, draft_length: int) -> str | None:
+    """Return a warning if a fixed draft length was measured to lose."""
     if speedup >= 1:
         return None
     return (
@@ -60,22 +67,26 @@ def losing(speedup: float, draft_length: int) -> str | None:
     )
 
 
-class Switches:
-    """Called with each step, says in which phases drafting turned off or on since the step before, and why."""
+class DraftSwitches:
+    """Called with each step, says in which phases drafting was turned off or on, and why."""
 
     def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
         self._phases, self._lengths, self._say = phases, draft_lengths, say
         self._before: list[int] | None = None
-        self._measured = "not measured yet"
+        self._speedup = "not measured yet"
 
-    def __call__(self, step: int, lengths: Sequence[int], drafting: Drafting, metrics: Mapping[str, Any]) -> None:
-        """lengths: at which each phase ran; drafting: by what they were chosen; metrics: of the step."""
+    def __call__(self, step: Step) -> None:
+        if step.drafting is None:
+            return
+        # All shards run at the same draft lengths.
+        by_shard, drafting = jax.device_get((step.rollout.draft_length, step.drafting))
+        lengths = by_shard[0].tolist()
         for number, (before, now) in enumerate(zip(self._before or lengths, lengths, strict=True)):
             if (before == 0) != (now == 0):
-                self._say(step, self._line(step, number, before, now, drafting))
-        self._before = list(lengths)
-        if (speedup := metrics.get("perf/speedup_vs_autoregressive")) is not None:
-            self._measured = f"measured at step {step}: {float(speedup):.2f}"
+                self._say(step.number, self._line(step.number, number, before, now, drafting))
+        self._before = lengths
+        if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is not None:
+            self._speedup = f"measured at step {step.number}: {float(speedup):.2f}"
 
     def _line(self, step: int, number: int, before: int, now: int, drafting: Drafting) -> str:
         phase, k = self._phases[number], max(before, now)
@@ -88,5 +99,5 @@ class Switches:
             f"Draft length {k}: alpha {float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the "
             f"batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
             f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; promised speed "
-            f"{float(speed[index]):.2f}, over all phases {self._measured}"
+            f"{float(speed[index]):.2f}, over all phases {self._speedup}"
         )

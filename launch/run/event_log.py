@@ -1,4 +1,4 @@
-"""What a run has to say beside its metrics: when and where it ran, what it warned of, how it ended."""
+"""What a run says beside its metrics: where and when it ran, its warnings, its results. The file is diary.jsonl."""
 
 import datetime
 import importlib.metadata
@@ -9,38 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
+from launch.run.console import console
 from launch.run.directory import cut_lines
 
-DIARY_FILE = "diary.jsonl"
+EVENTS_FILE = "diary.jsonl"
 PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
 
-class Diary:
-    """Lines of diary.jsonl, each with the last step that was done: a `start`, a `warning` or a `result`.
+class EventLog:
+    """Writes a line per event, with the last step that was done: a `start`, a `warning` or a `result`.
 
-    directory: of the run.
-    step:      where the run begins, or is resumed; lines of later steps are dropped.
+    step: where the run starts or resumes. Lines of later steps are dropped.
     """
 
-    def __init__(self, directory: Path, console: Console, step: int = 0) -> None:
-        self.directory = directory
-        self._path, self._console = directory / DIARY_FILE, console
+    def __init__(self, directory: Path, step: int = 0) -> None:
+        self._path = directory / EVENTS_FILE
         cut_lines(self._path, step, every=True)
-        self._write(step, "start", _surroundings())
+        self._write(step, "start", _environment())
 
     def warn(self, step: int, text: str, style: str | None = None) -> None:
-        """Print a line of text and keep it."""
-        self._console.print(text, style=style, markup=False)
-        self.keep(step, text)
+        """Print a warning and write it."""
+        console.print(text, style=style, markup=False)
+        self.record_warning(step, text)
 
-    def keep(self, step: int, text: str) -> None:
-        """Keep a warning that is printed elsewhere."""
+    def record_warning(self, step: int, text: str) -> None:
+        """Write a warning that is printed elsewhere."""
         self._write(step, "warning", text)
 
-    def result(self, step: int, **values: float) -> None:
-        """Keep what was measured once the steps were done."""
+    def record_result(self, step: int, **values: float) -> None:
+        """Write what was measured after the last step."""
         self._write(step, "result", values)
 
     def _write(self, step: int, kind: str, value: Any) -> None:
@@ -48,7 +46,7 @@ class Diary:
             file.write(json.dumps({"step": step, kind: value}) + "\n")
 
 
-def _surroundings() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     devices = jax.devices()
     installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}

@@ -1,8 +1,8 @@
-"""What a run leaves behind of every step: a line of metrics.jsonl, TensorBoard events, a line on the console."""
+"""Logs the metrics of every step: metrics.jsonl, TensorBoard events, the console, and what else is asked for."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +12,45 @@ from tensorboardX import SummaryWriter
 from launch.run.console import StepPrinter
 from launch.run.directory import METRICS_FILE, cut_lines
 
-
-def metric_names(draft_length: int, rewards: Sequence[str] = ()) -> tuple[str, ...]:
-    """Every metric of a step, in the order of the file; one acceptance rate for each position of a draft, and one mean
-    for each of the `rewards` that are summed.
-    """
-    return (
-        *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
-        *(f"reward/{name}" for name in rewards),
-        "eval/accuracy",
-        *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
-        *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
-        *("groups/zero_variance", "groups/sequences_trained"),
-        *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
-        *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
-        *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(draft_length)),
-        *("draft/predicted_acceptance", "draft/promised_acceptance"),
-        *("draft/measured_acceptance", "draft/alarm"),
-        *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
-        *("time/data", "time/prepare", "time/generation", "time/reward", "time/logprob", "time/train", "time/step"),
-        *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
-    )
+# In every line of metrics.jsonl, null where a step did not measure them. Other metrics follow by their own names.
+STANDARD_METRICS = (
+    *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
+    *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
+    *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
+    *("groups/zero_variance", "groups/sequences_trained"),
+    *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
+    *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
+    *("draft/predicted_acceptance", "draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
+    *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
+    *("time/data", "time/prepare", "time/generation", "time/reward", "time/logprob", "time/train", "time/step"),
+    *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
+)
 
 
-class RunLogger:
+class MetricLog:
     """Logs the steps of the run in `directory`.
 
-    draft_length: K of the run's rollouts.
-    print_every:  steps from one printed line to the next.
-    resume_step:  the step that was restored; what was logged of later ones is dropped, so that none appears twice.
-    rewards:      names of the parts of a reward that has some.
-    also:         called with a step and what it measured.
+    print_every: print every n-th step.
+    resume_step: the restored step. Lines of later steps are dropped, so that none appears twice.
+    also:        called with a step and the values that it measured.
     """
 
     def __init__(
         self,
         directory: Path,
-        draft_length: int,
         print_every: int = 1,
         resume_step: int | None = None,
-        rewards: Sequence[str] = (),
         also: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
-        self._names = metric_names(draft_length, rewards)
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else cut_lines(path, resume_step)
         self._file = path.open("a", encoding="utf-8")
-        # The time in an event file's name has seconds, in which a run may be resumed twice: the step tells them apart.
+        # An event file is named by the second, and a run may be resumed twice within one: the step tells them apart.
         start = 0 if resume_step is None else resume_step + 1
         self._events = SummaryWriter(str(directory), purge_step=start, filename_suffix=f".{start}")
         self._print, self._also = StepPrinter(print_every), also
 
-    def __enter__(self) -> "RunLogger":
+    def __enter__(self) -> "MetricLog":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -71,20 +58,16 @@ class RunLogger:
         self._events.close()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
-        """Record the metrics of a step, scalars of any kind: the file is complete to this step when it returns.
+        """Write the metrics of a step, scalars by any names, and return the values as they are written.
 
-        Returns them as they are written.
-
-        Names that are missing, and values that are not finite, which JSON does not know, are null. Raises ValueError
-        for a name that is no metric, and for a step that is not behind the one logged before.
+        Values that are not finite, which JSON does not know, are null. Raises ValueError for a value that is no scalar,
+        and for a step that is not after the last one.
         """
-        if unknown := sorted(metrics.keys() - set(self._names)):
-            raise ValueError(f"{unknown[0]}: not a metric")
         if self._last is not None and step <= self._last:
-            raise ValueError(f"step = {step}: must be behind {self._last}, which is logged already")
-        self._last = step
+            raise ValueError(f"step = {step}: must be after {self._last}, which is logged already")
         fetched = jax.device_get(dict(metrics))
-        values = {name: _number(fetched.get(name)) for name in self._names}
+        values = dict.fromkeys(STANDARD_METRICS) | {name: _number(name, value) for name, value in fetched.items()}
+        self._last = step
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
         measured = {name: value for name, value in values.items() if value is not None}
@@ -97,6 +80,10 @@ class RunLogger:
         return values
 
 
-def _number(value: Any) -> float | int | None:
+def _number(name: str, value: Any) -> float | int | None:
+    if name == "step":
+        raise ValueError("step: must not be the name of a metric")
+    if getattr(value, "size", 1) != 1:
+        raise ValueError(f"{name}: has shape {value.shape}, a metric must be a scalar")
     number = value.item() if hasattr(value, "item") else value
     return None if number is None or not math.isfinite(number) else number

@@ -1,4 +1,4 @@
-"""What a run's directory tells."""
+"""Reads what a run has written to its directory."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from launch.cli.errors import ConfigError
 from launch.run.directory import CONFIG_FILE, METRICS_FILE, saved_step
-from launch.run.event_log import DIARY_FILE
+from launch.run.event_log import EVENTS_FILE
 from launch.run.sample_log import SAMPLES_FILE
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
@@ -22,7 +22,7 @@ class Run:
     """A run, finished or not.
 
     steps:   int [n], those that metrics.jsonl has. metrics: each float [n], NaN where a step did not measure it.
-    samples: the lines of samples.jsonl (launch.run.sample_log). diary: those of diary.jsonl (launch.run.event_log).
+    samples: the lines of samples.jsonl (launch.run.sample_log). events: those of diary.jsonl (launch.run.event_log).
     """
 
     name: str
@@ -30,7 +30,7 @@ class Run:
     steps: np.ndarray
     metrics: dict[str, np.ndarray]
     samples: list[dict[str, Any]]
-    diary: list[dict[str, Any]]
+    events: list[dict[str, Any]]
 
     def measured(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps, values) of the steps that measured it."""
@@ -38,9 +38,9 @@ class Run:
         found = np.isfinite(values)
         return self.steps[found], values[found]
 
-    def of_diary(self, kind: str) -> list[tuple[int, Any]]:
-        """(step, what it says) of the diary's lines of a kind."""
-        return [(line["step"], line[kind]) for line in self.diary if kind in line]
+    def events_of(self, kind: str) -> list[tuple[int, Any]]:
+        """Return (step, value) of the events of a kind."""
+        return [(line["step"], line[kind]) for line in self.events if kind in line]
 
 
 def read_run(directory: Path) -> Run:
@@ -60,7 +60,7 @@ def read_run(directory: Path) -> Run:
         # None becomes NaN.
         metrics={name: np.array([line.get(name) for line in lines], np.float64) for name in names},
         samples=_lines(directory / SAMPLES_FILE),
-        diary=_lines(directory / DIARY_FILE),
+        events=_lines(directory / EVENTS_FILE),
     )
 
 

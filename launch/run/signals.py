@@ -1,4 +1,4 @@
-"""A run that is told to stop: by a scheduler, with SIGTERM, or by a person, with Ctrl-C."""
+"""Stops a run on request: of a scheduler, by SIGTERM, or of a person, by Ctrl-C."""
 
 import os
 import signal
@@ -9,22 +9,22 @@ from collections.abc import Callable
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopping:
-    """Within its block, the first of `SIGNALS` only sets `signal`, for a loop to look at; the second ends the process.
+class StopSignals:
+    """Within its block, the first of `SIGNALS` only sets `received`; a second one ends the process at once.
 
-    It ends with exit code 128 + signal, in the midst of whatever it does: a thread sees to that, since Python calls the
-    handlers of signals only between steps, which may take long to compile or to run.
+    The process then ends with exit code 128 + signal. A thread does it: Python runs signal handlers only between
+    bytecodes, and one of these may compile or run a program for long.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.signal: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self._say = say
 
-    def __enter__(self) -> "Stopping":
+    def __enter__(self) -> "StopSignals":
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writing.fileno())
-        # Only a signal with a handler of Python's is written there.
+        # Only a signal with a handler in Python is written there.
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         self._thread = threading.Thread(target=self._watch, daemon=True, name="signals")
         self._thread.start()
@@ -39,10 +39,12 @@ class Stopping:
         self._reading.close()
 
     def _watch(self) -> None:
-        while received := self._reading.recv(1):
-            if received[0] not in SIGNALS:
+        while read := self._reading.recv(1):
+            if read[0] not in SIGNALS:
                 continue
-            if self.signal is not None:
-                os._exit(128 + received[0])
-            self.signal = signal.Signals(received[0])
-            self._say(f"{self.signal.name}: the run ends behind the step under way; a second one ends it at once")
+            if self.received is not None:
+                os._exit(128 + read[0])
+            self.received = signal.Signals(read[0])
+            self._say(
+                f"{self.received.name}: finishing the current step, then saving and exiting; a second one exits at once"
+            )

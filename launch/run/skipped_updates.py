@@ -1,61 +1,59 @@
-"""What ends a run that no longer learns: updates that are skipped, step after step."""
+"""Saves the batches whose updates were skipped, and says when a run no longer learns."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from specjax.types import Prompts, Rollout
+from launch.run.step_timer import Step
 
-# Batches that stay on disk. The networks of a run's last save are nearest to those of the newest.
+# The newest files stay: the networks of the last save are nearest to theirs.
 KEPT = 4
 NAME = re.compile(r"skipped_step_(\d+)\.npz")
 
 
 class SkippedUpdates:
-    """Called with each step, saves the batch of every one that skipped an update, of the policy or of the draft.
+    """Called with each step, saves the batch if an update of the policy or of the draft was skipped.
 
-    As `skipped_step_N.npz` in the directory, where the newest `KEPT` stay, and none of a step behind `last`, from which
-    the run goes on. With the networks of a save, and the rows that its state replays, such a file is all that the
-    losses were computed from: the prompts as `prompt_NAME`, and every array of the `TrainBatch` under its own name.
+    The file is `skipped_step_N.npz` in the run's directory. It holds the prompts as `prompt_NAME` and every array of
+    the `TrainBatch` under its own name: with the networks of a save, and the rows that its state replays, all that the
+    losses were computed from.
 
-    reason: why the run is to end, in one line, from the end of the first row of `limit` steps on that each skipped an
-            update; None before, and always with a limit of 0.
+    limit:     end the run after so many steps in a row that skipped an update; 0 for never.
+    last_step: where the run resumes. Files of later steps are deleted.
+    reason:    one line that says why the run must end, or None.
     """
 
-    def __init__(self, directory: Path, limit: int, last: int = 0) -> None:
-        self._directory, self._limit, self._row = directory, limit, 0
+    def __init__(self, directory: Path, limit: int, last_step: int = 0) -> None:
+        self._directory, self._limit, self._in_a_row = directory, limit, 0
         self.reason: str | None = None
-        for step, file in self._saved().items():
-            if step > last:
+        for step, file in self._files().items():
+            if step > last_step:
                 file.unlink()
 
-    def __call__(self, step: int, metrics: Mapping[str, Any], prompts: Prompts, rollout: Rollout) -> None:
-        """metrics: `draft/skipped` is absent where no draft is trained. rollout: with its batch."""
-        if not int(metrics["update/skipped"]) + int(metrics.get("draft/skipped", 0)):
-            self._row = 0
+    def __call__(self, step: Step) -> None:
+        if not int(step.metrics["update/skipped"]) + int(step.metrics.get("draft/skipped", 0)):
+            self._in_a_row = 0
             return
-        self._row += 1
-        saved = self._save(step, prompts, rollout)
-        if self._row == self._limit and self.reason is None:
+        self._in_a_row += 1
+        path = self._save(step)
+        if self._in_a_row == self._limit and self.reason is None:
             self.reason = (
-                f"step {step}: updates were skipped in {self._limit} steps in a row, for a loss or a gradient that is "
-                f"not finite; the batch of the last is in {saved}"
+                f"step {step.number}: updates were skipped in {self._limit} steps in a row, for a loss or a gradient "
+                f"that is not finite; the batch of the last is in {path}"
             )
 
-    def _save(self, step: int, prompts: Prompts, rollout: Rollout) -> Path:
-        path = self._directory / f"skipped_step_{step}.npz"
-        arrays = {f"prompt_{name}": x for name, x in vars(prompts).items()} | vars(rollout.batch)
+    def _save(self, step: Step) -> Path:
+        path = self._directory / f"skipped_step_{step.number}.npz"
+        arrays = {f"prompt_{name}": x for name, x in vars(step.prompts).items()} | vars(step.rollout.batch)
         kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
         np.savez(path, **kept)  # pyright: ignore[reportArgumentType]
-        files = self._saved()
+        files = self._files()
         for old in sorted(files)[:-KEPT]:
             files[old].unlink()
         return path
 
-    def _saved(self) -> dict[int, Path]:
-        found = ((NAME.fullmatch(file.name), file) for file in self._directory.iterdir())
-        return {int(match[1]): file for match, file in found if match}
+    def _files(self) -> dict[int, Path]:
+        matches = ((NAME.fullmatch(file.name), file) for file in self._directory.iterdir())
+        return {int(match[1]): file for match, file in matches if match}

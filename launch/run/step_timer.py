@@ -1,90 +1,81 @@
-"""The clock of a run's steps, and their way to the log."""
+"""Times the steps of a run, and hands each to its log while the next one runs."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from launch.run.draft_alerts import Switches
-from launch.run.metric_log import RunLogger
-from launch.run.skipped_updates import SkippedUpdates
 from specjax.cost import Drafting
 from specjax.types import Prompts, Rollout
 
-Values = Mapping[str, Any]
-Choice = tuple[jax.Array | None, Drafting] | None
-Generated = tuple[Prompts, Rollout]
-# Number, begin, metrics, choice and rollout of a step.
-Pending = tuple[int, float, dict[str, Any], Choice, Generated | None]
+Metrics = dict[str, Any]
 
 
-class StepRecord:
-    """Times each step, and logs it when the next is under way, so that fetching its metrics stalls nothing."""
+@dataclass
+class Step:
+    """A training step that was given to the device.
+
+    start:    when it began, by time.perf_counter.
+    metrics:  with `time/step` where the step has timed itself, as a probe does.
+    drafting: what its draft lengths were chosen by; None where none are.
+    """
+
+    number: int
+    start: float
+    metrics: Metrics
+    prompts: Prompts
+    rollout: Rollout
+    drafting: Drafting | None = None
+
+
+class StepTimer:
+    """Times each step, and logs it once the next one is dispatched, so that fetching its metrics stalls nothing.
+
+    log:       writes metrics and returns the values written.
+    observers: called with each step after it was logged.
+    logged:    the values of the step logged last.
+    """
 
     def __init__(
         self,
-        logger: RunLogger,
-        switches: Switches | None = None,
-        first: Callable[[Values], None] | None = None,
-        skipped: SkippedUpdates | None = None,
+        log: Callable[[int, Mapping[str, Any]], dict[str, float | None]],
+        observers: Sequence[Callable[[Step], None]] = (),
     ) -> None:
-        """first: called with the metrics of the first step alone. `logged` is the line of the step last logged."""
-        self._logger, self._switches, self._first, self._skipped = logger, switches, first, skipped
+        self._log_metrics, self._observers = log, observers
         self.logged: dict[str, float | None] = {}
-        self._pending: Pending | None = None
-        self._done = 0.0
+        self._pending: Step | None = None
+        self._last_end = 0.0
 
-    def dispatched(
-        self,
-        number: int,
-        start: float,
-        metrics: dict[str, Any],
-        choice: Choice = None,
-        generated: Generated | None = None,
-    ) -> None:
-        """Step `number`, begun at `start`, is on the device: the one before it can be logged.
-
-        choice: the draft lengths of the step, [shards, phases], and what they were chosen by. generated: what the
-        metrics are of.
-        """
+    def dispatched(self, step: Step) -> None:
+        """Take a step that is on the device, and log the one before."""
         self.wait()
-        previous, self._pending = self._pending, (number, start, metrics, choice, generated)
-        # Where calling a step runs it to its end, as on CPU, the next one would only count as a part of this one.
-        arrays = (x for x in metrics.values() if isinstance(x, jax.Array))
+        previous, self._pending = self._pending, step
+        # Where a call runs its step to the end, as on CPU, waiting later would count the next one as part of it.
+        arrays = (x for x in step.metrics.values() if isinstance(x, jax.Array))
         if all(x.is_ready() for x in arrays):  # pyright: ignore[reportAttributeAccessIssue]
             self.wait()
         self._log(previous)
 
     def wait(self) -> None:
-        """Let the step last dispatched end, so that what follows is not counted as its time.
-
-        A probe step, or one before it, has timed itself.
-        """
-        if self._pending is not None and "time/step" not in self._pending[2]:
-            _, start, metrics, *_ = self._pending
-            jax.block_until_ready(metrics)
+        """Wait for the last step, so that its time does not include what follows."""
+        step = self._pending
+        if step is not None and "time/step" not in step.metrics:
+            jax.block_until_ready(step.metrics)
             now = time.perf_counter()
-            # A step that was dispatched while the one before still ran begins when that one ends.
-            metrics["time/step"] = now - max(start, self._done)
-            self._done = now
+            # A step that was dispatched while the one before still ran starts when that one ends.
+            step.metrics["time/step"] = now - max(step.start, self._last_end)
+            self._last_end = now
 
-    def finish(self, more: dict[str, float] | None = None) -> None:
-        """Log the step last dispatched, with what was measured after it."""
+    def finish(self, more: Metrics | None = None) -> None:
+        """Log the last step, with what was measured after it."""
         self.wait()
         self._log(self._pending, more)
         self._pending = None
 
-    def _log(self, step: Pending | None, more: dict[str, float] | None = None) -> None:
-        if step is None:
-            return
-        number, _, metrics, choice, generated = step
-        self.logged = self._logger.log(number, metrics | (more or {}))
-        if self._first is not None:
-            self._first(metrics)
-            self._first = None
-        if self._switches is not None and choice is not None:
-            lengths, drafting = jax.device_get(choice)
-            self._switches(number, lengths[0].tolist(), drafting, metrics)
-        if self._skipped is not None and generated is not None:
-            self._skipped(number, metrics, *generated)
+    def _log(self, step: Step | None, more: Metrics | None = None) -> None:
+        if step is not None:
+            self.logged = self._log_metrics(step.number, step.metrics | (more or {}))
+            for observe in self._observers:
+                observe(step)

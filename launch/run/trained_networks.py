@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.build.experiment import Experiment
-from launch.data.supervised import check_supervised
 from launch.distillation.trainer import check_distillation, distill
 from launch.run.directory import restore_params
-from launch.run.start import warmed_up, warmup_length
+from launch.run.supervised_warmup import check_warmup, warm_up
 from specjax.checkpoint import Which
 from specjax.types import Params
 
@@ -24,12 +23,11 @@ def trained_networks(experiment: Experiment, checkpoint: str | None, which: Whic
         return restore_params(Path(checkpoint), experiment, which)
     config, networks = experiment.config, experiment.networks
     random = networks.draft.read_from is None and networks.draft.has_params
-    distils, length = random or config.distill.steps > 0, warmup_length(experiment)
-    if config.warmup.steps:
-        check_supervised(experiment.problems.train, experiment.tokenizer, config.warmup.batch_size, length)
+    distils = random or config.distill.steps > 0
+    check_warmup(experiment)
     if distils:
         check_distillation(experiment)
-    params = warmed_up(experiment, console)
+    params = warm_up(experiment, console.print)
     if not distils:
         return params
     if not config.distill.steps:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.run.metric_log import metric_names
+from launch.run.metric_log import STANDARD_METRICS
 
 
 def write_run(directory: Path, steps: int, **metrics: list[float | None]) -> Path:
@@ -13,7 +13,7 @@ def write_run(directory: Path, steps: int, **metrics: list[float | None]) -> Pat
     (directory / "config.json").write_text(json.dumps({"name": "tiny", "seed": 3, "steps": steps}))
     given = {name.replace("__", "/"): values for name, values in metrics.items()}
     lines = [
-        {"step": step} | dict.fromkeys(metric_names(2)) | {name: values[step - 1] for name, values in given.items()}
+        {"step": step} | dict.fromkeys(STANDARD_METRICS) | {name: values[step - 1] for name, values in given.items()}
         for step in range(1, steps + 1)
     ]
     write_lines(directory / "metrics.jsonl", lines)

@@ -16,14 +16,14 @@ from launch.bench import __main__ as bench
 from launch.bench import plots
 from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
-from launch.bench.report import Row, Section, print_section
-from launch.bench.rounds import Rounds, where_it_fits
+from launch.bench.report import Row, Section, print_section, where_it_fits
 from launch.bench.sections import layout
 from launch.bench.sections.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
-from launch.bench.sections.generation import Generation, acceptance
+from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import Runs
 from launch.bench.sections.trained import trained
-from launch.bench.stubs import STOP, FreeDrafter, forced_lengths
+from launch.bench.stubs import STOP, forced_lengths
+from launch.bench.timers import rollout_timer
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
@@ -83,7 +83,7 @@ def test_the_floor_counts_what_a_round_reads(networks: Networks):
 
 
 def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("launch.bench.sections.decoding.seconds", lambda run: (run(), 0.5)[1])
+    monkeypatch.setattr("launch.bench.sections.decoding.time_call", lambda run: (run(), 0.5)[1])
     copy = CopyBandwidth()
     assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
 
@@ -93,8 +93,8 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     """Of the rounds that reach a position, the share that goes on is the rate, within five standard deviations."""
     rows = 64
     config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
-    generation = Generation(networks, random_prompts(networks, rows, 4), config)
-    rollout = generation.generate(rate)
+    timer = rollout_timer(networks, random_prompts(networks, rows, 4), config)
+    rollout = timer.generate(0, np.float32(rate))
     assert rollout.drafted is not None and rollout.accepted is not None
     # The last rounds are cut at the budget, which later positions feel: the first position counts where it could be.
     drafted, accepted = (np.asarray(x.sum(axis=0), float) for x in (rollout.drafted, rollout.accepted))
@@ -103,8 +103,8 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     assert (reached > 200).all()
     np.testing.assert_array_less(np.abs(accepted / reached - rate), error)
     # And at another rate, the same program.
-    assert generation.measure(0.0).acceptance_length == 1.0
-    assert generation.measure(1.0).acceptance_length > k
+    assert timer.measure(0, np.float32(0)).acceptance_length == 1.0
+    assert timer.measure(0, np.float32(1)).acceptance_length > k
 
 
 @pytest.mark.slow
@@ -113,9 +113,9 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
     tail = LongTail(median=6, every=4)
     config = RolloutConfig(group_size=2, max_new_tokens=tail.longest, draft_length=k, phases=phases)
     prompts = random_prompts(networks, 8, 4)
-    rollout = Generation(networks, prompts, config, tail=tail).generate(0.7)
+    rollout = rollout_timer(networks, prompts, config, tail=tail).generate(0, np.float32(0.7))
     sequences = jnp.arange(16)
-    keys = sequence_keys(seed_step(0, 0), prompts.id[sequences // 2], sequences % 2)
+    keys = sequence_keys(seed_step(0, -2), prompts.id[sequences // 2], sequences % 2)
     expected = np.asarray(forced_lengths(keys, tail))
     np.testing.assert_array_equal(rollout.lengths, expected)
     tokens = np.asarray(rollout.tokens)
@@ -180,22 +180,6 @@ def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks):
     assert max(float(jnp.abs(x).max()) for x in off) > 0
     for padded, cut in zip(off, on, strict=True):
         np.testing.assert_allclose(cut, padded, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_ways_of_a_round_share_one_state(networks: Networks):
-    """The head's, which a round without its work leaves alone; so all see as many positions."""
-    free = FreeDrafter(networks.policy.vocab_size)
-    ways = {"plain": (free, 0), "free": (free, 2), "whole": (networks.drafter, 2)}
-    rounds = Rounds(networks, networks.drafter, 2, 8, ways, 3)
-    shapes = jax.tree.map(jnp.shape, rounds._state)
-    for name in ways:
-        before = jax.tree.map(np.array, rounds._state.draft)
-        assert rounds.measure(name) > 0 and jax.tree.map(jnp.shape, rounds._state) == shapes
-        after = jax.tree.map(np.array, rounds._state.draft)
-        same = [bool((a == b).all()) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
-        assert all(same) == (name != "whole")
-    assert rounds.compile_seconds.keys() == ways.keys()
 
 
 def test_the_cost_model_says_how_far_it_is_off():

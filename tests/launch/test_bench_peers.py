@@ -15,8 +15,8 @@ from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers, vllm
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
 from launch.bench.presets import LongTail
-from launch.bench.sections.generation import Generation
 from launch.bench.sections.peers import PLAIN, _loaded, peers, rollouts
+from launch.bench.timers import rollout_timer
 from models.hf.save import save_policy
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
@@ -122,7 +122,7 @@ def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
     prompts = random_prompts(networks, 1, 5)
     save_policy(directory, networks.trained.policy, networks.decoder)
     config = RolloutConfig(group_size=1, max_new_tokens=12, draft_length=0, law=SamplingLaw(temperature=0.0))
-    expected = np.asarray(Generation(networks, prompts, config, forced=False).generate().tokens)
+    expected = np.asarray(rollout_timer(networks, prompts, config, forced=False).generate(0, np.float32(0)).tokens)
     assert len(set(expected[0])) > 3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from launch.cli.errors import ConfigError
-from launch.costs.cost_table import CostTable, RoundClock, load_cells
+from launch.costs.cost_table import CostTable, load_cells
 from specjax.cost import Cell
-from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import Phase, RolloutConfig
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
@@ -75,24 +74,10 @@ def test_too_few_cells_for_a_model_are_refused(tmp_path: Path, cells: list[dict[
     assert str(error.value) == f"cost_table = {path}: {count} cells of step 0: must be of two different rounds at least"
 
 
-def test_what_a_length_takes_to_begin_is_spread_over_its_rounds():
-    """Beyond what they all take; of each shape by itself."""
-    large, small = Phase(8, 40), Phase(2, 40)
-    begin = {(large, 0): 1.0, (large, 3): 1.5, (small, 0): 0.75, (small, 3): 0.5}
-    clock = RoundClock.__new__(RoundClock)
-    clock._mesh, clock._count = make_mesh(MeshConfig()), 10
-    clock._rounds = clock._compiled = dict.fromkeys(begin)  # pyright: ignore[reportAttributeAccessIssue]
-    clock._seconds = lambda cell, params, count: begin[cell] + count * (0.25 if cell[1] else 0.125)
-    cells = clock.measure(None, 4)  # pyright: ignore[reportArgumentType]
-    found = {cell[:3]: cell.seconds for cell in cells}
-    assert found == pytest.approx({(8, 40, 0): 0.125, (8, 40, 3): 0.3, (2, 40, 0): 0.15, (2, 40, 3): 0.25})
-    assert {cell.step for cell in cells} == {4}
-
-
-class Clock:
+class FakeTimer:
     """Rounds take longer every time they are measured."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self._times = itertools.count(1)
 
     def measure(self, _: object, step: int) -> list[Cell]:
@@ -102,14 +87,10 @@ class Clock:
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("launch.costs.cost_table.RoundClock", Clock)
+    monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: FakeTimer())
     return SimpleNamespace(
         phases=(Phase(8, 40),),
         train=SimpleNamespace(rollout=RolloutConfig(draft_lengths=(0, 2))),
-        config=SimpleNamespace(data=SimpleNamespace(prompts=1)),
-        train_prompts=SimpleNamespace(batch=lambda rows: rows),
-        networks=None,
-        mesh=None,
     )
 
 
@@ -130,15 +111,15 @@ def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(experiment
     path = tmp_path / "cost_table.json"
     whole = CostTable(experiment, path, [], replayed=False)
     first, saved = whole.update(None, 0), list(whole.cells)  # pyright: ignore[reportArgumentType]
-    assert whole.due(4, True) and not whole.due(4, False)
+    assert whole.changes(4, True) and not whole.changes(4, False)
     second = whole.update(None, 4)  # pyright: ignore[reportArgumentType]
     assert (first != second).any()
 
     resumed = CostTable(experiment, path, [], replayed=False)
     resumed.resume(saved, 3)
-    assert resumed.due(4, False) and resumed.due(5, True)
+    assert resumed.changes(4, False) and resumed.changes(5, True)
     replayed = CostTable(experiment, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
-    assert replayed.due(4, False) and not replayed.due(5, True)
+    assert replayed.changes(4, False) and not replayed.changes(5, True)
     for table in (resumed, replayed):
         np.testing.assert_array_equal(table.update(None, 0), first)  # pyright: ignore[reportArgumentType]
         np.testing.assert_array_equal(table.update(None, 4), second)  # pyright: ignore[reportArgumentType]

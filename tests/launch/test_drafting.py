@@ -1,6 +1,7 @@
 """What a person is told of drafting."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.drafts.model import ModelDraft
 from launch.build.drafts.mtp import MTPDraft
 from launch.run.console import StepPrinter
-from launch.run.draft_alerts import CAUSES, FLOOR, Switches, losing, misloaded
-from launch.run.metric_log import metric_names
+from launch.run.draft_alerts import CAUSES, LEAST_ACCEPTANCE, DraftSwitches, slower_than_plain, wrongly_loaded
+from launch.run.metric_log import STANDARD_METRICS
+from launch.run.step_timer import Step
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
@@ -29,16 +31,23 @@ def drafting(accepted: float) -> Drafting:
     return Drafting(acceptance, Progress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))
 
 
+def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Drafting, **metrics: Any) -> None:
+    rollout: Any = SimpleNamespace(k=jnp.array([lengths]))
+    prompts: Any = None
+    metrics = {name.replace("__", "/"): value for name, value in metrics.items()}
+    switches(Step(step, 0.0, metrics, prompts, rollout, drafting))
+
+
 def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
     said: list[str] = []
-    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
-    switches(1, [2, 2], drafting(0.64), {})
-    switches(2, [2, 2], drafting(0.64), {"perf/speedup_vs_autoregressive": jnp.float32(0.873)})
+    switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
+    switch(switches, 1, [2, 2], drafting(0.64))
+    switch(switches, 2, [2, 2], drafting(0.64), perf__speedup_vs_autoregressive=jnp.float32(0.873))
     assert said == []
-    switches(3, [2, 0], drafting(0.64), {})
-    switches(4, [2, 0], drafting(0.64), {})
-    switches(5, [0, 0], drafting(0.2), {})
-    switches(6, [2, 0], drafting(0.8), {})
+    switch(switches, 3, [2, 0], drafting(0.64))
+    switch(switches, 4, [2, 0], drafting(0.64))
+    switch(switches, 5, [0, 0], drafting(0.2))
+    switch(switches, 6, [2, 0], drafting(0.8))
     assert [line[: line.index(". Draft length")] for line in said] == [
         "step 3: drafting turns off at 2 slots of 96 positions",
         "step 5: drafting turns off at 8 slots of 64 positions",
@@ -53,24 +62,18 @@ def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
 
 def test_a_switch_before_anything_was_measured() -> None:
     said: list[str] = []
-    switches = Switches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
-    fresh = Drafting(
-        Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)),
-        Progress(jnp.zeros((2, 2)), jnp.zeros((2, 2))),
-        jnp.array([[2.0, 2.1], [1.0, 4.0]]),
-    )
+    switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
+    fresh = replace(drafting(0), acceptance=Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)))
     for step, lengths in ((1, [0, 0]), (2, [2, 0])):
-        switches(step, lengths, fresh, {})
+        switch(switches, step, lengths, fresh)
     (line,) = said
     assert "position 1 accepted -, predicted 0.50" in line and line.endswith("not measured yet")
 
 
 def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off() -> None:
-    assert losing(1.0, 3) is None
-    assert losing(0.846, 3) == (
-        "  drafting loses: 0.85 times the speed of draft length 0; "
-        "--rollout.draft-lengths 0 3 turns it off where it does not pay"
-    )
+    assert slower_than_plain(1.0, 3) is None
+    said = slower_than_plain(0.846, 3)
+    assert said is not None and "0.85 times" in said and "--rollout.draft-lengths 0 3" in said
 
 
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
@@ -82,8 +85,8 @@ DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
 
 
 def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
-    assert misloaded(DRAFT, 0.65, 1.0) is None
-    assert misloaded(DRAFT, 0.63, 1.0) == (
+    assert wrongly_loaded(DRAFT, 0.65, 1.0) is None
+    assert wrongly_loaded(DRAFT, 0.63, 1.0) == (
         "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
         "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: "
         + DRAFT.usual_causes
@@ -94,7 +97,7 @@ def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
     "draft", [MTPDraft(**NAMES, head=mtp_config(POLICY, "mimo")), ModelDraft(**NAMES, decoder=POLICY)]
 )
 def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(draft: Draft) -> None:
-    said = misloaded(draft, 0.1, 1.0)
+    said = wrongly_loaded(draft, 0.1, 1.0)
     assert said is not None and said.startswith("ALARM: the draft of draft.path has") and "policy" in said
     assert "layers" not in said and "rope" not in said
 
@@ -104,8 +107,8 @@ def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(draft: Draft) -> Non
 )
 def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
     draft = replace(DRAFT, made_for=made_for)
-    assert misloaded(draft, FLOOR, 1.0) is None
-    said = misloaded(draft, FLOOR - 0.01, 1.0)
+    assert wrongly_loaded(draft, LEAST_ACCEPTANCE, 1.0) is None
+    said = wrongly_loaded(draft, LEAST_ACCEPTANCE - 0.01, 1.0)
     expected = "0.19 in the first step, where one that is not random comes to 0.2 and more, and nothing beside it"
     assert said is not None and expected in said
 
@@ -129,7 +132,7 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
 
 
 def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
-    step = dict.fromkeys(metric_names(2)) | {"draft/measured_acceptance": 0.123, "draft/promised_acceptance": 0.789}
+    step = dict.fromkeys(STANDARD_METRICS) | {"draft/measured_acceptance": 0.123, "draft/promised_acceptance": 0.789}
     printed = StepPrinter(every=2)
     for number, alarm in enumerate((0, 1, 1, 1, None, 1), start=1):
         printed(number, step | {"draft/alarm": alarm})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from launch.run.skipped_updates import KEPT, SkippedUpdates
+from launch.run.step_timer import Step
 from specjax.train.batch import TrainBatch
 from specjax.types import Prompts, Rollout
 
@@ -31,7 +32,7 @@ def run(guard: SkippedUpdates, skipped: list[tuple[int, int | None]]) -> None:
     """skipped: of each step, how many updates of the policy and of the draft; None where no draft is trained."""
     for step, (policy, draft) in enumerate(skipped, start=1):
         metrics = {"update/skipped": jnp.int32(policy)} | ({} if draft is None else {"draft/skipped": jnp.int32(draft)})
-        guard(step, metrics, PROMPTS, rollout(step))
+        guard(Step(step, 0.0, metrics, PROMPTS, rollout(step)))
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -42,20 +43,20 @@ def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path
     guard = SkippedUpdates(tmp_path, 3)
     run(guard, [(0, None), (1, None), (1, None), (0, None), (1, None), (1, None)])
     assert guard.reason is None
-    guard(7, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(7))
+    guard(Step(7, 0.0, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(7)))
     said = guard.reason
     assert said is not None and said.startswith("step 7: updates were skipped in 3 steps in a row")
     assert said.endswith(f"the batch of the last is in {tmp_path / 'skipped_step_7.npz'}")
-    guard(8, {"update/skipped": jnp.int32(0)}, PROMPTS, rollout(8))
+    guard(Step(8, 0.0, {"update/skipped": jnp.int32(0)}, PROMPTS, rollout(8)))
     assert guard.reason == said
 
 
 def test_what_a_run_that_goes_on_from_before_left_is_dropped(tmp_path: Path) -> None:
     """Else the batches that it saves anew would be taken for the oldest."""
     run(SkippedUpdates(tmp_path, 0), [(1, None)] * 6)
-    again = SkippedUpdates(tmp_path, 0, last=3)
+    again = SkippedUpdates(tmp_path, 0, last_step=3)
     assert saved_steps(tmp_path) == [3]
-    again(4, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(4))
+    again(Step(4, 0.0, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(4)))
     assert saved_steps(tmp_path) == [3, 4]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from launch.run.metric_log import RunLogger, metric_names
+from launch.run.metric_log import STANDARD_METRICS, MetricLog
 
 STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
 PROBE = {
@@ -19,9 +19,9 @@ PROBE = {
 
 
 def log(directory: Path, steps: range, resume_step: int | None = None) -> None:
-    with RunLogger(directory, draft_length=2, resume_step=resume_step) as logger:
+    with MetricLog(directory, resume_step=resume_step) as metric_log:
         for step in steps:
-            logger.log(step, STEP | {"reward/mean": step / 10})
+            metric_log.log(step, STEP | {"reward/mean": step / 10})
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -45,43 +45,42 @@ def events(directory: Path) -> list[Event]:
     return found
 
 
-def test_every_name_is_in_every_line(tmp_path: Path):
-    with RunLogger(tmp_path, draft_length=2) as logger:
-        logger.log(1, STEP)
-        assert lines(tmp_path)[0] == {"step": 1} | dict.fromkeys(metric_names(2)) | STEP
-        logger.log(2, STEP | PROBE)
-    assert [set(line) for line in lines(tmp_path)] == [{"step", *metric_names(2)}] * 2
-    assert lines(tmp_path)[1]["time/generation"] == 0.2
-    assert "rollout/acceptance_rate_pos_2" in metric_names(2)
-    assert "rollout/acceptance_rate_pos_3" not in metric_names(2)
+def test_standard_metrics_are_in_every_line_and_others_by_their_names(tmp_path: Path):
+    with MetricLog(tmp_path) as metric_log:
+        metric_log.log(1, STEP)
+        metric_log.log(2, STEP | PROBE | {"my_loss/sharpness": jnp.float32(0.25), "plain": 3, "my_loss/odd": jnp.nan})
+    first, second = lines(tmp_path)
+    assert first == {"step": 1} | dict.fromkeys(STANDARD_METRICS) | STEP
+    assert tuple(second) == ("step", *STANDARD_METRICS, "my_loss/odd", "my_loss/sharpness", "plain")
+    assert (second["my_loss/sharpness"], second["plain"], second["my_loss/odd"]) == (0.25, 3, None)
+    tags = {value.tag for event in events(tmp_path) for value in event.summary.value}
+    assert tags == {*STEP, *PROBE, "my_loss/sharpness", "plain"}
 
 
 def test_scalars_of_any_kind(tmp_path: Path):
-    with RunLogger(tmp_path, draft_length=0) as logger:
-        logger.log(
-            1,
-            {
-                "reward/mean": jnp.float32(0.5),
-                "reward/failed": jnp.int32(3),
-                "rollout/rounds": np.int64(7),
-                "reward/std": None,
-                "entropy": jnp.nan,
-                "ratio/max": jnp.float32(jnp.inf),
-            },
-        )
+    scalars = {
+        "reward/mean": jnp.float32(0.5),
+        "reward/failed": jnp.int32(3),
+        "rollout/rounds": np.int64(7),
+        "reward/std": None,
+        "entropy": jnp.nan,
+        "ratio/max": jnp.float32(jnp.inf),
+    }
+    with MetricLog(tmp_path) as metric_log:
+        metric_log.log(1, scalars)
     (line,) = lines(tmp_path)
     assert (line["reward/mean"], line["reward/failed"], line["rollout/rounds"]) == (0.5, 3, 7)
     assert line["reward/std"] is line["entropy"] is line["ratio/max"] is None
 
 
-def test_what_is_no_metric_and_what_is_logged_already(tmp_path: Path):
-    with RunLogger(tmp_path, draft_length=2) as logger:
-        for name in ("reward/meen", "rollout/acceptance_rate_pos_3", "step"):
-            with pytest.raises(ValueError, match=f"^{name}: not a metric$"):
-                logger.log(1, {name: 1.0})
-        logger.log(3, STEP)
-        with pytest.raises(ValueError, match="^step = 3: must be behind 3"):
-            logger.log(3, STEP)
+def test_what_cannot_be_logged_is_refused(tmp_path: Path):
+    with MetricLog(tmp_path) as metric_log:
+        for name, value in (("my_loss/rows", jnp.zeros(3)), ("step", 1.0)):
+            with pytest.raises(ValueError, match=f"^{name}: "):
+                metric_log.log(1, {name: value})
+        metric_log.log(3, STEP)
+        with pytest.raises(ValueError, match="^step = 3: must be after 3"):
+            metric_log.log(3, STEP)
     assert [line["step"] for line in lines(tmp_path)] == [3]
 
 
@@ -90,9 +89,9 @@ def test_no_step_appears_twice_after_a_resume(tmp_path: Path, restored: int, kep
     log(tmp_path, range(1, 6))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "reward/me')
-    with RunLogger(tmp_path, draft_length=2, resume_step=restored) as logger:
+    with MetricLog(tmp_path, resume_step=restored) as metric_log:
         assert [line["step"] for line in lines(tmp_path)] == kept
-        logger.log(restored + 1, STEP | {"reward/mean": -1.0})
+        metric_log.log(restored + 1, STEP | {"reward/mean": -1.0})
     assert [line["step"] for line in lines(tmp_path)] == [*kept, restored + 1]
     assert lines(tmp_path)[-1]["reward/mean"] == -1.0
 
@@ -117,9 +116,9 @@ def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
 ):
     apart = {"rollout/logprob_alarm": 1, "rollout/logprob_gap_mean": 0.25}
     without_end = apart | {"rollout/logprob_gap_mean": jnp.nan}
-    with RunLogger(tmp_path, draft_length=2, print_every=100) as logger:
+    with MetricLog(tmp_path, print_every=100) as metric_log:
         for step, values in enumerate((apart, apart, {"rollout/logprob_alarm": 0}, without_end), start=1):
-            logger.log(step, STEP | values | {"update/skipped": int(step > 2)})
+            metric_log.log(step, STEP | values | {"update/skipped": int(step > 2)})
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALARM")]
     starts = [line.partition(":")[0] for line in said]
     assert starts == ["ALARM at step 1", "ALARM at step 3", "ALARM at step 4", "ALARM at step 4"]
@@ -127,11 +126,11 @@ def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
 
 
 def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with RunLogger(tmp_path, draft_length=2) as logger:
+    with MetricLog(tmp_path) as metric_log:
         for step in range(1, 22):
-            logger.log(step, STEP | {"rollout/acceptance_length": 2.5})
-        logger.log(22, STEP | PROBE | {"eval/accuracy": 0.4, "reward/failed": 2})
-        logger.log(23, {})
+            metric_log.log(step, STEP | {"rollout/acceptance_length": 2.5})
+        metric_log.log(22, STEP | PROBE | {"eval/accuracy": 0.4, "reward/failed": 2})
+        metric_log.log(23, {})
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     header = "step reward accuracy acceptance length tokens/s s/step".split()
     assert [i for i, line in enumerate(said) if line == header] == [0, 21]

@@ -8,18 +8,14 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import launch.generate
 import launch.train
 from configs.gsm8k import DATA
 from launch.costs.cost_table import read_cells
-from launch.run.metric_log import metric_names
-from launch.run.step_timer import StepRecord
+from launch.run.metric_log import STANDARD_METRICS
 from specjax import ProbeStep, Prompts, TrainState
 from specjax.cost import Cell
 from specjax.train.train_step import StepResult
@@ -102,7 +98,7 @@ def finished(files: Path, shrunk: Options, steps: int) -> Path:
 def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int):
     lines = metrics(finished)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    names = ("step", *metric_names(DRAFT_LENGTH))
+    names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(DRAFT_LENGTH)))
     only_in_other_runs = {"eval/accuracy", "kl/reference", "perf/generation_tokens_per_s"}
     only_in_other_runs |= {"perf/speedup_vs_autoregressive"}
     only_in_other_runs |= {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
@@ -235,18 +231,6 @@ def test_draft_lengths_chosen_by_a_table_are_chosen_again_on_resume(shrunk: Opti
             assert name.startswith(TIMED) or line[name] == other[name], f"{name} of step {line['step']}"
 
 
-def test_a_step_that_ends_within_its_call_is_timed_by_itself():
-    logged = {}
-    record = StepRecord(SimpleNamespace(log=lambda number, values: logged.update({number: values["time/step"]})))  # pyright: ignore[reportArgumentType]
-    metrics = {"reward/mean": jax.block_until_ready(jnp.zeros(()))}
-    for number, seconds in ((1, 0.2), (2, 0.1)):
-        begin = time.perf_counter()
-        time.sleep(seconds)
-        record.dispatched(number, begin, dict(metrics))
-    record.finish()
-    assert logged[1] >= 0.2 and logged[2] >= 0.1
-
-
 TINY = FEW | flags(
     "--draft.unroll 1 --rollout.group-size 2 --rollout.draft-length 1 --steps 4 --checkpoint.every 3",
     "--eval.every 3 --eval.prompts 8 --probe-every 4",
@@ -285,7 +269,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
         assert part in said
     assert ("distillation step 2: loss " in said) == bool(more)
     lines = metrics(tmp_path / "run")
-    names = ("step", *metric_names(1))
+    names = ("step", *STANDARD_METRICS, "rollout/acceptance_rate_pos_1")
     stages = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
     stages |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
     for number, line in enumerate(lines, start=1):

@@ -40,7 +40,7 @@ class Checked(HTMLParser):
         assert all("nan" not in (value or "").lower() for _, value in attrs), (tag, attrs)
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "figcaption":
+        if self.open and self.open[-1] in ("figcaption", "h2"):
             self.titles.append(data)
 
 
@@ -69,6 +69,7 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         **{name: [value] * steps for name, value in constant.items()},
         **{f"time__{stage}": probed for stage in stages},
         perf__speedup_vs_autoregressive=probed,
+        **{"my_loss/<x>": list(rng.random(steps))},
     )
     pieces = [["3", 1], [" <b>", 2], ["\n", 3], ["&", 4], ["", 2]]
     scored = {"prompt": "1 < 2?", "answer": "2", "reward": 1.0, "stopped": True, "pieces": pieces}
@@ -89,6 +90,8 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert path == tmp_path / "my run" / "report.html" and "http" not in text.replace("http://www.w3.org/2000/svg", "")
     titles = Checked(text).titles
     shown = {"Reward", "Accuracy", "Acceptance by position", "Acceptance kept", "Stages of a step", "Tokens a second"}
+    # No list knows of this one.
+    shown |= {"Other metrics", "my_loss/<x>"}
     assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
     for said in ("<h1>my run</h1>", "seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x"):
         assert said in text

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.run.signals import SIGNALS, Stopping
+from launch.run.signals import SIGNALS, StopSignals
 from specjax.checkpoint_integrity import check_manifest
 from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, saves, start
 
@@ -20,21 +20,21 @@ from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_is_only_noted(number: signal.Signals):
     said, handlers = [], [signal.getsignal(number) for number in SIGNALS]
-    with Stopping(said.append) as stopping:
-        assert stopping.signal is None
+    with StopSignals(said.append) as signals:
+        assert signals.received is None
         os.kill(os.getpid(), number)
         deadline = time.monotonic() + 20
         while not said and time.monotonic() < deadline:
             time.sleep(0.001)
-    assert stopping.signal == number
-    assert said == [f"{number.name}: the run ends behind the step under way; a second one ends it at once"]
+    assert signals.received == number
+    assert said == [f"{number.name}: finishing the current step, then saving and exiting; a second one exits at once"]
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
 
 
 BUSY = """
 import hashlib
-from launch.run.signals import Stopping
-with Stopping(lambda said: print(said, flush=True)):
+from launch.run.signals import StopSignals
+with StopSignals(lambda said: print(said, flush=True)):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal
 """

@@ -8,7 +8,7 @@ import pytest
 from configs.schema import LogConfig
 from configs.tiny import config as tiny
 from launch.cli.errors import ConfigError
-from launch.run.metric_log import RunLogger
+from launch.run.metric_log import MetricLog
 from launch.run.wandb import check_wandb, wandb_log
 from tests.launch.programs import fake_wandb
 
@@ -21,8 +21,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_steps_are_logged_to_the_project(tmp_path: Path, fake: list[Any]):
-    with wandb_log(CONFIG, tmp_path) as also, RunLogger(tmp_path, draft_length=1, also=also) as logger:
-        logger.log(1, {"reward/mean": 0.5, "entropy": float("nan")})
+    with wandb_log(CONFIG, tmp_path) as also, MetricLog(tmp_path, also=also) as metric_log:
+        metric_log.log(1, {"reward/mean": 0.5, "entropy": float("nan")})
     started, logged, ended = fake
     assert (started["project"], started["name"], started["dir"]) == ("sums", tmp_path.name, str(tmp_path))
     assert started["config"]["rollout"]["draft_length"] == 4

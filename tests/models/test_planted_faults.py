@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch.run.draft_alerts import misloaded
+from launch.run.draft_alerts import wrongly_loaded
 from models.checkpoints.draft import SavedDraft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
@@ -84,8 +85,9 @@ def is_caught(promised: float, found: float) -> None:
     """A run that loads a head which states `promised` says in its first step that something is wrong."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
-    assert misloaded(HEAD, "draft.path", promised, 1.0, stated) is None
-    assert misloaded(HEAD, "draft.path", found, 1.0, stated) is not None
+    networks: Any = SimpleNamespace(head=HEAD, made_for=stated, draft_from="draft.path")
+    assert wrongly_loaded(networks, promised, 1.0) is None
+    assert wrongly_loaded(networks, found, 1.0) is not None
 
 
 @pytest.fixture(scope="module")

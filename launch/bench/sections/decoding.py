@@ -10,10 +10,10 @@ import numpy as np
 
 from launch.bench.models import Networks
 from launch.bench.presets import Preset
-from launch.bench.report import Row, Section, ratio
-from launch.bench.rounds import NO_ROOM, Rounds, where_it_fits
+from launch.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
 from launch.bench.stubs import FreeDrafter
-from launch.timing import in_turns, seconds
+from launch.bench.timers import round_timer
+from launch.timing import interleaved, time_call
 from models.config import DecoderConfig
 from specjax.cost import Cell, fit
 from specjax.drafters import Drafter, NoDrafter
@@ -28,10 +28,9 @@ def floor(networks: Networks, preset: Preset) -> Section:
 
     def measure(context: int, batch: int) -> list[Row]:
         none = NoDrafter()
-        rounds = Rounds(networks, none, batch, context, {"round": (none, 0)}, preset.rounds)
+        timer = round_timer(networks, none, batch, context, {"round": (none, 0)}, preset.rounds)
         # In turns, so that a machine that slows down slows down both.
-        runs = {"round": partial(rounds.measure, "round"), "copy": copy.measure}
-        measured = in_turns(runs, preset.repeats)
+        measured = interleaved(timer.start(networks.params) | {"copy": copy.measure}, preset.repeats)
         cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
         least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
         row: Row = {
@@ -40,7 +39,7 @@ def floor(networks: Networks, preset: Preset) -> Section:
             "floor ms": 1e3 * float(np.median(least)),
             "share of floor": ratio(least, measured["round"]),
             "GB/s": float(np.median(measured["copy"])) / 1e9,
-            "compile s": rounds.compile_seconds["round"],
+            "compile s": timer.compile_seconds["round"],
         }
         return [row]
 
@@ -59,11 +58,11 @@ def verify(networks: Networks, preset: Preset) -> Section:
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
     def measure(context: int, batch: int) -> list[Row]:
-        rounds = Rounds(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
-        measured = in_turns({k: partial(rounds.measure, k) for k in lengths}, preset.repeats)
+        timer = round_timer(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
+        measured = interleaved(timer.start(networks.params), preset.repeats)
         row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
         row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
-        return [row | {"compile s": sum(rounds.compile_seconds.values())}]
+        return [row | {"compile s": sum(timer.compile_seconds.values())}]
 
     return Section("verification of n tokens over one", _each_cell(preset, measure), [NO_ROOM])
 
@@ -71,13 +70,13 @@ def verify(networks: Networks, preset: Preset) -> Section:
 def draft(networks: Networks, preset: Preset) -> Section:
     """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
     drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
-    ways: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
+    kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in preset.draft_lengths:
-        ways |= {("verifying", k): (free, k), ("whole", k): (drafter, k)}
+        kinds |= {("verifying", k): (free, k), ("whole", k): (drafter, k)}
 
     def measure(context: int, batch: int) -> list[Row]:
-        rounds = Rounds(networks, drafter, batch, context, ways, preset.rounds)
-        measured = in_turns({way: partial(rounds.measure, way) for way in ways}, preset.repeats)
+        timer = round_timer(networks, drafter, batch, context, kinds, preset.rounds)
+        measured = interleaved(timer.start(networks.params), preset.repeats)
         plain = measured["plain", 0]
 
         def at(k: int) -> Row:
@@ -91,10 +90,12 @@ def draft(networks: Networks, preset: Preset) -> Section:
                 "whole round": cost,
             }
             row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
-            return row | {"compile s": rounds.compile_seconds["whole", k]}
+            return row | {"compile s": timer.compile_seconds["whole", k]}
 
         drafted = (("whole", k) for k in preset.draft_lengths)
-        cells.extend(Cell(batch, context, way[1], float(np.median(measured[way]))) for way in (("plain", 0), *drafted))
+        cells.extend(
+            Cell(batch, context, kind[1], float(np.median(measured[kind]))) for kind in (("plain", 0), *drafted)
+        )
         return [at(k) for k in preset.draft_lengths]
 
     rows = _each_cell(preset, measure)
@@ -142,7 +143,7 @@ class CopyBandwidth:
         self.measure()
 
     def measure(self) -> float:
-        return 2 * self.nbytes * COPIES / seconds(self._run)
+        return 2 * self.nbytes * COPIES / time_call(self._run)
 
     def _run(self) -> jax.Array:
         self._array = self._program(self._array, jnp.int32(COPIES))

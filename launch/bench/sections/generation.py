@@ -1,72 +1,25 @@
-"""Whole completions as one compiled program, and the section on speed-up by draft length and acceptance."""
+"""The section on speed-up by draft length and acceptance, over whole completions."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from launch.bench.models import Networks, compiled, random_prompts
-from launch.bench.presets import LongTail, Preset
-from launch.bench.report import Row, Section, ratio
-from launch.bench.rounds import NO_ROOM, where_it_fits
-from launch.bench.stubs import forced_rollout
+from launch.bench.models import Networks, random_prompts
+from launch.bench.presets import Preset
+from launch.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from launch.bench.timers import rollout_timer
 from launch.costs.rollout_timer import RolloutTime
-from launch.timing import in_turns
-from specjax.drafters import NoDrafter
-from specjax.keys import seed_step
+from launch.timing import interleaved
 from specjax.rollout.plan import RolloutConfig
-from specjax.rollout.speculative import speculative_rollout
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Prompts
 
 NOTES = (
     "alpha: tokens a verification, live rows only; cost: seconds of a round in autoregressive ones",
     "whole completions, with their prefill, in turns with autoregressive decoding",
 )
-
-
-class Generation:
-    """All completions of some prompts: compiled when made.
-
-    Where `forced`, a drafted token is kept at the rate that each call gives, and with a `tail` completions have its
-    lengths; else sampling is as in training.
-    """
-
-    def __init__(
-        self,
-        networks: Networks,
-        prompts: Prompts,
-        config: RolloutConfig,
-        forced: bool = True,
-        tail: LongTail | None = None,
-    ) -> None:
-        drafter = networks.drafter if max(config.lengths) else NoDrafter()
-
-        def generate(params: Params, prompts: Prompts, rate: jax.Array) -> Rollout:
-            rollout = partial(forced_rollout, rate=rate, tail=tail) if forced else speculative_rollout
-            return rollout(networks.policy, drafter, params, prompts, seed_step(0, 0), config)
-
-        self._params, self._prompts = networks.params, prompts
-        self._program, self.compile_seconds = compiled(networks, generate, networks.params, prompts, jnp.float32(0))
-        self.generate()
-
-    def generate(self, rate: float = 0.0, prompts: Prompts | None = None) -> Rollout:
-        """The completions of these prompts, or of others of the same shape."""
-        args = self._params, self._prompts if prompts is None else prompts, jnp.float32(rate)
-        return jax.block_until_ready(self._program(*args))
-
-    def measure(self, rate: float = 0.0) -> RolloutTime:
-        start = time.perf_counter()
-        rollout = self.generate(rate)
-        taken = time.perf_counter() - start
-        assert rollout.row_rounds is not None and rollout.loop_rounds is not None
-        lengths, verifications = np.asarray(rollout.lengths), int(jnp.sum(rollout.row_rounds))
-        alpha = (lengths.sum() - len(lengths)) / max(verifications, 1)
-        return RolloutTime(lengths, float(alpha), taken, int(jnp.sum(rollout.loop_rounds)))
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
@@ -86,14 +39,16 @@ def speedups(
 
     Where rates are None, sampling is as in training, and acceptance the drafter's own.
     """
-    plain = Generation(networks, prompts, replace(config, draft_length=0), forced=False)
-    runs: dict[tuple[int, float | None], Callable[[], RolloutTime]] = {(0, None): plain.measure}
-    compile_seconds = {}
-    for k in preset.draft_lengths:
-        program = Generation(networks, prompts, replace(config, draft_length=k), forced=rates is not None)
-        compile_seconds[k] = program.compile_seconds
-        runs |= {(k, rate): partial(program.measure, rate or 0.0) for rate in rates or (None,)}
-    measured = in_turns(runs, preset.repeats)
+    timers = {
+        k: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0 and rates is not None)
+        for k in (0, *preset.draft_lengths)
+    }
+    runs: dict[tuple[int, float | None], Callable[[], RolloutTime]] = {
+        (k, rate): partial(timer.measure, 0, np.float32(rate or 0))
+        for k, timer in timers.items()
+        for rate in (rates or (None,) if k else (None,))
+    }
+    measured = interleaved(runs, preset.repeats)
     base = measured.pop((0, None))
     rows = []
     for (k, rate), seen in measured.items():
@@ -107,6 +62,6 @@ def speedups(
             "alpha/cost": alpha / cost[0],
             "tokens/s": statistics.median(x.tokens_per_s for x in seen),
             "speed-up": ratio([x.tokens_per_s for x in seen], [x.tokens_per_s for x in base]),
-            "compile s": compile_seconds[k],
+            "compile s": timers[k].compile_seconds,
         })  # fmt: skip
     return rows

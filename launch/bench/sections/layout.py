@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.bench.models import Networks, compiled, random_prompts
+from launch.bench.models import Networks, random_prompts
 from launch.bench.presets import Preset
-from launch.bench.report import Row, Section, ratio
-from launch.bench.rounds import NO_ROOM, where_it_fits
-from launch.bench.sections.generation import Generation
+from launch.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from launch.bench.timers import rollout_timer
 from launch.comparison.best_plans import ANY_LENGTH, shrinking
-from launch.timing import in_turns, seconds
-from specjax.parallel.mesh import MeshConfig, make_mesh
+from launch.timing import interleaved, time_call
+from specjax.parallel.mesh import decoding_options
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch, join_completions
@@ -41,7 +40,7 @@ def layout(networks: Networks, preset: Preset) -> Section:
 
     def measure(make: Callable[[Networks, Preset], Runs]) -> list[Row]:
         without, with_it = make(networks, preset)
-        measured = in_turns({"off": partial(seconds, without), "on": partial(seconds, with_it)}, preset.repeats)
+        measured = interleaved({"off": partial(time_call, without), "on": partial(time_call, with_it)}, preset.repeats)
         off, on = (float(np.median(times)) for times in measured.values())
         return [{"off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])}]
 
@@ -67,7 +66,7 @@ def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Calla
     """The long-tailed rollout in the phases of a plan."""
     config = replace(_config(preset), phases=plan)
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
-    return partial(Generation(networks, prompts, config, tail=preset.tail).generate, preset.peer_rate)
+    return partial(rollout_timer(networks, prompts, config, tail=preset.tail).generate, 0, np.float32(preset.peer_rate))
 
 
 def phases(networks: Networks, preset: Preset) -> Runs:
@@ -85,11 +84,11 @@ def windows(networks: Networks, preset: Preset) -> Runs:
 
 def queue(networks: Networks, preset: Preset) -> Runs:
     """A few rows at a time, each time to their end, or others let in as they end."""
-    slots, rate = preset.batch, preset.peer_rate
+    slots, rate = preset.batch, np.float32(preset.peer_rate)
     prompts = random_prompts(networks, GROUP * slots, preset.prompt)
     parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, GROUP * slots, slots)]
-    few = Generation(networks, parts[0], _config(preset), tail=preset.tail)
-    return lambda: [few.generate(rate, part) for part in parts], _decode(networks, preset, (slots, ANY_LENGTH))
+    few = rollout_timer(networks, parts, _config(preset), tail=preset.tail)
+    return lambda: [few.generate(turn, rate) for turn in range(GROUP)], _decode(networks, preset, (slots, ANY_LENGTH))
 
 
 def shared_prefill(networks: Networks, preset: Preset) -> Runs:
@@ -98,17 +97,17 @@ def shared_prefill(networks: Networks, preset: Preset) -> Runs:
     def run(rows: int, group: int) -> Callable[[], Rollout]:
         config = RolloutConfig(group_size=group, max_new_tokens=preset.tail.median, draft_length=DRAFTED)
         prompts = random_prompts(networks, rows, preset.contexts[0])
-        return partial(Generation(networks, prompts, config).generate, preset.peer_rate)
+        return partial(rollout_timer(networks, prompts, config).generate, 0, np.float32(preset.peer_rate))
 
     return run(GROUP * preset.batch, 1), run(preset.batch, GROUP)
 
 
 def ladder(networks: Networks, preset: Preset) -> Runs:
     """The gradient of both losses over the completions, padded to the longest, or sorted and cut to windows."""
-    tail, mesh = preset.tail, make_mesh(MeshConfig())
+    tail, mesh = preset.tail, networks.mesh
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=0)
-    rollout = Generation(networks, prompts, config, tail=tail).generate()
+    rollout = rollout_timer(networks, prompts, config, tail=tail).generate(0, np.float32(0))
     # The token that ends a forced completion is none of the policy's.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
     sequences = join_completions(prompts, rollout, jnp.ones(len(rollout.lengths)))
@@ -123,8 +122,9 @@ def ladder(networks: Networks, preset: Preset) -> Runs:
             rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
             return accumulate(context, params, rows)[0]
 
+        options = decoding_options(networks.policy.dtype)
         with jax.set_mesh(mesh):
-            program, _ = compiled(networks, gradients, params, batch)
+            program = jax.jit(gradients, compiler_options=options).lower(params, batch).compile()
         jax.block_until_ready(program(params, batch))
         return partial(program, params, batch)
 

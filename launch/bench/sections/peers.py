@@ -14,12 +14,12 @@ from launch.bench.models import Networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers
 from launch.bench.peers.protocol import Sampler, failure
 from launch.bench.presets import Preset
-from launch.bench.report import Row, Section, ratio
-from launch.bench.rounds import NO_ROOM, where_it_fits
-from launch.bench.sections.generation import Generation
+from launch.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
 from launch.bench.sections.layout import GROUP
+from launch.bench.timers import rollout_timer
 from launch.comparison.best_plans import ANY_LENGTH
-from launch.timing import in_turns, seconds
+from launch.costs.rollout_timer import RolloutTimer
+from launch.timing import interleaved, time_call
 from specjax.rollout.plan import RolloutConfig
 
 # Turns by which our best draft length is chosen, none of those that are reported.
@@ -45,7 +45,7 @@ def peers(networks: Networks, preset: Preset) -> Section:
             return {"": partial(sampler.generate, np.asarray(prompts.tokens), lengths, False)}
 
         own = {
-            name: Generation(networks, prompts, replace(config, draft_length=k), forced=k > 0)
+            name: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0)
             for name, k in _own(preset).items()
         }
         return _compare(lengths, own, _theirs(found, batch, run), preset)
@@ -76,10 +76,10 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
 
     def rows() -> list[Row]:
         own = {
-            name: Generation(networks, prompts, replace(config, draft_length=k), tail=tail)
+            name: rollout_timer(networks, prompts, replace(config, draft_length=k), tail=tail)
             for name, k in _own(preset).items()
         }
-        lengths, tokens = np.asarray(own[PLAIN].generate().lengths), np.asarray(prompts.tokens)
+        lengths, tokens = np.asarray(own[PLAIN].generate(0, np.float32(0)).lengths), np.asarray(prompts.tokens)
 
         def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
             sizes = (sequences, sequences // 4)
@@ -137,26 +137,26 @@ def _theirs(
     return runs
 
 
-def _compare(lengths: np.ndarray, own: Mapping[str, Generation], theirs: Theirs, preset: Preset) -> list[Row]:
+def _compare(lengths: np.ndarray, own: Mapping[str, RolloutTimer], theirs: Theirs, preset: Preset) -> list[Row]:
     """A row for each, all measured in turns."""
     runs: dict[str, Callable[[], object]] = {
-        name: partial(_handed_over, generation, preset.peer_rate) for name, generation in own.items()
+        name: partial(_tokens_on_host, timer, preset.peer_rate) for name, timer in own.items()
     }
-    start = {name: generation.compile_seconds for name, generation in own.items()}
+    start = {name: timer.compile_seconds for name, timer in own.items()}
     reasons = {name: run for name, run in theirs.items() if isinstance(run, str)}
     for name, run in theirs.items():
         if not isinstance(run, str):
             try:
                 # With whatever the first call compiles.
-                start[name] = seconds(run)
+                start[name] = time_call(run)
             except Exception as error:
                 reasons[name] = failure(error)
             else:
                 runs[name] = run
-    timed = {name: partial(seconds, run) for name, run in runs.items()}
-    screened = in_turns({name: timed[name] for name in own if name != PLAIN}, SCREENED)
+    timed = {name: partial(time_call, run) for name, run in runs.items()}
+    screened = interleaved({name: timed[name] for name in own if name != PLAIN}, SCREENED)
     best = min(screened, key=lambda name: np.median(screened[name]))
-    measured = in_turns(timed, preset.repeats)
+    measured = interleaved(timed, preset.repeats)
 
     def row(name: str) -> Row:
         values = measured.get(name)
@@ -179,6 +179,6 @@ def _in_parts(sampler: Sampler, prompts: np.ndarray, lengths: np.ndarray, rows: 
         sampler.generate(prompts[at : at + rows], lengths[at : at + rows], False)
 
 
-def _handed_over(generation: Generation, rate: float) -> np.ndarray:
-    """The tokens on the host, where the peers leave theirs."""
-    return np.asarray(generation.generate(rate).tokens)
+def _tokens_on_host(timer: RolloutTimer, rate: float) -> np.ndarray:
+    """Generate, and copy the tokens to the host, where the peers leave theirs."""
+    return np.asarray(timer.generate(0, np.float32(rate)).tokens)

@@ -27,7 +27,9 @@ def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[
     own = experiment.networks
     if own.decoder is None or isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft of a built-in policy to measure")
-    networks = Networks(own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which))
+    networks = Networks(
+        own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which), experiment.mesh
+    )
     rollout = replace(experiment.train.rollout, group_size=1, draft_lengths=(), phases=())
 
     if (found := len(experiment.held_out_prompts.rows)) < batch:

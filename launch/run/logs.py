@@ -1,0 +1,70 @@
+"""All that a run writes about its steps, opened together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.build.experiment import Experiment
+from launch.run.console import console
+from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
+from launch.run.event_log import EventLog
+from launch.run.metric_log import MetricLog
+from launch.run.sample_log import SampleLog
+from launch.run.signals import StopSignals
+from launch.run.skipped_updates import SkippedUpdates
+from launch.run.start import Start
+from launch.run.step_timer import Step, StepTimer
+from launch.run.wandb import wandb_log
+
+
+@dataclass(frozen=True)
+class RunLogs:
+    """timer: takes each step, and logs its metrics. skipped, signals: why the run may have to stop early."""
+
+    directory: Path
+    events: EventLog
+    samples: SampleLog
+    timer: StepTimer
+    skipped: SkippedUpdates
+    signals: StopSignals
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether the run was told to stop, or learns nothing any more."""
+        return self.signals.received is not None or self.skipped.reason is not None
+
+
+@contextmanager
+def open_logs(experiment: Experiment, directory: Path, start: Start) -> Iterator[RunLogs]:
+    """Open the logs of a run that starts or resumes; what they hold of later steps is dropped."""
+    config = experiment.config
+    resume_step = start.step if config.resume else None
+    events, skipped = EventLog(directory, start.step), SkippedUpdates(directory, config.max_skipped, start.step)
+    switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn)
+    check = check_first_step(experiment, events)
+    with (
+        wandb_log(config, directory) as also,
+        MetricLog(directory, config.print_every, resume_step, also) as metrics,
+        StopSignals(console.print) as signals,
+    ):
+        timer = StepTimer(metrics.log, (check, switches, skipped))
+        yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
+
+
+def check_first_step(experiment: Experiment, events: EventLog) -> Callable[[Step], None]:
+    """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
+
+    After later steps the draft has been trained, and is not what its files state.
+    """
+
+    def check(step: Step) -> None:
+        predicted = step.metrics.get("draft/predicted_acceptance")
+        if step.number == 1 and predicted is not None:
+            alarm = wrongly_loaded(
+                experiment.networks.draft, float(predicted), experiment.config.rollout.law.temperature
+            )
+            if alarm is not None:
+                events.warn(1, alarm, style="bold red")
+
+    return check

@@ -1,0 +1,164 @@
+"""The training loop: what a step is, and what happens after it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+
+from launch.build.experiment import Experiment
+from launch.cli.compilation import CompileClock
+from launch.costs.cost_table import CostTable
+from launch.data.batches import PromptPipeline
+from launch.evaluation.sampler import Evaluate
+from launch.run.console import console, explain_choice
+from launch.run.draft_alerts import slower_than_plain
+from launch.run.logs import RunLogs
+from launch.run.start import Start, checkpoint_extra
+from launch.run.step_timer import Metrics, Step
+from specjax.checkpoint import Checkpointer
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import StepResult
+from specjax.types import Prompts, TrainState
+
+PROFILE = "profile"
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """The steps of a run from `start` on, each with what is due after it.
+
+    train_step: the compiled step. probe_step: the same step, timed stage by stage.
+    costs:      what draft lengths are chosen by; None where they are not.
+    """
+
+    experiment: Experiment
+    start: Start
+    train_step: Callable[[TrainState, Prompts], StepResult]
+    probe_step: ProbeStep
+    pipeline: PromptPipeline
+    evaluate: Evaluate
+    costs: CostTable | None
+    saves: Checkpointer
+    logs: RunLogs
+    clock: CompileClock = field(default_factory=CompileClock)
+
+    def run(self) -> TrainState:
+        """Return the state after the last step, or after the one in which the run had to stop."""
+        config, state = self.experiment.config, self.start.state
+        if self.start.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
+            # These may have taken longer than many steps.
+            self.save(0, state)
+        if 0 < config.profile_step <= self.start.step:
+            console.print(f"profile_step = {config.profile_step}: that step is done, and nothing is traced")
+        for number in range(self.start.step + 1, config.steps + 1):
+            take = self.profile_step if number == config.profile_step else self.take_step
+            state = take(number, state)
+            self.evaluate_if_due(number, state)
+            # Looked at once: a signal that comes after the save is for the next step.
+            stopping = self.logs.must_stop
+            self.save_if_due(number, state, last=stopping or number == config.steps)
+            if stopping:
+                self.warn_of_stop(number)
+                break
+        self.logs.timer.finish()
+        self.saves.wait()
+        return state
+
+    def take_step(self, number: int, state: TrainState) -> TrainState:
+        """Take the next prompts through a step, and hand it to the logs."""
+        start = time.perf_counter()
+        prompts = next(self.pipeline)
+        data_s = time.perf_counter() - start
+        probing, step = self.is_probe(number), self.choose_step(number)
+        timed = step is not self.train_step
+        if timed:
+            self.logs.timer.finish()
+        state = self.update_costs(number, state)
+        if timed:
+            start = time.perf_counter()
+        # A copy: the state is donated to the step.
+        drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+        self.clock.lap()
+        state, rollout, metrics = step(state, prompts)
+        if (compiling := self.clock.lap()) and not timed:
+            console.print(f"compiled the step in {compiling:.1f} s")
+        if probing:
+            self.report_speedup(number, metrics)
+        metrics = metrics | {"time/data": data_s}
+        if timed:
+            metrics["time/step"] += data_s
+        self.logs.timer.dispatched(Step(number, start, metrics, prompts, rollout, drafting))
+        if self.logs.samples.due(number):
+            self.logs.timer.wait()
+            self.logs.samples.write(number, prompts, rollout)
+        return state
+
+    def is_probe(self, number: int) -> bool:
+        return is_due(number, self.experiment.config.probe_every)
+
+    def choose_step(self, number: int) -> Callable[[TrainState, Prompts], StepResult]:
+        """Return the probe, its rehearsal in the step before, or the compiled step.
+
+        One rehearsal would do, but a resumed run must take the programs that the unbroken one took.
+        """
+        if self.is_probe(number):
+            return self.probe_step
+        return self.probe_step.rehearse if self.is_probe(number + 1) else self.train_step
+
+    def update_costs(self, number: int, state: TrainState) -> TrainState:
+        """Return the state with new costs, if they change here. Before a probe, explain the choice of draft lengths."""
+        probing = self.is_probe(number)
+        if self.costs is not None and self.costs.changes(number, probing):
+            state = replace(state, drafting=self.costs.refresh(state, number))
+        if probing and state.drafting is not None:
+            console.print(
+                explain_choice(self.experiment.phases, self.experiment.config.rollout.draft_lengths, state.drafting)
+            )
+        return state
+
+    def report_speedup(self, number: int, metrics: Metrics) -> None:
+        """Say what drafting gained in a probe."""
+        measured = float(metrics["perf/speedup_vs_autoregressive"])
+        if self.costs is not None:
+            console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
+        elif said := slower_than_plain(measured, self.experiment.config.rollout.draft_length):
+            self.logs.events.warn(number, said)
+
+    def profile_step(self, number: int, state: TrainState) -> TrainState:
+        """Take a step to its end, and trace it."""
+        with jax.profiler.trace(str(self.logs.directory / PROFILE)):
+            return jax.block_until_ready(self.take_step(number, state))
+
+    def evaluate_if_due(self, number: int, state: TrainState) -> None:
+        """Log the accuracy on held-out prompts with the metrics of the step."""
+        if is_due(number, self.experiment.config.eval.every):
+            self.logs.timer.wait()
+            self.logs.timer.finish({"eval/accuracy": self.evaluate(state.params)})
+
+    def save_if_due(self, number: int, state: TrainState, last: bool) -> None:
+        """Save every n-th step, and the last one."""
+        every = self.experiment.config.checkpoint.every
+        if is_due(number, every) or (every and last):
+            # Logged first: a run that is killed after the save resumes after the line of this step.
+            self.logs.timer.finish()
+            self.save(number, state)
+
+    def save(self, number: int, state: TrainState) -> None:
+        best = self.experiment.config.checkpoint.best
+        score = None if best is None else self.logs.timer.logged.get(best)
+        extra = checkpoint_extra(self.experiment, self.start, self.costs)
+        self.saves.save(number, state, self.pipeline.get_state(), extra, score)
+
+    def warn_of_stop(self, number: int) -> None:
+        saving = self.experiment.config.checkpoint.every
+        saved = "--resume continues it" if saving else "nothing is saved: checkpoint.every = 0"
+        self.logs.events.warn(number, f"stopped after step {number}; {saved}")
+        if self.logs.skipped.reason is not None:
+            self.logs.events.record_warning(number, self.logs.skipped.reason)
+
+
+def is_due(number: int, every: int) -> bool:
+    """Return whether something that is due every n-th step is due in this one; 0 for never."""
+    return every > 0 and number % every == 0

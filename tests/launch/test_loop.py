@@ -1,0 +1,192 @@
+"""The training loop, around steps that only say that they were taken; and the clock of steps."""
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.tiny import config as tiny
+from launch.run.logs import RunLogs
+from launch.run.loop import TrainingLoop
+from launch.run.start import Start
+from launch.run.step_timer import Step, StepTimer
+
+
+class Recorder:
+    """A loop whose parts write down what they were called for: (what, step)."""
+
+    def __init__(self, directory: Path, start_step: int = 0, **options: Any) -> None:
+        self.done: list[tuple[str, int]] = []
+        self.said: list[tuple[int, str]] = []
+        self.scores: list[float | None] = []
+        config = replace(
+            tiny,
+            **{"steps": 4, "probe_every": 0, "profile_step": 0} | options.pop("run", {}),
+            warmup=replace(tiny.warmup, steps=0),
+            distill=replace(tiny.distill, steps=0),
+            rollout=replace(tiny.rollout, draft_lengths=()),
+            eval=replace(tiny.eval, every=options.pop("eval_every", 0)),
+            checkpoint=replace(tiny.checkpoint, every=options.pop("save_every", 0), best="eval/accuracy"),
+        )
+        self.signals, self.skipped = SimpleNamespace(received=None), SimpleNamespace(reason=None)
+        self.on: dict[tuple[str, int], Any] = options.pop("on", {})
+        probe: Any = self._step("probe")
+        probe.rehearse = self._step("rehearse")
+        events: Any = SimpleNamespace(
+            warn=lambda number, text: self.said.append((number, text)),
+            record_warning=lambda number, text: self.said.append((number, text)),
+        )
+        samples: Any = SimpleNamespace(due=lambda number: False)
+        unused: Any = None
+        fakes: Any = SimpleNamespace(
+            setup=SimpleNamespace(config=config, phases=(), draft_vocabulary=None, checksum=0),
+            pipeline=SimpleNamespace(__next__=None),
+            saves=SimpleNamespace(save=self._save, wait=lambda: self._do("wait", 0)),
+            signals=self.signals,
+            skipped=self.skipped,
+        )
+        logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
+        state: Any = SimpleNamespace(params=None, drafting=None)
+        self.loop = TrainingLoop(
+            fakes.setup,
+            Start(state, start_step, None),
+            self._step("train"),
+            probe,
+            Prompts(),  # pyright: ignore[reportArgumentType]
+            self._evaluate,
+            unused,
+            fakes.saves,
+            logs,
+        )
+        self.number = start_step
+
+    def _do(self, what: str, number: int) -> None:
+        self.done.append((what, number))
+        self.on.get((what, number), lambda _: None)(self)
+
+    def _step(self, what: str) -> Any:
+        def step(state: Any, prompts: Any) -> Any:
+            self.number += 1
+            self._do(what, self.number)
+            timed = {} if what == "train" else {"time/step": 2.0}
+            if what == "probe":
+                timed["perf/speedup_vs_autoregressive"] = 0.5
+            return state, SimpleNamespace(), {"reward/mean": jnp.zeros(())} | timed
+
+        return step
+
+    def _log(self, number: int, metrics: Any) -> dict[str, Any]:
+        self._do("log", number)
+        return dict(metrics)
+
+    def _evaluate(self, params: Any) -> float:
+        self._do("evaluate", self.number)
+        return 0.25
+
+    def _save(self, number: int, state: Any, data: Any, extra: Any, score: float | None) -> None:
+        self.scores.append(score)
+        self._do("save", number)
+
+
+class Prompts:
+    def __next__(self) -> None:
+        time.sleep(0.001)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_follows_a_step_comes_in_order(tmp_path: Path):
+    run = Recorder(tmp_path, eval_every=2, save_every=3)
+    run.loop.run()
+    expected = [("train", 1), ("train", 2), ("log", 1), ("evaluate", 2), ("log", 2), ("train", 3), ("log", 3)]
+    expected += [("save", 3), ("train", 4), ("evaluate", 4), ("log", 4), ("save", 4), ("wait", 0)]
+    assert run.done == expected
+    # By `eval/accuracy`, which step 3 did not measure.
+    assert run.scores == [None, 0.25]
+
+
+def test_a_probe_is_rehearsed_and_its_time_includes_its_prompts(tmp_path: Path):
+    run = Recorder(tmp_path, run={"probe_every": 3})
+    seen: dict[int, Any] = {}
+    run.loop.logs.timer._observers = (lambda step: seen.update({step.number: step.metrics}),)
+    run.loop.run()
+    assert [step for step in run.done if step[0] not in ("log", "wait")] == [
+        ("train", 1),
+        ("rehearse", 2),
+        ("probe", 3),
+        ("train", 4),
+    ]
+    # What was under way is logged before a step that times itself.
+    assert run.done.index(("log", 1)) < run.done.index(("rehearse", 2)) < run.done.index(("log", 2))
+    for number in (2, 3):
+        assert seen[number]["time/step"] == 2.0 + seen[number]["time/data"] and seen[number]["time/data"] >= 0.001
+    (said,) = run.said
+    assert said[0] == 3 and "0.50 times" in said[1]
+
+
+def stop(run: Recorder) -> None:
+    run.signals.received = signal.SIGTERM
+
+
+def give_up(run: Recorder) -> None:
+    run.skipped.reason = "step 2: skipped"
+
+
+@pytest.mark.parametrize("why", [stop, give_up])
+@pytest.mark.parametrize("every", [0, 100])
+def test_a_run_that_must_stop_ends_after_its_step_and_saves(tmp_path: Path, why: Any, every: int):
+    run = Recorder(tmp_path, save_every=every, on={("train", 2): why})
+    run.loop.run()
+    saved = [("save", 2)] if every else []
+    assert run.done == [("train", 1), ("train", 2), ("log", 1), ("log", 2), *saved, ("wait", 0)]
+    assert run.said[0][1].startswith("stopped after step 2; ") and ("--resume" in run.said[0][1]) == bool(every)
+    assert run.said[1:] == ([(2, "step 2: skipped")] if why is give_up else [])
+
+
+def test_a_signal_during_a_save_stops_the_step_after_it(tmp_path: Path):
+    """Or step 2 would be lost: nothing would save it."""
+    run = Recorder(tmp_path, save_every=100, on={("evaluate", 2): lambda _: None, ("log", 2): stop}, eval_every=0)
+    run.loop.run()
+    assert [number for what, number in run.done if what == "save"] == [3] and run.done[-3] == ("log", 3)
+
+
+def test_a_run_resumes_after_its_last_step_and_traces_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = Recorder(tmp_path, start_step=2, run={"profile_step": 3})
+    run.loop.run()
+    assert [number for what, number in run.done if what == "train"] == [3, 4]
+    assert list((tmp_path / "profile").glob("**/*.xplane.pb"))
+    Recorder(tmp_path, start_step=3, run={"profile_step": 3}).loop.run()
+    assert "profile_step = 3: that step is done" in capsys.readouterr().out
+
+
+def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
+    run = Recorder(tmp_path, save_every=100)
+    config = run.loop.setup.config
+    run.loop.setup.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
+    run.loop.run()
+    assert run.done[0] == ("save", 0) and ("save", 4) in run.done
+
+
+def test_a_step_that_ends_within_its_call_is_timed_by_itself():
+    logged: dict[int, float] = {}
+
+    def log(number: int, metrics: Any) -> dict[str, float | None]:
+        logged[number] = metrics["time/step"]
+        return {}
+
+    timer, ready, nothing = StepTimer(log), jax.block_until_ready(jnp.zeros(())), SimpleNamespace()
+    for number, seconds in ((1, 0.2), (2, 0.1)):
+        begin = time.perf_counter()
+        time.sleep(seconds)
+        step: Any = Step(number, begin, {"reward/mean": ready}, nothing, nothing)  # pyright: ignore[reportArgumentType]
+        timer.dispatched(step)
+    assert set(logged) == {1}
+    timer.finish()
+    assert 0.2 <= logged[1] < 0.3 and 0.1 <= logged[2] < 0.2
