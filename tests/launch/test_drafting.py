@@ -32,7 +32,7 @@ def drafting(accepted: float) -> Drafting:
 
 
 def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Drafting, **metrics: Any) -> None:
-    rollout: Any = SimpleNamespace(k=jnp.array([lengths]))
+    rollout: Any = SimpleNamespace(draft_length=jnp.array([lengths]))
     prompts: Any = None
     metrics = {name.replace("__", "/"): value for name, value in metrics.items()}
     switches(Step(step, 0.0, metrics, prompts, rollout, drafting))

@@ -45,7 +45,7 @@ class Recorder:
         samples: Any = SimpleNamespace(due=lambda number: False)
         unused: Any = None
         fakes: Any = SimpleNamespace(
-            setup=SimpleNamespace(config=config, phases=(), draft_vocabulary=None, checksum=0),
+            experiment=SimpleNamespace(config=config, phases=(), draft_vocabulary=None, checksum=0),
             pipeline=SimpleNamespace(__next__=None),
             saves=SimpleNamespace(save=self._save, wait=lambda: self._do("wait", 0)),
             signals=self.signals,
@@ -54,7 +54,7 @@ class Recorder:
         logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
         state: Any = SimpleNamespace(params=None, drafting=None)
         self.loop = TrainingLoop(
-            fakes.setup,
+            fakes.experiment,
             Start(state, start_step, None),
             self._step("train"),
             probe,
@@ -168,8 +168,8 @@ def test_a_run_resumes_after_its_last_step_and_traces_one(tmp_path: Path, capsys
 
 def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
     run = Recorder(tmp_path, save_every=100)
-    config = run.loop.setup.config
-    run.loop.setup.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
+    config = run.loop.experiment.config
+    run.loop.experiment.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
     run.loop.run()
     assert run.done[0] == ("save", 0) and ("save", 4) in run.done
 

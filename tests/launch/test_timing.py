@@ -67,7 +67,7 @@ def test_a_round_is_timed_without_the_start_of_its_program(
 
     def clock(run: Callable[[], RoundState]) -> float:
         """10 s a program, and 0.5 s for each round that it ran."""
-        rounds = run().rounds
+        rounds = run().row_rounds
         before = seen.get(len(rounds), 0)
         seen[len(rounds)] = int(rounds.max())
         return 10.0 + 0.5 * (seen[len(rounds)] - before)
