@@ -18,31 +18,3 @@ from specjax.train.advantage import AdvantageConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
-
-__all__ = [
-    "AdvantageConfig",
-    "ArithmeticConfig",
-    "CheckpointConfig",
-    "DataConfig",
-    "DecoderConfig",
-    "DistillConfig",
-    "DraftConfig",
-    "DraftTrainingConfig",
-    "EvalConfig",
-    "HeadConfig",
-    "LengthConfig",
-    "LogConfig",
-    "LookupConfig",
-    "LossOptions",
-    "MeshConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "RewardConfig",
-    "RolloutOptions",
-    "RunConfig",
-    "SamplingLaw",
-    "SelectionConfig",
-    "SpeedupConfig",
-    "UpdateConfig",
-    "WarmupConfig",
-]

@@ -1,10 +1,8 @@
 """From a command line to a typed configuration, and from bad input to one line and exit code 2."""
 
-import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -19,6 +17,7 @@ from launch.cli.fields import Field, fields_of, flag_of, summary
 from launch.cli.help import by_section, overview, section_text
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
+from launch.cli.words import refusing, values_of
 
 T = TypeVar("T")
 
@@ -92,29 +91,31 @@ def parse_run_and(
     recipe = None
     if named:
         unasked = {} if trains else {"allow_truncated_law": True}
-        with _refusing():
+        with refusing():
             recipe = replace(load_recipe(argv[0]), **defaults, **unasked)
-    every = list(fields_of(RunConfig, recipe))
-    shown = [field for field in every if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
-    programs_own = list(fields_of(own))
-    if any(field.path.startswith("loss.") for field in shown):
-        programs_own.insert(0, _ALGORITHM)
+    shown, unread = [], {}
+    for field in fields_of(RunConfig, recipe):
+        if reads(RECIPE_ONLY, field.path):
+            unread[field.flag] = f"set {field.path} in a recipe file"
+        elif reads(reading, field.path):
+            shown.append(field)
+        else:
+            unread[field.flag] = f"{prog.rpartition(' ')[2]} does not read it"
+    programs_own = [_ALGORITHM] if reads(reading, "loss.function") else []
+    programs_own += fields_of(own)
     if recipe is None or helping is not None:
         _print_help(helping or "", usage, description, programs_own, by_section(shown))
-    program, unread = prog.rpartition(" ")[2], {}
-    for field in (field for field in every if field not in shown):
-        recipe_only = reads(RECIPE_ONLY, field.path)
-        unread[field.flag] = f"set {field.path} in a recipe file" if recipe_only else f"{program} does not read it"
-    values = _values([*programs_own, *shown], argv[1:], unread)
+    values = values_of([*programs_own, *shown], argv[1:], unread)
     name = values.pop("algorithm", None)
-    own_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
+    options = _make(own, {field.path: values.pop(field.path) for field in programs_own if field.path in values})
+    if name is None:
+        with refusing():
+            return override(recipe, values), options
     prompts = values.get("data.prompts", recipe.data.prompts)
     budget = values.get("rollout.max_new_tokens", recipe.rollout.max_new_tokens)
-    with _refusing():
-        config = override(recipe, values if name is None else settings(name, prompts, budget) | values)
-    options = _make(own, own_values)
-    if name is not None:
-        print(describe(name, config, values))
+    with refusing():
+        config = override(recipe, settings(name, prompts, budget) | values)
+    print(describe(name, config, values))
     return config, options
 
 
@@ -137,54 +138,15 @@ def parse(
         if not words or words[0].startswith("--"):
             raise ConfigError(f"{name.upper()} must be given: {' '.join([prog, *map(str.upper, positional)])}")
         words = [*words[1:], flag_of(name), words[0]]
-    return _make(kind, _values(fields, words, {}))
-
-
-def _values(fields: Sequence[Field], argv: Sequence[str], unread: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that a command line gives, by path. unread: why options that exist elsewhere are unknown."""
-    known, given = {field.flag: field for field in fields}, {}
-    for flag, words in _split(argv):
-        if flag not in known:
-            hint = unread.get(flag, "")
-            if not hint and (closest := difflib.get_close_matches(flag, known, n=1, cutoff=0.5)):
-                hint = f"did you mean {closest[0]}?"
-            raise ConfigError(f"{flag}: unknown option{hint and '; ' + hint}")
-        try:
-            given[known[flag].path] = known[flag].read(words)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-    return given
-
-
-def _split(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each option with the words after it. Negative numbers are words."""
-    options: list[tuple[str, list[str]]] = []
-    for word in argv:
-        if word.startswith("--"):
-            flag, equals, value = word.partition("=")
-            options.append((flag.replace("_", "-"), [value] if equals else []))
-        elif options:
-            options[-1][1].append(word)
-        else:
-            raise ConfigError(f"{word}: unexpected, options begin with --")
-    return options
+    return _make(kind, values_of(fields, words, {}))
 
 
 def _make(kind: type[T], values: Mapping[str, Any]) -> T:
     for field in fields_of(kind):
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
-    with _refusing():
+    with refusing():
         return kind(**values)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn the ValueError of a check into a ConfigError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _help_topic(argv: Sequence[str]) -> str | None:
