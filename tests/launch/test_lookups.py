@@ -10,7 +10,7 @@ import pytest
 import launch.comparison.best_plans
 import launch.evaluation.sampler
 from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig, SpeedupConfig
-from configs.schema.networks import DraftConfig, HeadConfig, LookupConfig, ModelConfig
+from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
@@ -91,7 +91,6 @@ def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
         (lambda: DraftConfig(kind="model", architecture=SMALL, path="x"), "path = x: kind model takes either a path"),
         (lambda: DraftConfig(kind="model", path="x", unroll=2), "unroll = 2: must be 3 with kind model"),
         (lambda: DraftConfig(kind="model", path="x", decay=0.5), "decay = 0.5: must be 0.8 with kind model"),
-        (lambda: DraftConfig(kind="model", path="x", head=HeadConfig(qk_norm=True)), "head.qk_norm = True: must be "),
         (lambda: DraftConfig(kind="none", vocab_size=9), "vocab_size = 9: must be None with kind none"),
         (lambda: DraftConfig(architecture=SMALL), "architecture: must be None with kind eagle3"),
         (lambda: LookupConfig(min_n=9), "min_n = 9, max_n = 8: must be 1 <= min_n <= max_n"),
