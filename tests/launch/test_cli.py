@@ -16,8 +16,6 @@ from launch.cli.fields import fields_of
 from launch.cli.options import parse, parse_run, parse_run_and, run_program, use_compile_cache
 from launch.cli.recipes import load_recipe, recipes
 
-PROGRAMS = ("TRAIN", "COMPARE", "DISTILL", "EVALUATE", "GENERATE", "EXPORT")
-
 
 def run(*argv: str, reading: tuple[str, ...] = reads.TRAIN) -> RunConfig:
     return parse_run(argv, "python -m launch.train", "Train.", reading)
