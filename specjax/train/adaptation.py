@@ -112,7 +112,7 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
         if rows is None:
             raise ValueError(f"replay = {n}: to keep rollouts, the shape of the prompts must be given")
         replay = Replay(zeros("int32", n, *rows), zeros("int32", n, rows[0]), zeros("int32", n, rows[0]))
-    return Adaptation(*(zeros("float32") for _ in range(3)), zeros("int32"), replay)
+    return Adaptation(zeros("float32"), zeros("float32"), zeros("float32"), zeros("int32"), replay)
 
 
 def should_train_draft(
