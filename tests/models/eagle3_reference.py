@@ -139,3 +139,10 @@ def draft_logits(
         row, state = step(state, table[token], len(hidden) + i, past)
         rows.append(row)
     return np.stack(rows)
+
+
+def to_full_vocabulary(logits: np.ndarray, d2t: np.ndarray, size: int) -> np.ndarray:
+    """Scatter from the draft vocabulary: target id = i + d2t[i], minus infinity elsewhere."""
+    full = np.full((*logits.shape[:-1], size), -np.inf)
+    full[..., np.arange(len(d2t)) + d2t] = logits
+    return full

@@ -92,7 +92,7 @@ def test_coupled_tokens_depend_on_no_kind_of_draft(plain: Rollout, drafter: str,
 
 def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
     rounds = [
-        int(np.sum(WORLD.rollout(drafter, params, config(4), RUN, seed).rounds)) for drafter, params, seed in DRAFTS
+        int(np.sum(WORLD.rollout(drafter, params, config(4), RUN, seed).row_rounds)) for drafter, params, seed in DRAFTS
     ]
     assert rounds[2] < 0.4 * min(rounds[0], rounds[1], rounds[3])
     assert len(set(rounds)) == len(rounds)
