@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.drafters import Drafter
+from specjax.drafters.base import zeros_like_result
 from specjax.keys import SeedStep, sequence_keys
-from specjax.rollout.admission import admit, empty_record, prefill, start_rows, write_back, zeros_like_result
+from specjax.rollout.admission import Carry, admit, empty_record, prefill, start_rows, write_back
 from specjax.rollout.plan import RolloutConfig, admission
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, round_once
-from specjax.rollout.speculative import Carry, begin
+from specjax.rollout.speculative import begin
 from specjax.types import Params, Policy, Prompts, Rollout
 
 
@@ -31,7 +32,7 @@ def conditional(
         waiting = sequences - carry.queue.next_sequence
         room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
 
-        carry = jax.lax.cond(room, lambda carry: Carry(*fill(*carry)), lambda carry: carry, carry)
+        carry = jax.lax.cond(room, fill, lambda carry: carry, carry)
         return carry._replace(state=round_once(decoding, carry.state, k))
 
     def more(carry: Carry) -> Array:
@@ -39,7 +40,7 @@ def conditional(
         return (carry.queue.next_sequence < sequences) | ~carry.state.done.all()
 
     carry = jax.lax.while_loop(more, trip, begin(decoding, prompts, seed_step, slots))
-    return write_back(carry.record, carry.state, decoding)
+    return write_back(carry.record, carry.state)
 
 
 class Rows(NamedTuple):
@@ -79,14 +80,14 @@ def reading(
     empty = start_rows(decoding, nothing, zeros, zeros + sequences, seed_step, length)
     rows = Rows(replace(empty, done=zeros == 0), zeros, jnp.int32(0), empty_record(config, sequences))
     rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), trip, rows)
-    return write_back(rows.record, rows.state, decoding)
+    return write_back(rows.record, rows.state)
 
 
 def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
     """The next sequences in all free slots, with none of their prompt read. Caches stay: nothing is visible yet."""
     state, config = rows.state, decoding.config
     sequences, group = len(prompts.lengths) * config.group_size, config.group_size
-    record = write_back(rows.record, state, decoding)
+    record = write_back(rows.record, state)
     number = rows.next + jnp.cumsum(state.done, dtype=jnp.int32) - 1
     fresh = state.done & (number < sequences)
     sequence = jnp.where(fresh, number, state.sequence)

@@ -190,8 +190,7 @@ class Rollout:
                    chosen (specjax.rollout.lookup_acceptance).
     draft_outcome: int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood
                    there, 1 where it was refused, 2 where it was accepted. Only of drafts whose acceptance training
-                   predicts (`Proposal.predicted`), and of rows whose draft knew all that came before
-                   (`Drafter.known_from`). Read beside `drafted`.
+                   predicts (`Proposal.predicted`). Read beside `drafted`.
     writer:        int8 [R, C], who wrote each token: a `Writer`.
     reward:   what the reward function said of each sequence, whether it is learnt from or not.
     batch:    what a training step made of it to learn from (specjax.train.batch), as its losses read it. The step

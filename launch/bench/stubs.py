@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from launch.bench.presets import LongTail
 from specjax.drafters import Drafter, Proposal
-from specjax.drafters.base import DraftState
+from specjax.drafters.base import DraftState, Flag
 from specjax.keys import Purpose, SeedStep, uniforms
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -26,7 +26,7 @@ class FreeDrafter(Drafter):
 
     vocab_size: int
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> DraftState:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> DraftState:
         return ()
 
     def propose(

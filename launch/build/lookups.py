@@ -24,6 +24,6 @@ def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout:
 
 def blank_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
     """What the drafter remembers before the first rollout, on every device of the mesh; () where nothing is read."""
-    if not prompts:
+    if drafter.memory is None or not prompts:
         return ()
-    return jax.device_put(drafter.blank_memory(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))
+    return jax.device_put(drafter.memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

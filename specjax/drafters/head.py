@@ -1,4 +1,4 @@
-"""Drafting with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
+"""Flag with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
 
 The head pairs the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
 round reads the policy's own features; the later ones read the state the head itself returned.
@@ -6,6 +6,7 @@ round reads the policy's own features; the later ones read the state the head it
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize
-from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
 from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
 from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws
@@ -89,8 +90,11 @@ class HeadDrafter(Drafter):
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
-        """Fills the cache with the prompt but for its last position, which waits for the token that follows it."""
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> HeadState:
+        return start_if(drafting, partial(self._start, params, prompts, features, width))
+
+    def _start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
+        """Fill the cache with the prompt but for its last position, which waits for the token that follows it."""
         rows = len(prompts.lengths)
         cache = self.head.init_cache(rows, prompts.tokens.shape[1])
         hidden = self.head.fuse(params, features)
@@ -116,9 +120,6 @@ class HeadDrafter(Drafter):
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
-    def known_from(self, state: HeadState) -> Int[Array, "B"]:
-        return state.visible_from
-
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, HeadState]:
@@ -141,9 +142,10 @@ class HeadDrafter(Drafter):
             log_q.append(process_logits(logits[:, 0], law))
             drawn = sample(log_q[-1], noise[:, i])
             tokens.append(drawn if ids is None else jnp.asarray(ids)[drawn])
-        # A row that has just started anew knows no feature to draft from.
+        # A row that has just started again has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
-        proposal = Proposal(jnp.stack(tokens, 1), self._to_policy_vocab(jnp.stack(log_q, 1)), drafted)
+        log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
+        proposal = Proposal(jnp.stack(tokens, 1), log_q, drafted, predicted=state.visible_from == 0)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
     def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:

@@ -1,4 +1,4 @@
-"""Drafting from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
+"""Flag from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
 
 The lookup of SuffixDecoding (arXiv 2411.04975), whose draft lengths follow the match, over the texts of DAS (arXiv
 2511.13841) and RhymeRL (arXiv 2508.18588): RL comes back to its prompts, and samples of a group have much in common.
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.drafters.base import Drafter, DraftState, Proposal
+from specjax.drafters.base import Drafter, Flag, Proposal
 from specjax.drafters.lookup import (
     Found,
     Text,
@@ -78,16 +78,13 @@ class HistoryDrafter(Drafter):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
-    def blank_memory(self, prompts: int, max_new_tokens: int) -> Int[Array, "prompts kept C"]:
-        return jnp.zeros((prompts, self.kept, max_new_tokens), jnp.int32)
+    @property
+    def memory(self) -> "HistoryMemory":
+        return HistoryMemory(self.kept)
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HistoryState:
-        return self._begin(params, prompts)
-
-    def start_without_drafting(self, params: Params, prompts: Prompts, blank: DraftState) -> HistoryState:
-        return self._begin(params, prompts)
-
-    def _begin(self, params: Params, prompts: Prompts) -> HistoryState:
+    def start(
+        self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True
+    ) -> HistoryState:
         zeros = jnp.zeros((len(prompts.lengths), 0, 1), jnp.int32)
         earlier = zeros
         if jax.tree.leaves(params.memory):
@@ -118,8 +115,18 @@ class HistoryDrafter(Drafter):
     def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
         return state._replace(own=with_tokens(state.own, tokens, emitted))
 
+
+@dataclass(frozen=True)
+class HistoryMemory:
+    """The newest `kept` completions of each prompt, as texts hold them."""
+
+    kept: int
+
+    def blank(self, prompts: int, max_new_tokens: int) -> Int[Array, "prompts kept C"]:
+        return jnp.zeros((prompts, self.kept, max_new_tokens), jnp.int32)
+
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
-        """The rollout's completions before those of earlier ones, the newest `kept` of each prompt."""
+        """Put the rollout's completions before those of earlier ones; () stays ()."""
         if not jax.tree.leaves(memory):
             return memory
         column = jnp.arange(rollout.tokens.shape[1])[None]

@@ -1,6 +1,7 @@
-"""Drafting with a small model of the same vocabulary (Leviathan et al. 2023, Chen et al. 2023)."""
+"""Flag with a small model of the same vocabulary (Leviathan et al. 2023, Chen et al. 2023)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.cache import resize
-from specjax.drafters.base import Drafter, DraftLoss, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
@@ -42,7 +43,10 @@ class ModelDrafter(Drafter):
     model: Policy
     objective: Objective = "cross_entropy"
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> ModelState:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> ModelState:
+        return start_if(drafting, partial(self._start, params, prompts, width))
+
+    def _start(self, params: Params, prompts: Prompts, width: int) -> ModelState:
         rows = len(prompts.lengths)
         zeros = jnp.zeros(rows, jnp.int32)
         cache = self.model.init_cache(rows, prompts.tokens.shape[1])
@@ -65,9 +69,6 @@ class ModelDrafter(Drafter):
             waiting=jnp.where(behind, 0, state.waiting),
         )
 
-    def known_from(self, state: ModelState) -> Int[Array, "B"]:
-        return state.visible_from
-
     def propose(
         self, params: Params, state: ModelState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, ModelState]:
@@ -83,9 +84,9 @@ class ModelDrafter(Drafter):
                 )
             log_q.append(process_logits(output.logits[:, 0], law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
-        # A row that has just started anew knows no token to go on from.
+        # A row that has just started again has no token to go on from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
-        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted)
+        proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted, state.visible_from == 0)
         cache = output.cache
         assert cache is not None
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))

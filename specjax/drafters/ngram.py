@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Drafter, DraftLoss, DraftState, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal
 from specjax.drafters.lookup import (
     Text,
     check_lengths,
@@ -41,10 +41,7 @@ class NGramDrafter(Drafter):
     def __post_init__(self) -> None:
         check_lengths(self.min_n, self.max_n)
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Text:
-        return prompt_text(prompts)
-
-    def start_without_drafting(self, params: Params, prompts: Prompts, blank: DraftState) -> Text:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> Text:
         return prompt_text(prompts)
 
     def catch_up(self, state: Text, visible: Array, tokens: Array, emitted: Array) -> Text:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array
 
-from specjax.drafters.base import Drafter, DraftState, Proposal
+from specjax.drafters.base import Drafter, DraftState, Flag, Proposal
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts
 
@@ -13,7 +13,7 @@ from specjax.types import Params, Prompts
 class NoDrafter(Drafter):
     """Has no state and no parameters, and refuses to propose."""
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> DraftState:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> DraftState:
         return ()
 
     def propose(

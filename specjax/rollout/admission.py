@@ -1,7 +1,7 @@
-"""Sequences that wait for a slot: their prompts are prefilled, once for all samples, and let in as slots free up."""
+"""Sequences that wait for a slot: their prompts are prefilled, once for all samples, and admitted as slots free up."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,11 @@ from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal
-from specjax.types import Cache, Prompts, PyTree, Rollout, pytree
+from specjax.types import Cache, Prompts, Rollout, pytree
+
+# The fields that a `RoundState` accumulates of a `Rollout`.
+BY_TOKEN = "tokens", "law", "full", "draft_outcome", "writer"
+BY_ROW = "stopped", "drafted", "accepted", "row_rounds"
 
 
 @pytree
@@ -44,52 +48,42 @@ class Queue:
     prefilled: Prefill
 
 
+class Carry(NamedTuple):
+    """What goes from phase to phase: the rows at work, the sequences that wait (None where none do), the finished."""
+
+    state: RoundState
+    queue: Queue | None
+    record: Rollout
+
+
 def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
-    """One forward over the prompts. The drafter rests where it is not going to draft: most are left blank."""
+    """Run one forward over the prompts. `drafting`: whether rounds that draft come next."""
     policy, drafter, config = decoding.policy, decoding.drafter, decoding.config
     count, width = prompts.tokens.shape
     cache, start, final = policy.init_cache(count, width), jnp.zeros(count, jnp.int32), prompts.lengths - 1
     with jax.named_scope("prefill"):
         output = policy.apply(decoding.params.policy, prompts.tokens, start, cache, final)
-
-        def begin() -> DraftState:
-            return drafter.start(decoding.params, prompts, drafter.features(output), config.slack)
-
-        if max(config.lengths) == 0:
-            draft = ()
-        else:
-            draft = jax.lax.cond(
-                drafting,
-                begin,
-                lambda: drafter.start_without_drafting(decoding.params, prompts, zeros_like_result(begin)),
-            )
-    features = kv.token_at(drafter.features(output), final)
+        features, draft = drafter.features(output), ()
+        if max(config.lengths):
+            draft = drafter.start(decoding.params, prompts, features, config.slack, drafting)
     assert output.cache is not None
-    return Prefill(prompts, output.cache, draft, output.logits, features)
-
-
-def zeros_like_result(make: Callable[[], PyTree]) -> PyTree:
-    """Zeros in the shape of what `make` returns."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+    return Prefill(prompts, output.cache, draft, output.logits, kv.token_at(features, final))
 
 
 def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
-    """The record of sequences that have not begun."""
-    zeros, by_position = jnp.zeros(sequences, jnp.int32), jnp.zeros((sequences, config.slack - 1), jnp.int32)
-    by_token = jnp.zeros((sequences, config.max_new_tokens), jnp.int32)
+    """Return the record of sequences that have not begun."""
+    lengths = jnp.zeros(sequences, jnp.int32)
+    return Rollout(lengths=lengths, **_blank_record(config, sequences, config.max_new_tokens))
+
+
+def _blank_record(config: RolloutConfig, rows: int, columns: int) -> dict[str, Array]:
+    """Return what a `RoundState` accumulates of a `Rollout`, by field."""
+    zeros, by_position = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, config.slack - 1), jnp.int32)
+    by_token = jnp.zeros((rows, columns), jnp.int32)
     log_probs = by_token.astype(jnp.float32)
-    return Rollout(
-        tokens=by_token,
-        lengths=zeros,
-        stopped=zeros > 0,
-        law=log_probs,
-        full=log_probs,
-        drafted=by_position,
-        accepted=by_position,
-        row_rounds=zeros,
-        draft_outcome=by_token,
-        writer=by_token.astype(jnp.int8),
-    )
+    by_row = dict(stopped=zeros > 0, drafted=by_position, accepted=by_position, row_rounds=zeros)
+    ints = dict(tokens=by_token, draft_outcome=by_token, writer=by_token.astype(jnp.int8))
+    return by_row | ints | dict(law=log_probs, full=log_probs)
 
 
 def start_rows(
@@ -100,16 +94,14 @@ def start_rows(
     seed_step: SeedStep,
     length: int,
 ) -> RoundState:
-    """Rows at their first token: row b is `sequence[b]` of the rollout, a sample of prompt `prompt[b]` of those kept.
+    """Return rows at their first token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
 
     length: positions of their caches.
     """
     policy, config, rows = decoding.policy, decoding.config, len(prompt)
     own: Prefill = jax.tree.map(lambda x: x[prompt], kept)
     own = kv.resize(own, length - own.cache[0].k.shape[2])
-    zeros, by_position = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, config.slack - 1), jnp.int32)
-    by_token = jnp.zeros((rows, config.max_new_tokens + config.slack), jnp.int32)
-    log_probs = by_token.astype(jnp.float32)
+    zeros = jnp.zeros(rows, jnp.int32)
     state = RoundState(
         sequence=sequence,
         keys=sequence_keys(seed_step, own.prompts.id, sequence % config.group_size),
@@ -117,17 +109,9 @@ def start_rows(
         emitted=zeros,
         pending=zeros,
         done=zeros > 0,
-        stopped=zeros > 0,
         cache=own.cache,
         draft=own.draft,
-        tokens=by_token,
-        law=log_probs,
-        full=log_probs,
-        drafted=by_position,
-        accepted=by_position,
-        draft_outcome=by_token,
-        writer=by_token.astype(jnp.int8),
-        row_rounds=zeros,
+        **_blank_record(config, rows, config.max_new_tokens + config.slack),
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
     features = own.features if config.slack > 1 else None
@@ -136,17 +120,11 @@ def start_rows(
 
 @jax.named_scope("admit")
 def admit(
-    decoding: Decoding,
-    state: RoundState,
-    queue: Queue,
-    record: Rollout,
-    *,
-    prompts: Prompts,
-    seed_step: SeedStep,
-    rows: int,
-    drafting: Bool[Array, ""],
-) -> tuple[RoundState, Queue, Rollout]:
-    """The next `rows` sequences, or as many as are left of the prompts kept, take the first free slots."""
+    decoding: Decoding, carry: Carry, prompts: Prompts, seed_step: SeedStep, *, rows: int, drafting: Bool[Array, ""]
+) -> Carry:
+    """Start the next `rows` sequences, or as many as are left of the prefilled prompts, in the first free slots."""
+    state, queue = carry.state, carry.queue
+    assert queue is not None
     slots, group, count = len(state.done), decoding.config.group_size, len(queue.prefilled.prompts.lengths)
     length = state.cache[0].k.shape[2]
 
@@ -158,7 +136,7 @@ def admit(
         return Queue(queue.next_sequence, first, end, prefilled)
 
     queue = jax.lax.cond(queue.next_sequence == queue.end_sequence, refill, lambda queue: queue, queue)
-    record = write_back(record, state, decoding)
+    record = write_back(carry.record, state)
     sequence = queue.next_sequence + jnp.arange(rows)
     prompt = jnp.clip(sequence // group - queue.first_prompt, 0, count - 1)
     started = start_rows(decoding, queue.prefilled, prompt, sequence, seed_step, length)
@@ -167,50 +145,34 @@ def admit(
     admitted = (sequence < queue.end_sequence) & (free < slots)
     into = jnp.where(admitted, free, slots)
     state = jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), state, started)
-    return state, replace(queue, next_sequence=queue.next_sequence + jnp.sum(admitted, dtype=jnp.int32)), record
+    queue = replace(queue, next_sequence=queue.next_sequence + jnp.sum(admitted, dtype=jnp.int32))
+    return Carry(state, queue, record)
 
 
-def write_back(record: Rollout, state: RoundState, decoding: Decoding) -> Rollout:
-    """The record of all sequences with what the finished rows came to."""
-    budget = decoding.config.max_new_tokens
+def write_back(record: Rollout, state: RoundState) -> Rollout:
+    """Return the record of all sequences with those of the finished rows."""
+    budget = record.tokens.shape[1]
     real = jnp.arange(budget)[None] < state.emitted[:, None]
-
-    def cut(x: Array) -> Array:
-        return jnp.where(real, x[:, :budget], jnp.zeros((), x.dtype))
-
-    own = Rollout(
-        tokens=cut(state.tokens),
-        lengths=state.emitted,
-        stopped=state.stopped,
-        law=cut(state.law),
-        full=cut(state.full),
-        drafted=state.drafted,
-        accepted=state.accepted,
-        draft_outcome=jnp.where(_saw_whole_context(state, decoding)[:, None], cut(state.draft_outcome), 0),
-        writer=cut(state.writer),
-        row_rounds=state.row_rounds,
-    )
     into = jnp.where(state.done, state.sequence, len(record.lengths))
-    return jax.tree.map(lambda old, new: old.at[into].set(new, mode="drop"), record, own)
 
+    def put(name: str, new: Array) -> Array:
+        if name in BY_TOKEN:
+            new = jnp.where(real, new[:, :budget], jnp.zeros((), new.dtype))
+        return getattr(record, name).at[into].set(new, mode="drop")
 
-def _saw_whole_context(state: RoundState, decoding: Decoding) -> Bool[Array, "B"]:
-    """Rows whose draft knew all that came before wherever it drafted."""
-    config, known_from = decoding.config, None
-    if 0 in config.lengths and max(config.lengths):
-        known_from = decoding.drafter.known_from(state.draft)
-    return jnp.ones_like(state.done) if known_from is None else known_from == 0
+    own = {name: getattr(state, name) for name in (*BY_TOKEN, *BY_ROW)} | {"lengths": state.emitted}
+    return replace(record, **{name: put(name, new) for name, new in own.items()})
 
 
 @jax.named_scope("shrink")
 def compact(state: RoundState, slots: int) -> RoundState:
-    """The rows still at work, and some finished ones, in so many slots; there must be no more of the former."""
+    """Return the live rows, at most `slots` of them, and finished ones in the slots left over."""
     rows = jnp.argsort(state.done, stable=True)[:slots]
     return jax.tree.map(lambda x: x[rows], state)
 
 
 def share_finished(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
-    """The rows' drafts told of what has ended of their groups but for themselves."""
+    """Let the rows' drafts observe the other samples of their groups that have ended."""
     if max(decoding.config.lengths) == 0:
         return state
     group = state.sequence // decoding.config.group_size

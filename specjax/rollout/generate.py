@@ -1,7 +1,6 @@
 """A rollout function over the mesh: every data shard generates on its own, with the parameters gathered once."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 
 import jax
@@ -13,7 +12,7 @@ from jaxtyping import Array, Int
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, decoding_options, finished
-from specjax.rollout.plan import ChosenConfig, RolloutConfig
+from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
@@ -58,11 +57,7 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
     rows = P(BATCH_AXES)
 
     def generate(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        options = config
-        if chosen is not None:
-            known = {field.name: getattr(config, field.name) for field in fields(RolloutConfig)}
-            options = ChosenConfig(**known, chosen=chosen)
-        return rollout_fn(policy, drafter, params, prompts, seed_step, options)
+        return rollout_fn(policy, drafter, params, prompts, seed_step, choose_lengths(config, chosen))
 
     return jax.shard_map(
         generate,

@@ -1,8 +1,7 @@
-"""What a drafter without parameters would have proposed of what has been written.
+"""The acceptance of a lookup, counted after the rollout on the completions themselves.
 
-A draft that learns foretells its acceptance by its loss. One that looks up has none, but needs nothing run to be
-judged: its proposals are functions of the text before them, and one of them is accepted as often as the policy would
-have drawn that very token.
+A trained draft's loss predicts its acceptance. A lookup has no loss, but its proposals are functions of the text before
+them, and a proposed token is accepted as often as the policy draws that very token: so compare them with what came.
 """
 
 import jax
@@ -17,12 +16,10 @@ MAX_TOKENS_AT_ONCE = 2**18
 
 
 def count_lookup_acceptance(decoding: Decoding, state: RoundState) -> Int[Array, "2 K"]:
-    """As `drafted` and `accepted` of a `Rollout` count: how often position i of a draft would have been asked for, and
-    how often it and those before it would have been what came.
+    """Return how often position i of a draft could have been emitted, and how often it would have been accepted.
 
-    At up to 16 places of each row's completion, evenly between its first token and its last: of the rows that are still
-    in their slots, behind a rollout whose slots shrink those of its tail. A round that would have found nothing to
-    propose counts.
+    Counted like `Rollout.drafted` and `Rollout.accepted`, at up to 16 places of each row's completion, spread evenly:
+    of the rows still in their slots. A place at which nothing is found counts as refused.
     """
     drafter, config, longest = decoding.drafter, decoding.config, max(decoding.config.lengths)
     zeros = jnp.zeros((len(state.done), longest, decoding.policy.vocab_size), jnp.float32)

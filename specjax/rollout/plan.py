@@ -1,8 +1,9 @@
 """How a rollout is laid out: its options, and the static phases that they become for a number of sequences."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.choices import check_choices
@@ -65,6 +66,16 @@ class RolloutConfig:
         """Every draft length that a phase may run at."""
         return self.draft_lengths or (self.draft_length,)
 
+    def length_index(self, phase: int) -> Int[Array, ""] | int:
+        """Return which of `lengths` the phase runs at."""
+        if len(self.lengths) > 1:
+            raise ValueError(f"draft_lengths = {self.draft_lengths}: none is chosen for phase {phase}")
+        return 0
+
+    def draft_length_in(self, phase: int) -> Int[Array, ""]:
+        """Return the draft length of the phase."""
+        return jnp.array(self.lengths)[self.length_index(phase)]
+
     @property
     def slack(self) -> int:
         """Columns beyond the last position that counts, for what a verification writes and may have to drop."""
@@ -73,29 +84,42 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class ChosenConfig(RolloutConfig):
-    """A rollout's options with each phase's draft length filled in.
+    """A rollout's options with each phase's draft length filled in (`choose_lengths`).
 
-    chosen: int32 [phases], an index into draft_lengths for each phase that `lay_out` gives. It may be traced: another
+    chosen: int32 [phases], an index into `lengths` for each phase that `lay_out` gives. It may be traced: another
     choice is not another program.
     """
 
-    chosen: Int[Array, "phases"] | None = None
+    chosen: Int[Array, "phases"] = field(kw_only=True)
+
+    def length_index(self, phase: int) -> Int[Array, ""]:
+        return self.chosen[phase]
+
+
+def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -> RolloutConfig:
+    """Return the options with these draft lengths filled in; the same where none are chosen."""
+    if chosen is None:
+        return config
+    return ChosenConfig(**{each.name: getattr(config, each.name) for each in fields(RolloutConfig)}, chosen=chosen)
 
 
 def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[Phase, ...]:
-    """The phases of one data shard with so many sequences, of prompts padded to `prompt_width`.
+    """Return the phases of one data shard with so many sequences, of prompts padded to `prompt_width`.
 
     No more slots than sequences, no wider than the longest row; those of the same slots in rising windows, the last of
-    which holds any row.
+    which holds any row. Raises ValueError where draft lengths are chosen for another number of phases.
     """
     longest = prompt_width + config.max_new_tokens
     listed = config.phases or ((sequences, longest),)
     laid = {(min(slots, sequences), min(window, longest)) for slots, window in listed if window >= prompt_width}
     laid |= {(min(slots, sequences), longest) for slots, _ in listed}
-    return tuple(Phase(slots, window) for slots, window in sorted(laid, key=lambda phase: (-phase[0], phase[1])))
+    phases = tuple(Phase(slots, window) for slots, window in sorted(laid, key=lambda phase: (-phase[0], phase[1])))
+    if isinstance(config, ChosenConfig) and config.chosen.shape != (len(phases),):
+        raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
+    return phases
 
 
 def admission(config: RolloutConfig, slots: int) -> tuple[int, int]:
-    """(slots that must be free to let sequences in, prompts prefilled at a time) where the first phase has `slots`."""
+    """Return (slots that must be free to admit sequences, prompts prefilled at a time); the first phase has `slots`."""
     rows = min(config.admit or max(slots // 8, 1), slots)
     return rows, config.kept_prompts or -(-rows // config.group_size)

@@ -80,21 +80,21 @@ StopCondition = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
 
 
 def rounds(decoding: Decoding, state: RoundState, k: int, stop: StopCondition) -> tuple[RoundState, Int[Array, ""]]:
-    """Rounds at draft length k until the stop condition holds, and how many they were."""
+    """Run rounds at draft length k until the stop condition holds; return how many they were too."""
     if k and 0 in decoding.config.lengths:
         draft = decoding.drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
         state = replace(state, draft=draft)
     whole = partial(kv.whole, like=state)
-    state, trips = jax.lax.while_loop(
+    state, count = jax.lax.while_loop(
         lambda carry: ~stop(whole(carry[0]), carry[1]),
         lambda carry: (kv.carried(round_once(decoding, whole(carry[0]), k)), carry[1] + 1),
         (kv.carried(state), jnp.int32(0)),
     )
-    return whole(state), trips
+    return whole(state), count
 
 
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
-    """Draft, verify, commit: one trip of `rounds`, by which every row that is not done grows by 1 .. k + 1 tokens."""
+    """Draft, verify, commit: every row that is not done grows by 1 .. k + 1 tokens."""
     policy, config, params = decoding.policy, decoding.config, decoding.params
     noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal = no_proposal(len(state.done), policy)
@@ -111,7 +111,7 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
 
 
 def no_proposal(rows: int, policy: Policy) -> Proposal:
-    """The proposal of draft length 0."""
+    """Return the proposal of draft length 0."""
     empty = jnp.zeros((rows, 0, policy.vocab_size), jnp.float32)
     return Proposal(jnp.zeros((rows, 0), jnp.int32), empty, jnp.zeros(rows, jnp.int32))
 
@@ -127,7 +127,7 @@ def commit(
     """Verify a proposal of T - 1 tokens against the policy's logits, and record what is emitted.
 
     The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
-    emitted is cut after the first stop token and at the length budget, once it is drawn, so that the law stays. The
+    emitted is cut after the first stop token and at the length budget only once it is drawn, so that the law stays. The
     drafter observes it, unless there are no `features`: at draft length 0.
     """
     config = decoding.config
@@ -135,36 +135,25 @@ def commit(
         log_p = process_logits(logits, config.law)
         verdict = decoding.verifier.verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)
         column = jnp.arange(logits.shape[1])[None]
-        accepted = verdict.accepted[:, None]
         drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-        tokens = jnp.where(column < accepted, drafts, verdict.token[:, None])
-
-        stop = (column <= accepted) & _is_stop(tokens, config.stop_tokens)
-        ends = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), verdict.accepted) + 1
-        count = jnp.minimum(ends, config.max_new_tokens - state.emitted)
-        count = jnp.where(state.done, 0, count).astype(jnp.int32)
-        stopped = (stop & (column < count[:, None])).any(axis=1)
+        tokens = jnp.where(column < verdict.accepted[:, None], drafts, verdict.token[:, None])
+        count, stopped = _cut(state, tokens, verdict.accepted, config)
         emitted = state.emitted + count
-
-        law = pick(log_p, tokens)
-        full = pick(full_log_probs(logits, config.law), tokens) if config.law.truncates else law
-        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+        offered = _offered(state, proposal, config)
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
-        ending = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
-        reachable = (jnp.cumsum(ending, axis=1) == ending) & ~state.done[:, None]
-        most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
-        offered = reachable & (column[:, :-1] < most[:, None])
-        pending = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+        law = pick(log_p, tokens)
+        last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
         return replace(
             state,
             emitted=emitted,
-            pending=jnp.where(count > 0, pending, state.pending),
+            pending=jnp.where(count > 0, last, state.pending),
             done=state.done | stopped | (emitted == config.max_new_tokens),
             stopped=state.stopped | stopped,
             draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
             tokens=put(state.tokens, tokens, state.emitted),
             law=put(state.law, law, state.emitted),
-            full=put(state.full, full, state.emitted),
+            full=put(state.full, _full(logits, tokens, law, config), state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
             draft_outcome=put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
@@ -172,16 +161,43 @@ def commit(
         )
 
 
+def _cut(
+    state: RoundState, tokens: Int[Array, "B T"], accepted: Int[Array, "B"], config: RolloutConfig
+) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
+    """Return how many of the first accepted + 1 tokens are emitted, and whether a stop token is the last of them."""
+    column = jnp.arange(tokens.shape[1])[None]
+    stop = (column <= accepted[:, None]) & _is_stop(tokens, config.stop_tokens)
+    ends = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), accepted) + 1
+    count = jnp.minimum(ends, config.max_new_tokens - state.emitted)
+    count = jnp.where(state.done, 0, count).astype(jnp.int32)
+    return count, (stop & (column < count[:, None])).any(axis=1)
+
+
+def _offered(state: RoundState, proposal: Proposal, config: RolloutConfig) -> Bool[Array, "B K"]:
+    """Return which drafted tokens could be emitted: not those after a stop token or beyond the budget."""
+    stop = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
+    reachable = (jnp.cumsum(stop, axis=1) == stop) & ~state.done[:, None]
+    most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
+    return reachable & (jnp.arange(stop.shape[1])[None] < most[:, None])
+
+
+def _full(
+    logits: Float[Array, "B T V"], tokens: Int[Array, "B T"], law: Float[Array, "B T"], config: RolloutConfig
+) -> Float[Array, "B T"]:
+    """Return the tokens' log-probs under temperature alone."""
+    return pick(full_log_probs(logits, config.law), tokens) if config.law.truncates else law
+
+
 def _draft_outcome(proposal: Proposal, offered: Bool[Array, "B K"], kept: Bool[Array, "B K"]) -> Int[Array, "B T"]:
-    """What `Rollout.draft_outcome` holds of a verification."""
-    fate = (offered.astype(jnp.int32) + kept.astype(jnp.int32))[:, :1]
+    """Return `Rollout.draft_outcome` of a verification."""
+    outcome = (offered.astype(jnp.int32) + kept.astype(jnp.int32))[:, :1]
     if proposal.predicted is not None:
-        fate = jnp.where(proposal.predicted[:, None], fate, 0)
-    return jnp.pad(fate, ((0, 0), (0, offered.shape[1] + 1 - fate.shape[1])))
+        outcome = jnp.where(proposal.predicted[:, None], outcome, 0)
+    return jnp.pad(outcome, ((0, 0), (0, offered.shape[1] + 1 - outcome.shape[1])))
 
 
 def _writer(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> Int[Array, "B T"]:
-    """What `Rollout.writer` holds of a verification, in `width` columns of which the first accepted + 1 count."""
+    """Return `Rollout.writer` of a verification, in `width` columns of which the first accepted + 1 count."""
     last = jnp.where(accepted < length, Writer.RECOVERED, jnp.where(length == 0, Writer.POLICY, Writer.BONUS))
     return jnp.where(jnp.arange(width)[None] < accepted[:, None], Writer.DRAFT, last[:, None]).astype(jnp.int8)
 

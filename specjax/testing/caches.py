@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from specjax.drafters import Drafter
 from specjax.drafters.base import DraftState
+from specjax.drafters.either import PairState
 from specjax.drafters.head import HeadState
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
@@ -59,7 +60,7 @@ def assert_cache_consistent(
 class CacheCheck:
     """Compares the caches of a state with those of one fresh pass over each row's committed tokens, of live rows.
 
-    The policy's, up to the visible length. Of the drafter's state, each part of a tuple that is one:
+    The policy's, up to the visible length. Of the drafter's state, or of both parts of a pair:
 
     - with fields `cache` and `length` [B] (and maybe `visible_from` [B]): what `Drafter.start` makes of the same
       tokens, between the two. Of a HeadDrafter also what waits to be cached: the true features and next tokens of the
@@ -152,8 +153,8 @@ def _parts(own: DraftState, fresh: DraftState) -> list[tuple[DraftState, DraftSt
             return [(own, fresh)]
         case HistoryState():
             return [(own.own, fresh.own)]
-        case tuple() if not hasattr(own, "_fields"):
-            return [part for pair in zip(own, fresh, strict=True) for part in _parts(*pair)]
+        case PairState():
+            return _parts(own.lookup, fresh.lookup) + _parts(own.trained, fresh.trained)
     if hasattr(own, "cache") and hasattr(own, "length"):
         return [(own, fresh)]
     raise ValueError(f"draft state of type {type(own).__name__}: has no cache and no text to compare with a prefill's")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from specjax.drafters import Drafter, Proposal
+from specjax.drafters.base import Flag
 from specjax.drafters.lookup import one_hot_proposal
 from specjax.sampling import SamplingLaw, process_logits, sample
 from specjax.types import Cache, Params, Policy, Prompts
@@ -30,7 +31,9 @@ class PolicyDrafter(Drafter):
 
     policy: Policy
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> PolicyDraftState:
+    def start(
+        self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True
+    ) -> PolicyDraftState:
         rows = len(prompts.lengths)
         zeros = jnp.zeros(rows, jnp.int32)
         cache = self.policy.init_cache(rows, prompts.tokens.shape[1] + 2 * width)
@@ -67,7 +70,7 @@ class TableDrafter(Drafter):
 
     table: tuple[int, ...]
 
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int) -> Array:
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
 
     def catch_up(self, state: Array, visible: Array, tokens: Array, emitted: Array) -> Array:

@@ -165,8 +165,9 @@ class Stages:
 
     def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:
         """Return the state with what drafter and draft lengths keep of the rollout; metrics: those of the update."""
-        memory = self.drafter.remember(state.params.memory, prompts, rollout)
-        state = replace(state, params=replace(state.params, memory=memory))
+        if self.drafter.memory is not None:
+            memory = self.drafter.memory.remember(state.params.memory, prompts, rollout)
+            state = replace(state, params=replace(state.params, memory=memory))
         if state.drafting is None:
             return state
         predicted = metrics.get("draft/predicted_acceptance")

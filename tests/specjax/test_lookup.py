@@ -10,7 +10,8 @@ import pytest
 from specjax import cache as kv
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, ModelDrafter, NGramDrafter, Proposal
 from specjax.drafters.base import DraftLoss
-from specjax.drafters.lookup import Text, last_tokens, look_up, prompt_text, with_tokens
+from specjax.drafters.either import found_or_drafted
+from specjax.drafters.lookup import Text, last_tokens, look_up, one_hot_proposal, prompt_text, with_tokens
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.chain import chain
@@ -142,22 +143,22 @@ def rollout_of(*completions: list[int]) -> Rollout:
 
 def test_the_newest_completions_of_each_prompt_are_remembered():
     drafter = HistoryDrafter(VOCAB, kept=3)
-    memory = drafter.blank_memory(3, 4)
+    memory = drafter.memory.blank(3, 4)
     assert memory.shape == (3, 3, 4) and not memory.any()
     prompts = prompts_of([0], [0], ids=(2, -1))
-    memory = drafter.remember(memory, prompts, rollout_of([0, 1], [1], [2, 2], [2]))
+    memory = drafter.memory.remember(memory, prompts, rollout_of([0, 1], [1], [2, 2], [2]))
     assert not memory[:2].any()
     assert memory[2].tolist() == [[1, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
-    memory = drafter.remember(memory, prompts_of([0], ids=(2,)), rollout_of([2, 2, 2, 2], []))
+    memory = drafter.memory.remember(memory, prompts_of([0], ids=(2,)), rollout_of([2, 2, 2, 2], []))
     assert memory[2].tolist() == [[3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 0, 0]]
-    assert drafter.remember((), prompts, rollout_of([0], [0])) == ()
+    assert drafter.memory.remember((), prompts, rollout_of([0], [0])) == ()
 
 
 def test_history_is_what_the_same_prompt_led_to_before():
     """The prompt counts as a part of it, so that a match may begin there. Other prompts and fillers find nothing."""
     drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
-    remembered = drafter.remember(
-        drafter.blank_memory(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
+    remembered = drafter.memory.remember(
+        drafter.memory.blank(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
     )
     params = Params({}, {}, remembered)
     prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
@@ -184,7 +185,7 @@ def test_samples_that_have_ended_are_searched_behind_their_prompt():
     ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
     for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
         state = drafter.observe_finished(started(drafter, NOTHING, prompts), prompts, ended)
-        heard = state if drafter is history else state[0]
+        heard = state if drafter is history else state.lookup
         assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
         assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
         state = told(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
@@ -210,11 +211,17 @@ class Sampled(NGramDrafter):
         return Proposal(tokens, jnp.full(gumbel.shape, -jnp.log(3.0)), jnp.full(len(tokens), gumbel.shape[1])), state
 
 
-def test_a_row_takes_the_lookup_where_it_finds_something():
-    drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), Sampled(VOCAB))
-    proposal = proposal_of(drafter, NOTHING, started(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 2])), 2)
-    assert proposal.tokens.tolist() == [[0, 0], [1, 1]] and proposal.length.tolist() == [2, 2]
-    np.testing.assert_allclose(np.exp(proposal.log_q), [[[1, 0, 0]] * 2, [[1 / 3] * 3] * 2], rtol=1e-6)
+def test_a_row_takes_what_was_found_else_what_was_drafted():
+    """With the law and length of each. Training predicts the acceptance of drafts alone, and not of all of them."""
+    found = one_hot_proposal(jnp.array([[0, 2], [0, 0], [0, 0]]), jnp.array([1, 0, 0]), VOCAB)
+    drafted = Proposal(jnp.ones((3, 2), jnp.int32), jnp.full((3, 2, VOCAB), -jnp.log(3.0)), jnp.array([2, 2, 0]))
+    chosen = found_or_drafted(found, drafted)
+    assert chosen.tokens.tolist() == [[0, 2], [1, 1], [1, 1]] and chosen.length.tolist() == [1, 2, 0]
+    np.testing.assert_allclose(np.exp(chosen.log_q[0]), [[1, 0, 0], [0, 0, 1]], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(chosen.log_q[1:]), np.full((2, 2, VOCAB), 1 / 3), rtol=1e-6)
+    assert found.predicted is None and chosen.predicted.tolist() == [False, True, True]
+    half = drafted._replace(predicted=jnp.array([True, True, False]))
+    assert found_or_drafted(found, half).predicted.tolist() == [False, True, False]
 
 
 def test_a_model_learns_the_policys_law():
@@ -252,12 +259,3 @@ def test_a_model_learns_the_policys_law():
 def test_options_that_make_no_sense_are_refused(make, message: str):
     with pytest.raises(ValueError, match=f"^{message}$"):
         make()
-
-
-def test_what_training_foretells_is_the_innermost_drafts_alone():
-    """A lookup beside a lookup beside a draft: of three rows one each."""
-    inner = EitherDrafter(NGramDrafter(VOCAB, min_n=1), Sampled(VOCAB))
-    drafter = EitherDrafter(NGramDrafter(VOCAB, min_n=2), inner)
-    state = started(drafter, NOTHING, prompts_of([0, 2, 0, 0, 2], [0, 1, 0], [0, 1, 2]))
-    assert proposal_of(drafter, NOTHING, state, 2).predicted.tolist() == [False, False, True]
-    assert proposal_of(NGramDrafter(VOCAB), NOTHING, state[0], 2).predicted is None

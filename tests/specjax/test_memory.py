@@ -34,7 +34,7 @@ PARTS = chain(5), DRAFTER, count_zeros, TrainConfig(rollout=ROLLOUT)
 
 def fresh(mesh: Mesh) -> TrainState:
     everywhere = NamedSharding(mesh, P())
-    params = Params(jnp.copy(COUNTING), {}, DRAFTER.blank_memory(PROBLEMS, BUDGET))
+    params = Params(jnp.copy(COUNTING), {}, DRAFTER.memory.blank(PROBLEMS, BUDGET))
     return init_train_state(jax.device_put(params, everywhere), PARTS[3], mesh)
 
 

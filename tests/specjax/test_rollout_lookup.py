@@ -50,7 +50,7 @@ def run(drafter: Drafter, config: RolloutConfig, memory: Array | tuple[()] = ())
 
 
 def remembered(rollout: Rollout) -> Array:
-    return HISTORY.remember(HISTORY.blank_memory(9, BUDGET), PROMPTS, rollout)
+    return HISTORY.memory.remember(HISTORY.memory.blank(9, BUDGET), PROMPTS, rollout)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_siblings_that_finished_are_known_when_the_batch_shrinks():
     def shrink() -> tuple[RoundState, Rollout, RoundState]:
         carry = begin(decoding, PROMPTS, RUN, SEQUENCES)
         state = rounds(decoding, carry.state, 2, few)[0]
-        record = write_back(carry.record, state, decoding)
+        record = write_back(carry.record, state)
         return state, record, share_finished(decoding, compact(state, 2), record, PROMPTS)
 
     state, record, left = shrink()
@@ -308,7 +308,7 @@ def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(na
         said = expected[i // 2] + state.tokens[i, : state.emitted[i]].tolist()
         assert row == [token + 1 for token in said] + [0] * (len(row) - len(said)) and length == len(said)
     if name == "either":
-        assert not any(layer.k.any() for layer in aligned[1].cache)
+        assert not any(layer.k.any() for layer in aligned.trained.cache)
 
 
 def text_of(state: PyTree) -> Text:
@@ -317,4 +317,4 @@ def text_of(state: PyTree) -> Text:
             return state
         case HistoryState():
             return state.own
-    return text_of(state[0])
+    return text_of(state.lookup)

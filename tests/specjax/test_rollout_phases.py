@@ -100,18 +100,19 @@ def test_drafting_that_begins_late_is_as_good_as_any():
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter, draft", [("eagle3", "random"), ("model", "stranger")])
 def test_a_draft_that_began_late_is_not_held_against_what_training_promises(drafter: str, draft: str):
-    """It does not know what came before, as training does: neither its tokens nor what was accepted of them count."""
+    """It knows less than training does of what came before; what it drafted before it was left out counts."""
     options = config("rejection", draft_lengths=(0, 2), phases=((SEQUENCES, 6), (SEQUENCES, 9), (SEQUENCES, LONGEST)))
     program = WORLD.choosing(drafter, options)
-    for chosen, whole, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
+    for chosen, early, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
         rollout = program(WORLD.params(draft), WORLD.batch, RUN, jnp.array(chosen))
         drafted, accepted = (np.asarray(x)[:, 0] for x in (rollout.drafted, rollout.accepted))
-        counted = (np.asarray(rollout.draft_outcome) > 0).sum(axis=1)
-        held = counted > 0
-        np.testing.assert_array_equal(counted[held], drafted[held])
-        assert held.any() == whole and (drafted[~held] > 0).any() == late
+        outcome = np.asarray(rollout.draft_outcome)
+        counted, kept = (outcome > 0).sum(axis=1), (outcome == 2).sum(axis=1)
+        assert (counted > 0).any() == early and (counted < drafted).any() == late
+        assert (counted <= drafted).all() and (kept <= accepted).all()
+        np.testing.assert_array_equal(kept[counted == drafted], accepted[counted == drafted])
         batch = join_completions(WORLD.batch, rollout, jnp.zeros(SEQUENCES))
-        np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), np.where(held, accepted, 0))
+        np.testing.assert_array_equal(np.asarray(batch.accepted).sum(axis=1), kept)
 
 
 @pytest.mark.parametrize("plan", ["queue of part groups", "queue one by one"])

@@ -11,10 +11,10 @@ import pytest
 
 from specjax import cache as kv
 from specjax.keys import seed_step
-from specjax.rollout.admission import admit, compact
+from specjax.rollout.admission import Carry, admit, compact
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
-from specjax.rollout.speculative import Carry, begin
+from specjax.rollout.speculative import begin
 from specjax.sampling import SamplingLaw
 from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
 from specjax.types import Params, Prompts, Rollout, Writer
@@ -67,9 +67,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
 
     @jax.jit
     def fill(params: Params, prompts: Prompts, carry: Carry) -> Carry:
-        assert carry.queue is not None
-        options = dict(prompts=prompts, seed_step=RUN, rows=3, drafting=jnp.bool_(True))
-        return Carry(*admit(decoding(params), carry.state, carry.queue, carry.record, **options))
+        return admit(decoding(params), carry, prompts, RUN, rows=3, drafting=jnp.bool_(True))
 
     carry = jax.jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)

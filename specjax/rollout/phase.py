@@ -1,0 +1,125 @@
+"""One phase of a rollout: rounds in a number of slots, which waiting sequences fill as they become free."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax import cache as kv
+from specjax.keys import SeedStep
+from specjax.rollout.admission import Carry, admit
+from specjax.rollout.plan import Phase, admission
+from specjax.rollout.rounds import Decoding, RoundState, StopCondition, rounds
+from specjax.types import Prompts, PyTree
+
+
+@dataclass(frozen=True)
+class PhaseRun:
+    """Phase `number` of the rollout of `prompts`."""
+
+    decoding: Decoding
+    prompts: Prompts
+    seed_step: SeedStep
+    phases: tuple[Phase, ...]
+    number: int
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases[self.number]
+
+    @property
+    def draft_length(self) -> Int[Array, ""]:
+        return self.decoding.config.draft_length_in(self.number)
+
+    def run(self, carry: Carry) -> tuple[Carry, Int[Array, ""]]:
+        """Run to the phase's end, or until a row has outgrown its window. Return the number of rounds too."""
+        too_long = max(phase.window for phase in self.phases) - self.phase.window
+        if not too_long:
+            return self._run(carry)
+
+        def run_in_window(carry: Carry) -> tuple[Carry, Int[Array, ""]]:
+            carry, count = self._run(carry._replace(state=kv.resize(carry.state, -too_long)))
+            return carry._replace(state=kv.resize(carry.state, too_long)), count
+
+        return jax.lax.cond(self._outgrown(carry.state), lambda carry: (carry, jnp.int32(0)), run_in_window, carry)
+
+    def _run(self, carry: Carry) -> tuple[Carry, Int[Array, ""]]:
+        if carry.queue is None:
+            state, count = self._decode(carry.state, lambda state, _: self._over(state, 0))
+            return carry._replace(state=state), count
+
+        def fill_and_decode(loop: tuple[Carry, Array]) -> tuple[Carry, Array]:
+            carry, total = loop
+            carry = jax.lax.cond(
+                self._has_room(carry.state, self._waiting(carry)), self._admit, lambda carry: carry, carry
+            )
+            still = self._waiting(carry)
+            state, count = self._decode(
+                carry.state, lambda state, _: self._over(state, still) | self._has_room(state, still)
+            )
+            return carry._replace(state=state), total + count
+
+        return jax.lax.while_loop(
+            lambda loop: ~self._over(loop[0].state, self._waiting(loop[0])), fill_and_decode, (carry, jnp.int32(0))
+        )
+
+    def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
+        """Run rounds at the phase's draft length, which is data: there is a branch for each."""
+        config = self.decoding.config
+        if len(config.lengths) == 1:
+            return rounds(self.decoding, state, config.lengths[0], stop)
+        whole = partial(kv.whole, like=state)
+
+        def branch(k: int, carried: PyTree) -> tuple[PyTree, Array]:
+            after, count = rounds(self.decoding, whole(carried), k, stop)
+            return kv.carried(after), count
+
+        # As a branch's loop carries them: else the XLA of jax 0.10.2 copies a lone row's caches for each branch.
+        branches = [partial(branch, k) for k in config.lengths]
+        carried, count = jax.lax.switch(config.length_index(self.number), branches, kv.carried(state))
+        return whole(carried), count
+
+    def _admit(self, carry: Carry) -> Carry:
+        rows = admission(self.decoding.config, self.phase.slots)[0]
+        return admit(self.decoding, carry, self.prompts, self.seed_step, rows=rows, drafting=self.draft_length > 0)
+
+    def _waiting(self, carry: Carry) -> Int[Array, ""]:
+        assert carry.queue is not None
+        return len(self.prompts.lengths) * self.decoding.config.group_size - carry.queue.next_sequence
+
+    def _has_room(self, state: RoundState, waiting: Int[Array, ""]) -> Bool[Array, ""]:
+        rows = admission(self.decoding.config, self.phase.slots)[0]
+        return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
+
+    def _over(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
+        """Whether the live rows fit the slots of a later phase, or one has outgrown the window."""
+        left = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
+        return ((waiting == 0) & (jnp.sum(~state.done) <= left)) | self._outgrown(state)
+
+    def _outgrown(self, state: RoundState) -> Bool[Array, ""]:
+        return jnp.any(~state.done & (state.visible > self.phase.window))
+
+
+def plain_rounds(before: Carry, after: Carry, loop_rounds: Int[Array, ""]) -> Int[Array, ""]:
+    """Return the rounds that draft length 0 would have taken for what a phase emitted.
+
+    The minimum over rows still live, since later phases wait for them; the maximum if none is. While sequences wait for
+    slots, the mean row.
+    """
+    if after.queue is None:
+        tokens = after.state.emitted - before.state.emitted
+        return jnp.min(jnp.where(after.state.done, jnp.max(tokens), tokens))
+    tokens, row_rounds = (now - then for now, then in zip(_totals(after), _totals(before), strict=True))
+    mean = tokens / jnp.maximum(row_rounds, 1)
+    return jnp.rint(loop_rounds.astype(mean.dtype) * mean).astype(jnp.int32)
+
+
+def _totals(carry: Carry) -> tuple[Array, Array]:
+    """Return the tokens after the first, and the verifications, of all sequences so far."""
+    record, state = carry.record, carry.state
+    assert record.row_rounds is not None
+    lengths = record.lengths.at[state.sequence].set(state.emitted)
+    row_rounds = record.row_rounds.at[state.sequence].set(state.row_rounds)
+    return jnp.sum(jnp.maximum(lengths - 1, 0)), jnp.sum(row_rounds)
