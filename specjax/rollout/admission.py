@@ -1,7 +1,7 @@
 """Sequences that wait for a slot: their prompts are prefilled, once for all samples, and admitted as slots free up."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     return Rollout(lengths=lengths, **_blank_record(config, sequences, config.max_new_tokens))
 
 
-def _blank_record(config: RolloutConfig, rows: int, columns: int) -> dict[str, Array]:
+def _blank_record(config: RolloutConfig, rows: int, columns: int) -> dict[str, Any]:
     """Return what a `RoundState` accumulates of a `Rollout`, by field."""
     zeros, by_position = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, config.slack - 1), jnp.int32)
     by_token = jnp.zeros((rows, columns), jnp.int32)
