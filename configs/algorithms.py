@@ -61,7 +61,7 @@ ALGORITHMS = {
     "rloo": Algorithm(
         "2402.14740, equation 8",
         {"advantage.baseline": "others", "advantage.scale": "none"},
-        note="the paper's KL: --loss.kl-in reward --loss.kl-estimator k1 --loss.kl-coefficient 0.03",
+        note="KL in the reward, as in the paper: --loss.kl-in reward --loss.kl-estimator k1 --loss.kl-coefficient C",
     ),
     "reinforce_pp": Algorithm(
         "2501.03262, equation 8",
@@ -88,9 +88,9 @@ ALGORITHMS = {
 def settings(name: str, prompts: int, max_new_tokens: int) -> dict[str, Any]:
     """Return the value of every field that the algorithm sets, by path.
 
-    prompts, max_new_tokens: data.prompts and rollout.max_new_tokens of the run. DAPO doubles the prompts and trains on
-    as many groups as before, so that what divided over the mesh and the microbatches still does; it punishes the last
-    fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
+    prompts, max_new_tokens: prompts that a step of the run trains on, and its rollout.max_new_tokens. DAPO generates
+    twice the prompts and trains on as many groups as before, so that what divided over the mesh and the microbatches
+    still does; it punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
     """
     values = _GRPO | ALGORITHMS[name].changes
     if name == "dapo":
@@ -101,7 +101,8 @@ def settings(name: str, prompts: int, max_new_tokens: int) -> dict[str, Any]:
 
 def with_algorithm(config: RunConfig, name: str) -> RunConfig:
     """Return the run with the settings of a named algorithm."""
-    return override(config, settings(name, config.data.prompts, config.rollout.max_new_tokens))
+    prompts = config.selection.groups or config.data.prompts
+    return override(config, settings(name, prompts, config.rollout.max_new_tokens))
 
 
 def describe(name: str, config: RunConfig, given: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ def parse_run_and(
     if name is None:
         with refusing():
             return override(recipe, values), options
-    prompts = values.get("data.prompts", recipe.data.prompts)
+    prompts = values.get("data.prompts", recipe.selection.groups or recipe.data.prompts)
     budget = values.get("rollout.max_new_tokens", recipe.rollout.max_new_tokens)
     with refusing():
         config = override(recipe, settings(name, prompts, budget) | values)

@@ -284,7 +284,7 @@ def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest
     assert (config.advantage, config.selection) == (advantage, selection)
     assert config.loss == replace(loss, importance_cap=5.0)
     assert config.data.prompts == (6 if name == "dapo" else 3)
-    assert config == with_algorithm(load_recipe(str(recipe)), name)
+    assert config == with_algorithm(load_recipe(str(recipe)), name) == with_algorithm(config, name)
     said = capsys.readouterr().out
     assert said.startswith(f"algorithm {name} (arXiv 2") and f"baseline = {advantage.baseline}, " in said
     assert "(given)" not in said and f"clip_high = {loss.clip_high}" in said
