@@ -63,7 +63,7 @@ def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Fi
         default = field.default if value is None else getattr(value, field.name)
         if value is None and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        section = next((each for each in _alternatives(hint) if dataclasses.is_dataclass(each)), None)
+        section: Any = next((each for each in _alternatives(hint) if dataclasses.is_dataclass(each)), None)
         if section is not None and not _kinds(hint, but=NoneType):
             unset = default is None or default is dataclasses.MISSING
             yield from fields_of(section, None if unset else default, f"{path}.")

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _ALGORITHM = Field(
     "algorithm",
-    Literal[tuple(ALGORITHMS)] | None,
+    Literal[tuple(ALGORITHMS)] | None,  # pyright: ignore[reportOperatorIssue]
     None,
     "Named algorithm: sets advantage, loss and selection. Options given beside it win.",
 )
