@@ -85,9 +85,9 @@ def is_caught(promised: float, found: float) -> None:
     """A run that loads a head which states `promised` says in its first step that something is wrong."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
-    networks: Any = SimpleNamespace(head=HEAD, made_for=stated, draft_from="draft.path")
-    assert wrongly_loaded(networks, promised, 1.0) is None
-    assert wrongly_loaded(networks, found, 1.0) is not None
+    draft: Any = SimpleNamespace(made_for=stated, read_from="draft.path", usual_causes="")
+    assert wrongly_loaded(draft, promised, 1.0) is None
+    assert wrongly_loaded(draft, found, 1.0) is not None
 
 
 @pytest.fixture(scope="module")
