@@ -3,7 +3,7 @@
 Run from the repository's root: python -m benchmarks.attention
 
 One layer, T = K + 1 queries a row, every row's cache visible to its end but for what stands after each query. The one
-in use is specjax.cache.attend; the others are jax.nn.dot_product_attention by XLA and, on a GPU, by cuDNN: with the
+in use is specjax.kernels.attend; the others are jax.nn.dot_product_attention by XLA and, on a GPU, by cuDNN: with the
 mask, which becomes a bias, and with lengths alone, which cannot say what T > 1 queries must not see of each other.
 """
 
@@ -21,9 +21,10 @@ from jaxtyping import Array, Int
 from launch.bench.sections.decoding import CopyBandwidth
 from launch.timing import format_interval, format_provenance, interleaved, minus_startup, time_call
 from specjax import cache as kv
+from specjax import kernels
 from specjax.types import LayerCache
 
-IN_USE = "specjax.cache"
+IN_USE = "specjax.kernels"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ Attend = Callable[[Array, Array, Array, kv.View], Array]
 
 def in_use(q: Array, k: Array, v: Array, view: kv.View) -> Array:
     assert view.mask is not None
-    return kv.attend(q, LayerCache(k, v), view.mask)
+    return kernels.attend(q, LayerCache(k, v), view.mask)
 
 
 def masked(implementation: Any, q: Array, k: Array, v: Array, view: kv.View) -> Array:

@@ -131,7 +131,6 @@ def main() -> None:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
         preset = replace(preset, decoder=fewer)
     made, key = functions(preset), jax.random.key(0)
-    # As they are trained: this host would lay a tied head out for a CPU.
     params = jax.eval_shape(lambda: Params(unbox(made.init_policy(key)), unbox(made.init_draft(key))))
     number = jnp.zeros(options.batch, jnp.int32)
     prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), lengths=number, id=number))

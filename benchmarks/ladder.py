@@ -18,8 +18,7 @@ from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
-from specjax import MeshConfig, Params, SamplingLaw, make_mesh
-from specjax.parallel.mesh import decoding_options
+from specjax import MeshConfig, Params, SamplingLaw, kernels, make_mesh
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.ladder import rung, sort_rows, windows
@@ -56,7 +55,9 @@ def compiled(params: Params, batch: TrainBatch, ladder: tuple[int, ...]) -> Call
         return accumulate(context, params, batch)[0]
 
     with jax.set_mesh(MESH):
-        program = jax.jit(gradients, compiler_options=decoding_options(policy.dtype)).lower(params, batch).compile()
+        program = (
+            jax.jit(gradients, compiler_options=kernels.compiler_options(policy.dtype)).lower(params, batch).compile()
+        )
 
     measure = partial(time_call, partial(program, params, batch))
     measure()

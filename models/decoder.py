@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, Remat
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
-from models.projection import Projection, by_table
+from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from models.rope import Rotation
+from specjax import kernels
 from specjax.cache import View, decode_view, token_at, uncached_view
 from specjax.parallel.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The logits of hidden states that a final norm has seen."""
-        logits = by_table(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
+        logits = kernels.matmul_transposed(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
         return constrain(logits, "batch", None, None)
 
     def _table(self) -> Float[Array, "V D"]:

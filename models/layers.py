@@ -1,4 +1,4 @@
-"""The parts that decoders and draft heads share: norms, rotary attention, SwiGLU."""
+"""The parts that decoders and draft heads share: dense layers, norms, rotary attention, SwiGLU."""
 
 from typing import cast
 
@@ -8,13 +8,51 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from models.config import LayerConfig
-from models.projection import Projection
 from models.rope import Rotation, rope, rotation
 from specjax import cache as kv
+from specjax import kernels
 from specjax.cache import View
 from specjax.drafters.training_time_test import attend_unrolled
 from specjax.parallel.mesh import constrain
 from specjax.types import LayerCache
+
+
+class Projection(nn.Module):
+    """A dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
+
+    Its kernel [*in, *features] carries logical axis names.
+    """
+
+    config: LayerConfig
+    features: int | tuple[int, ...]
+    axes: tuple[str | None, ...]
+    contract: int = 1
+    bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        c, contract = self.config, self.contract
+        batch, inner = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
+        features = (self.features,) if isinstance(self.features, int) else self.features
+        fan_in = nn.initializers.variance_scaling(
+            1.0,
+            "fan_in",
+            "truncated_normal",
+            in_axis=tuple(range(contract)),
+            out_axis=tuple(range(contract, contract + len(features))),
+        )
+        kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
+        y = kernels.matmul(x.astype(c.dtype), kernel, contract)
+        if self.bias:
+            bias = self._parameter("bias", nn.initializers.zeros, self.axes[contract:], features)
+            y += bias.reshape((1,) * len(batch) + features)
+        return y
+
+    def _parameter(
+        self, name: str, init: nn.initializers.Initializer, axes: tuple[str | None, ...], shape: tuple[int, ...]
+    ) -> Array:
+        boxed = nn.with_logical_partitioning(init, axes)
+        return cast(Array, self.param(name, boxed, shape, jnp.dtype(self.config.param_dtype))).astype(self.config.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -66,7 +104,7 @@ class Attention(nn.Module):
         q, k = rope(q, own), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = attend_unrolled(q, cache, view.window) if mask is None else kv.attend(q, cache, mask)
+            y = attend_unrolled(q, cache, view.window) if mask is None else kernels.attend(q, cache, mask)
         else:
             # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):

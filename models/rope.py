@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+from specjax import kernels
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: Rop
     """The rotary embedding of heads of `size` dimensions at these positions, angles in float32."""
     frequency = frequencies(size // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = _once(jnp.cos(angle)), _once(jnp.sin(angle))
+    cos, sin = kernels.computed_once(jnp.cos(angle)), kernels.computed_once(jnp.sin(angle))
     if isinstance(scaling, YarnScaling):
         cos, sin = scaling.magnitude * cos, scaling.magnitude * sin
     return Rotation(cos, sin)
@@ -128,13 +129,6 @@ def rope(x: Float[Array, "B T H d"], turn: Rotation) -> Float[Array, "B T H d"]:
     """Queries or keys, turned in the half-split layout; computed in float32."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * turn.cos - b * turn.sin, b * turn.cos + a * turn.sin], axis=-1).astype(x.dtype)
-
-
-def _once(x: Float[Array, "B T 1 h"]) -> Float[Array, "B T 1 h"]:
-    """The same numbers, to the bit. XLA's CPU backend would compute them anew for each head that turns by them; their
-    product with the identity is an array of its own.
-    """
-    return jax.lax.platform_dependent(x, cpu=lambda x: x @ jnp.eye(x.shape[-1], dtype=x.dtype), default=lambda x: x)
 
 
 def _llama3(frequency: Float[np.ndarray, "h"], s: Llama3Scaling) -> Float[np.ndarray, "h"]:

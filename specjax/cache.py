@@ -6,23 +6,14 @@ A row's visible length is kept by its owner. Roll-back is setting it lower: what
 attends to and that later writes replace.
 """
 
-from collections.abc import Callable
 from dataclasses import field
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from specjax import kernels
 from specjax.types import LayerCache, PyTree, TextCache, pytree
-
-# XLA's CPU backend multiplies a head's keys with a few queries faster one query at a time, as a matrix with a vector,
-# and with more of them where positions times head_dim are many; its values with two at most. Queries are the tokens
-# times the heads that share the keys. Measured in float32, without YNNPACK, on 2 cores in jax 0.10.2: 1 to 32
-# rows, 1 to 8 kv heads of 16 to 128, 40 to 1024 positions.
-_MOST_BY_KEYS, _MOST_BY_LARGE_KEYS, _LARGE_KEYS, _MOST_BY_VALUES = 8, 16, 2**13, 2
-
-Product = Callable[[str, Array, Array], Array]
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
@@ -34,55 +25,12 @@ def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtyp
 def write(
     cache: LayerCache, k: Float[Array, "B T G H"], v: Float[Array, "B T G H"], start: Int[Array, "B"]
 ) -> LayerCache:
-    """Row b gets its T new positions at start[b]. The caller leaves slack: a write past the end would be clamped.
-
-    The vmapped update keeps a sharded slot axis local; `.at[rows, columns].set` gathers it. A lone row
-    is written in the shape that `carried` gives it, so that a loop writes in place.
-    """
+    """Row b gets its T new positions at start[b]. The caller leaves slack: a write past the end would be clamped."""
 
     def put(into: Array, new: Array) -> Array:
-        new = jnp.swapaxes(new, 1, 2).astype(into.dtype)
-        if len(start) == 1:
-            put_in = jax.lax.dynamic_update_slice_in_dim(_without_ones(into), _without_ones(new), start[0], axis=-2)
-            return put_in.reshape(into.shape)
-        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=1))(
-            into, new, start
-        )
+        return kernels.write(into, jnp.swapaxes(new, 1, 2).astype(into.dtype), start)
 
     return LayerCache(put(cache.k, k), put(cache.v, v))
-
-
-def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
-    """Grouped-query attention over the cached positions that `mask` allows; N is a multiple of the kv heads.
-
-    The queries of a group share their keys, which are never repeated. Scores and softmax are float32.
-    """
-    rows, count, heads, size = q.shape
-    groups = heads // cache.k.shape[1]
-    q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
-    allowed = jnp.repeat(mask, groups, axis=1)[:, None]
-
-    def weigh(by_keys: Product, by_values: Product, q: Array, k: Array, v: Array, allowed: Array) -> Array:
-        scores = by_keys("bkqh,bksh->bkqs", q, k) * size**-0.5
-        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
-        return by_values("bkqs,bksh->bkqh", weights.astype(v.dtype), v).astype(v.dtype)
-
-    most = _MOST_BY_LARGE_KEYS if cache.k.shape[2] * size >= _LARGE_KEYS else _MOST_BY_KEYS
-    by_keys, by_values = (_each_query if q.shape[2] <= limit else _all_queries for limit in (most, _MOST_BY_VALUES))
-    y = jax.lax.platform_dependent(
-        q, *cache, allowed, cpu=partial(weigh, by_keys, by_values), default=partial(weigh, _all_queries, _all_queries)
-    )
-    return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
-
-
-def _all_queries(axes: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
-
-
-def _each_query(axes: str, x: Array, y: Array) -> Array:
-    """The same, a query (axis 2 of x and of the result) at a time."""
-    axes = axes.replace("q", "")
-    return jnp.stack([_all_queries(axes, x[:, :, i], y) for i in range(x.shape[2])], axis=2)
 
 
 def resize(tree: PyTree, by: int) -> PyTree:
@@ -102,29 +50,6 @@ def resize(tree: PyTree, by: int) -> PyTree:
         return x
 
     return jax.tree.map(resized, tree, is_leaf=lambda x: isinstance(x, LayerCache | TextCache))
-
-
-def carried(tree: PyTree) -> PyTree:
-    """The tree as a loop carries it that writes to its caches: those of a lone row without axes of length 1.
-
-    XLA drops such axes where it multiplies, and where the loop has them, its CPU backend (of jax 0.10.2) copies the
-    cache for that up to four times a trip; where what holds the loop has them, once. With more rows it copies nothing.
-    """
-
-    def thin(x: PyTree) -> PyTree:
-        return LayerCache(_without_ones(x.k), _without_ones(x.v)) if isinstance(x, LayerCache) else x
-
-    return jax.tree.map(thin, tree, is_leaf=lambda x: isinstance(x, LayerCache))
-
-
-def whole(tree: PyTree, like: PyTree) -> PyTree:
-    """What `carried` was made of; `like` has its shapes."""
-    return jax.tree.map(lambda x, y: x.reshape(y.shape), tree, like)
-
-
-def _without_ones(x: Float[Array, "B G ..."]) -> Array:
-    rows, heads, *rest = x.shape
-    return x if rows > 1 else x.reshape((heads, *rest) if heads > 1 else rest)
 
 
 @pytree

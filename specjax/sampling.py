@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax import kernels
+
 
 @dataclass(frozen=True)
 class SamplingLaw:
@@ -108,17 +110,7 @@ def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], le
 
 def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:
     """The Gumbel-max draw: argmax of log-probs plus noise, int32. Tokens at minus infinity are never drawn."""
-
-    noisy = log_p + gumbel
-
-    def capped(x: Array) -> Array:
-        """The same numbers. XLA's CPU backend would draw noise within an argmax, one number at a time; a maximum it
-        takes of an array, which the argmax then reads too.
-        """
-        return jnp.minimum(x, jnp.max(x, axis=-1, keepdims=True))
-
-    noisy = jax.lax.platform_dependent(noisy, cpu=capped, default=lambda x: x)
-    return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    return kernels.argmax(log_p + gumbel)
 
 
 def pick(log_p: Float[Array, "... V"], tokens: Int[Array, "..."]) -> Float[Array, "..."]:

@@ -25,7 +25,7 @@ ROOMS = {
     "models": (
         ("files", "json_fields", "rope"),
         ("config",),
-        ("params", "projection"),
+        ("params",),
         ("layers",),
         ("decoder",),
         ("drafts",),

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
+from specjax import kernels
 from specjax.keys import seed_step
-from specjax.parallel.mesh import decoding_options
 from specjax.rollout.generate import place
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
@@ -63,7 +63,7 @@ class RolloutTimer:
         self._prepared, self._turns, self._mesh, self._seed = prepared, turns, mesh, seed
         args, start = self._arguments(0, data), time.perf_counter()
         with jax.set_mesh(mesh):
-            jitted = jax.jit(generate, compiler_options=decoding_options(policy.dtype))
+            jitted = jax.jit(generate, compiler_options=kernels.compiler_options(policy.dtype))
             self._program = jitted.lower(*args).compile()
         self.compile_seconds = time.perf_counter() - start
         self.measure(0, *data)

@@ -15,9 +15,10 @@ from jaxtyping import Array, Int
 
 from launch.timing import minus_startup, time_call
 from specjax import cache as kv
+from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
-from specjax.parallel.mesh import BATCH_AXES, decoding_options
+from specjax.parallel.mesh import BATCH_AXES
 from specjax.rollout.generate import place
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.rounds import Decoding, RoundState, rounds
@@ -68,13 +69,15 @@ class RoundTimer(Generic[Name]):
         # One fixed draft length, the longest, so that all states have room for it.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
         self._kinds, self._count, self._prompts, self._mesh = kinds, count, place(prompts, mesh), mesh
-        jit_options = decoding_options(policy.dtype) | (options or {})
+        jit_options = kernels.compiler_options(policy.dtype) | (options or {})
 
         def first(phase: Phase) -> Callable[[Params, Prompts], RoundState]:
             def run(params: Params, prompts: Prompts) -> RoundState:
                 return first_rows(Decoding(policy, drafter, params, config), prompts, phase, blank=blank)
 
-            return jax.jit(_per_shard(run, mesh, P(BATCH_AXES)), compiler_options=decoding_options(policy.dtype))
+            return jax.jit(
+                _per_shard(run, mesh, P(BATCH_AXES)), compiler_options=kernels.compiler_options(policy.dtype)
+            )
 
         def some(kind: TimedRounds) -> jax.stages.Wrapped:
             def run(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
 from launch.data.supervised import SupervisedBatch, check_supervised, supervised_batch
+from specjax import kernels
 from specjax.log_probs import teacher_forced, token_log_probs
-from specjax.parallel.mesh import BATCH_AXES, finished
+from specjax.parallel.mesh import BATCH_AXES
 from specjax.sampling import SamplingLaw
 from specjax.train.optimizer import init_moments, make_optimizer, update, usable
 from specjax.types import Params, PyTree
@@ -54,7 +55,7 @@ def warm_up(experiment: Experiment, say: Callable[[str], None]) -> Params:
         jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
         for i in range(config.steps):
             batch = supervised_batch(problems, experiment.tokenizer, config.batch_size, length, seed, i)
-            params, moments, value = finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
+            params, moments, value = kernels.finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
             if (i + 1) % REPORT_EVERY == 0 or i + 1 == config.steps:
                 say(f"warm-up step {i + 1}: loss {float(value):.3f}")
     return replace(experiment.networks.params, policy=params)

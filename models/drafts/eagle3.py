@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, at_least_one
 from models.decoder import Block
-from models.layers import Attention, RMSNorm, SwiGLU, init_cache, rotation_of
-from models.projection import Projection
+from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.parallel.mesh import constrain

@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
 from models.drafts.eagle3 import step_of
-from models.layers import RMSNorm, init_cache, rotation_of
-from models.projection import Projection
+from models.layers import Projection, RMSNorm, init_cache, rotation_of
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.parallel.mesh import constrain

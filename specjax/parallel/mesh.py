@@ -5,12 +5,9 @@ the MLP and the vocabulary. Axes are Auto: the compiler propagates, `constrain` 
 """
 
 import math
-import os
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -62,37 +59,6 @@ def make_mesh(config: MeshConfig) -> Mesh:
         raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
     devices = jax.devices()[:needed]
     return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-
-
-def finished(result: PyTree, mesh: Mesh) -> PyTree:
-    """What a program on this mesh returned; on several CPU devices, once it has ended.
-
-    There a collective holds a thread of a pool with as many as there are cores: of two programs under way, one may hold
-    what the other waits for, and XLA ends the process after 40 seconds.
-    """
-    several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-    return jax.block_until_ready(result) if several else result
-
-
-def for_cpu() -> bool:
-    """Whether what is traced now is for CPUs: the devices of the mesh that is set, or else the default ones."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return (jax.default_backend() if device is None else device.device_kind) == "cpu"
-
-
-def decoding_options(dtype: jnp.dtype) -> dict[str, Any]:
-    """The options with which XLA compiles a program that decodes, a whole step included; jax takes none within a trace.
-
-    dtype: of the computation, as `Policy.dtype`.
-
-    On CPUs in float32: no YNNPACK, with which rounds of a few rows are slower, most of all those that verify; and no
-    second core for a matmul where a device has at most two to itself: handing it the half of a small one costs what it
-    saves (`benchmarks.xla_flags`). In bfloat16 it is YNNPACK that multiplies, on some CPUs whole tiles at once.
-    """
-    if not for_cpu() or dtype == jnp.bfloat16:
-        return {}
-    threads = (os.cpu_count() or 1) / jax.local_device_count()
-    return {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_multi_thread_eigen": threads > 2}
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -9,9 +9,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
+from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
-from specjax.parallel.mesh import BATCH_AXES, batch_shards, decoding_options, finished
+from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
@@ -83,13 +84,13 @@ def make_generate(
     """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    @partial(jax.jit, compiler_options=decoding_options(policy.dtype))
+    @partial(jax.jit, compiler_options=kernels.compiler_options(policy.dtype))
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return generate(prepare(params, policy.dtype), prompts, seed_step, chosen)
 
     def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):
-            return finished(run(params, place(prompts, mesh), seed_step, chosen), mesh)
+            return kernels.finished(run(params, place(prompts, mesh), seed_step, chosen), mesh)
 
     return call
 

@@ -1,18 +1,18 @@
 """One phase of a rollout: rounds in a number of slots, which waiting sequences fill as they become free."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax import cache as kv
+from specjax import kernels
 from specjax.keys import SeedStep
 from specjax.rollout.admission import Carry, admit
 from specjax.rollout.plan import Phase, admission
 from specjax.rollout.rounds import Decoding, RoundState, StopCondition, rounds
-from specjax.types import Prompts, PyTree
+from specjax.types import Prompts
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,8 @@ class PhaseRun:
         config = self.decoding.config
         if len(config.lengths) == 1:
             return rounds(self.decoding, state, config.lengths[0], stop)
-        whole = partial(kv.whole, like=state)
-
-        def branch(k: int, carried: PyTree) -> tuple[PyTree, Array]:
-            after, count = rounds(self.decoding, whole(carried), k, stop)
-            return kv.carried(after), count
-
-        # As a branch's loop carries them: else the XLA of jax 0.10.2 copies a lone row's caches for each branch.
-        branches = [partial(branch, k) for k in config.lengths]
-        carried, count = jax.lax.switch(config.length_index(self.number), branches, kv.carried(state))
-        return whole(carried), count
+        branches = [lambda carry, k=k: rounds(self.decoding, carry[0], k, stop) for k in config.lengths]
+        return kernels.switch(config.length_index(self.number), branches, (state, jnp.int32(0)))
 
     def _admit(self, carry: Carry) -> Carry:
         rows = admission(self.decoding.config, self.phase.slots)[0]

@@ -7,13 +7,12 @@ sampling is the same code with K = 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from specjax import cache as kv
+from specjax import kernels
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.rollout.plan import RolloutConfig
@@ -84,13 +83,11 @@ def rounds(decoding: Decoding, state: RoundState, k: int, stop: StopCondition) -
     if k and 0 in decoding.config.lengths:
         draft = decoding.drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
         state = replace(state, draft=draft)
-    whole = partial(kv.whole, like=state)
-    state, count = jax.lax.while_loop(
-        lambda carry: ~stop(whole(carry[0]), carry[1]),
-        lambda carry: (kv.carried(round_once(decoding, whole(carry[0]), k)), carry[1] + 1),
-        (kv.carried(state), jnp.int32(0)),
+    return kernels.while_loop(
+        lambda carry: ~stop(*carry),
+        lambda carry: (round_once(decoding, carry[0], k), carry[1] + 1),
+        (state, jnp.int32(0)),
     )
-    return whole(state), count
 
 
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.cache import attend, decode_view, empty, token_at, uncached_view, write
+from specjax import kernels
+from specjax.cache import decode_view, empty, token_at, uncached_view, write
 from specjax.types import Cache, Policy, PolicyOutput, PyTree
 
 
@@ -38,7 +39,7 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         q, k, v = (jnp.einsum("btd,de->bte", x, params[name])[:, :, None] for name in ("q", "k", "v"))
         layer, view = write(before, k, v, at), decode_view(at, count, before.k.shape[2], visible_from)
         assert view.mask is not None
-        x = x + attend(q, layer, view.mask)[:, :, 0]
+        x = x + kernels.attend(q, layer, view.mask)[:, :, 0]
         hidden = jnp.tanh(x)
         read = hidden if logits_at is None else token_at(hidden, logits_at)
         read = read if logits else hidden[:, :0]

@@ -9,8 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from specjax import kernels
 from specjax.drafters import Drafter
-from specjax.parallel.mesh import BATCH_AXES, batch_shards, finished
+from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
 from specjax.train.gradients import LossContext, add_draft_gradients, draft_loss
@@ -83,7 +84,7 @@ def make_distill_step(
                     step, in_shardings=(layout, fixed, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            return finished(jitted[0](state, weights, jax.device_put(sequences, rows)), mesh)
+            return kernels.finished(jitted[0](state, weights, jax.device_put(sequences, rows)), mesh)
 
     return call
 
@@ -116,7 +117,7 @@ def make_predict(
 
     def call(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         with jax.set_mesh(mesh):
-            return finished(run(params, jax.device_put(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
+            return kernels.finished(run(params, jax.device_put(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
 
     return call
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from specjax import kernels
 from specjax.drafters import Drafter
-from specjax.parallel.mesh import decoding_options
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, gathered_shardings, place
 from specjax.rollout.speculative import speculative_rollout
@@ -46,7 +46,7 @@ class Clock:
         asked (`pure`), the first run, which is slower than those behind it.
         """
         if name not in self._compiled:
-            program = jax.jit(run, compiler_options=decoding_options(self._dtype), **jit_options)
+            program = jax.jit(run, compiler_options=kernels.compiler_options(self._dtype), **jit_options)
             self._compiled[name] = program.lower(*args).compile()
             if pure:
                 jax.block_until_ready(self._compiled[name](*args))

@@ -14,9 +14,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
+from specjax import kernels
 from specjax.cost import init_drafting
 from specjax.drafters import Drafter
-from specjax.parallel.mesh import BATCH_AXES, decoding_options, finished
+from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import RolloutFn, place
 from specjax.rollout.speculative import speculative_rollout
@@ -39,7 +40,7 @@ class TrainStep:
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):
-            return finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
+            return kernels.finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
         """The program, for those who want to read it."""
@@ -56,7 +57,7 @@ class TrainStep:
                 in_shardings=(layout, rows),
                 out_shardings=(layout, rows, None),
                 donate_argnums=0,
-                compiler_options=decoding_options(self._dtype),
+                compiler_options=kernels.compiler_options(self._dtype),
             )
         return self._jitted
 

@@ -1,10 +1,9 @@
-import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import cache as kv
+from specjax import kernels
 from specjax.types import LayerCache
 
 SLOTS, LENGTH, HEADS, WIDTH = 4, 9, 2, 3
@@ -36,14 +35,6 @@ def test_write_keeps_the_dtype_of_the_cache():
     assert not after.k[:, :, 1:].any()
 
 
-@pytest.mark.parametrize(("slots", "heads", "carried"), [(4, 1, 4), (1, 2, 3), (1, 1, 2)])
-def test_a_loop_carries_the_caches_of_a_lone_row_without_axes_of_length_1(slots, heads, carried):
-    state = {"cache": (filled(slots, heads),), "other": jnp.ones((1, 1, 2))}
-    thin = kv.carried(state)
-    assert thin["cache"][0].k.ndim == thin["cache"][0].v.ndim == carried and thin["other"].ndim == 3
-    chex.assert_trees_all_equal(kv.whole(thin, state), state)
-
-
 @pytest.mark.parametrize("length", [LENGTH, 2**13])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int):
@@ -55,45 +46,12 @@ def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int
         mask = random.random((slots, count, length)) < 0.5
         mask[..., 0] = True
         cache = LayerCache(jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32))
-        got = kv.attend(jnp.asarray(q, jnp.float32), cache, jnp.asarray(mask))
+        got = kernels.attend(jnp.asarray(q, jnp.float32), cache, jnp.asarray(mask))
         for row, token, head in np.ndindex(slots, count, HEADS * shared):
             scores = k[row, head // shared] @ q[row, token, head] / np.sqrt(WIDTH)
             weights = np.where(mask[row, token], np.exp(scores), 0.0)
             expected = weights / weights.sum() @ v[row, head // shared]
             np.testing.assert_allclose(got[row, token, head], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("positions", "queries", "platform", "products"),
-    [
-        (2**11 - 1, 1, "cpu", 2),
-        (2**11 - 1, 2, "cpu", 4),
-        (2**11 - 1, 3, "cpu", 4),
-        (2**11 - 1, 8, "cpu", 9),
-        (2**11 - 1, 9, "cpu", 2),
-        (2**11, 9, "cpu", 10),
-        (2**11, 16, "cpu", 17),
-        (2**11, 17, "cpu", 2),
-        (2**11, 9, "cuda", 2),
-    ],
-)
-def test_few_queries_are_multiplied_one_by_one_on_a_cpu(positions: int, queries: int, platform: str, products: int):
-    cache = kv.empty(1, positions, 1, 4, jnp.dtype(jnp.float32))
-    q, mask = jnp.zeros((1, queries, 1, 4)), jnp.ones((1, queries, positions), bool)
-    lowered = jax.jit(kv.attend).trace(q, cache, mask).lower(lowering_platforms=(platform,))
-    assert lowered.as_text().count("stablehlo.dot_general") == products
-
-
-def test_attention_keeps_bfloat16():
-    """Scores and softmax are float32, so that what is lost is the rounding of weights and result."""
-    random = np.random.default_rng(0)
-    q = jnp.asarray(random.normal(size=(2, 3, 4, 8)), jnp.bfloat16)
-    k, v = jnp.asarray(random.normal(size=(2, 2, 2, 9, 8)), jnp.bfloat16)
-    mask = jnp.tril(jnp.ones((2, 3, 9), bool), 6)
-    got = kv.attend(q, LayerCache(k, v), mask)
-    wide = kv.attend(q.astype(jnp.float32), LayerCache(k.astype(jnp.float32), v.astype(jnp.float32)), mask)
-    assert got.dtype == jnp.bfloat16
-    np.testing.assert_allclose(got.astype(jnp.float32), wide, atol=2e-2)
 
 
 def test_a_decoding_token_sees_the_positions_up_to_its_own():

@@ -10,8 +10,8 @@ import pytest
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
+from specjax import kernels
 from specjax.keys import seed_step
-from specjax.parallel.mesh import decoding_options
 from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -151,16 +151,6 @@ def test_prepare_casts_to_the_compute_dtype() -> None:
     assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY.dtype))} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize(("dtype", "used"), [("float32", False), ("bfloat16", True)])
-def test_programs_that_decode_on_a_cpu_use_ynnpack_for_bfloat16_alone(dtype: str, used: bool) -> None:
-    """That a whole step is compiled so, test_meshes sees."""
-    x = jnp.ones((4, 64), dtype)
-    product = partial(jnp.matmul, preferred_element_type="float32")
-    options = {}, decoding_options(x.dtype)
-    texts = [jax.jit(product, compiler_options=o).lower(x, x.T).compile().as_text() for o in options]
-    assert ["ynn_fusion" in text for text in texts] == [True, used]
-
-
 @pytest.mark.parametrize(("rows", "kv_heads"), [(1, 1), (1, 2), (2, 1)])
 def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(rows, kv_heads) -> None:
     """At either draft length, compiled as outside of tests; test_meshes has more of both."""
@@ -171,7 +161,7 @@ def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(ro
     params = Params(*(abstract_params(init) for init in (partial(init_decoder, decoder), partial(init_eagle3, head))))
     prompts = make_prompts(rows)
     with jax.set_mesh(mesh_of(1, 1, 1)):
-        run = jax.jit(generate, compiler_options=AS_SHIPPED | decoding_options(policy.dtype))
+        run = jax.jit(generate, compiler_options=AS_SHIPPED | kernels.compiler_options(policy.dtype))
         program = Program(run.lower(params, prompts, seed_step(7, 0), jnp.zeros(1, jnp.int32)).compile().as_text())
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
     keys = (rows, kv_heads, length, 32) if rows > 1 else (kv_heads, length, 32)[kv_heads == 1 :]

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax import cache as kv
+from specjax import kernels
 from specjax.testing.hlo import Program, collectives, groups, within_tensor
 from specjax.types import LayerCache
 from tests.specjax.training import mesh_of
@@ -22,7 +23,7 @@ Body = Callable[[LayerCache, jax.Array], tuple[LayerCache, jax.Array]]
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
     """What a round reads: one query for each of the new positions, over the whole cache."""
     query = jnp.ones((len(start), WIDTH, HEADS, DIM))
-    return kv.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
+    return kernels.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
 
 
 def clean(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:

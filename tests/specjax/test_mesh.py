@@ -1,5 +1,3 @@
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +10,6 @@ from specjax.parallel.mesh import (
     MeshConfig,
     batch_shards,
     constrain,
-    decoding_options,
-    finished,
     make_mesh,
     shardings,
     spec,
@@ -72,27 +68,3 @@ def test_constrain_leaves_manual_axes_alone_and_does_nothing_without_a_mesh() ->
     )
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(jax.jit(local)(x), x + 1)
-
-
-@pytest.mark.parametrize("devices, waits", [(1, False), (2, True)])
-def test_only_programs_on_several_cpu_devices_are_waited_for(devices: int, waits: bool) -> None:
-    class Pending:
-        waited = False
-
-        def block_until_ready(self) -> "Pending":
-            self.waited = True
-            return self
-
-    pending = Pending()
-    assert finished({"a": pending}, mesh_of(devices, 1, 1)) == {"a": pending}
-    assert pending.waited == waits
-
-
-@pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
-def test_a_matmul_that_decodes_is_spread_where_each_of_eight_devices_has_cores_to_spare(
-    monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    options = decoding_options(jnp.dtype("float32"))
-    assert options["xla_cpu_multi_thread_eigen"] is spread
-    assert jax.jit(jnp.square, compiler_options=options)(jnp.float32(3)) == 9

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import cache as kv
+from specjax import kernels
 from specjax.drafters.training_time_test import attend_unrolled, unrolled_view
 from specjax.types import LayerCache
 
@@ -30,7 +30,7 @@ def test_a_pass_attends_by_the_published_mask(window: int | None):
         shape = 2, ROWS, HEADS, (depth + 1) * COUNT, WIDTH
         cache = LayerCache(*jnp.asarray(random.normal(size=shape), jnp.float32))
         mask = jnp.broadcast_to(published_mask(COUNT, depth, window), (ROWS, COUNT, shape[3]))
-        np.testing.assert_allclose(attend_unrolled(q, cache, window), kv.attend(q, cache, mask), atol=1e-5)
+        np.testing.assert_allclose(attend_unrolled(q, cache, window), kernels.attend(q, cache, mask), atol=1e-5)
 
 
 def test_a_pass_stands_one_position_later_and_writes_behind_the_others():

@@ -14,7 +14,7 @@ from launch.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
 from launch.bench.timers import rollout_timer
 from launch.comparison.best_plans import ANY_LENGTH, shrinking
 from launch.timing import interleaved, time_call
-from specjax.parallel.mesh import decoding_options
+from specjax import kernels
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch, join_completions
@@ -122,7 +122,7 @@ def ladder(networks: Networks, preset: Preset) -> Runs:
             rows = sort_rows(batch, mesh, MICROBATCHES) if ladder else batch
             return accumulate(context, params, rows)[0]
 
-        options = decoding_options(networks.policy.dtype)
+        options = kernels.compiler_options(networks.policy.dtype)
         with jax.set_mesh(mesh):
             program = jax.jit(gradients, compiler_options=options).lower(params, batch).compile()
         jax.block_until_ready(program(params, batch))

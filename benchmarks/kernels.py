@@ -1,0 +1,118 @@
+"""What each tuned kernel and each of XLA's flags does to a round: seconds without it over seconds with it, in turns.
+
+Run from the repository's root: python -m benchmarks.kernels [--dtype bfloat16] [--cells 1,0 4,3] [--flags]
+
+A kernel is left out by compiling the round with the plain operation of `specjax.kernels`. A flag is set for one program
+alone, as XLA_FLAGS=--NAME=VALUE does for all; what this version of XLA does not know is named and left out.
+
+Two ratios are printed: of the least times, which other work on a shared machine disturbs least, and of the pairs.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast, get_args
+from unittest import mock
+
+import jax
+
+from launch.bench.models import Networks, random_networks
+from launch.bench.presets import PRESETS, Preset, find_preset
+from models.config import Dtype
+from specjax import kernels
+
+# By the name of what is measured: the operations that are plain without it.
+TRICKS = {
+    "matmul": ("matmul",),
+    "matmul_transposed": ("matmul_transposed",),
+    "attend": ("attend",),
+    "lone row": ("write", "while_loop", "switch"),
+    "argmax": ("argmax",),
+    "computed_once": ("computed_once",),
+    "compiler_options": ("compiler_options",),
+}
+FLAGS: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "wide vectors": {"xla_cpu_prefer_vector_width": 512},
+        "no fusion emitters": {"xla_cpu_use_fusion_emitters": False},
+        "oneDNN": {"xla_cpu_use_onednn": True},
+        "YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
+        "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
+        "matmuls on all cores": {"xla_cpu_multi_thread_eigen": True},
+        "LLVM at level 1": {"xla_backend_optimization_level": 1},
+    },
+    "gpu": {
+        "whole loops as graphs": {"xla_gpu_enable_command_buffer": "+WHILE,+CONDITIONAL"},
+        "no graphs": {"xla_gpu_enable_command_buffer": ""},
+        "short graphs": {"xla_gpu_graph_min_graph_size": 2},
+        "Triton for any matmul": {"xla_gpu_triton_gemm_any": True},
+        "no Triton matmuls": {"xla_gpu_enable_triton_gemm": False},
+        "latency hiding": {"xla_gpu_enable_latency_hiding_scheduler": True},
+        "autotuning again": {"xla_gpu_autotune_level": 5},
+    },
+}
+
+
+@contextmanager
+def plain(*operations: str) -> Iterator[None]:
+    """Leave these operations plain in what is traced here."""
+    platform = jax.default_backend()
+    rest = {name: made for name, made in vars(kernels.TUNED[platform]).items() if name not in operations}
+    with mock.patch.dict(kernels.TUNED, {platform: cast(ModuleType, SimpleNamespace(**rest))}):
+        yield
+
+
+def compiled(
+    networks: Networks, rows: int, k: int, preset: Preset, options: dict[str, Any] | None = None
+) -> Callable[[], float]:
+    """Compile a round and return what measures its seconds."""
+    kinds = {k: (networks.drafter, k)}
+    timer = round_timer(networks, networks.drafter, rows, preset.contexts[0], kinds, preset.rounds, options)
+    return timer.start(networks.params)[k]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="of launch.bench; by default the one for this device")
+    parser.add_argument("--dtype", choices=get_args(Dtype), help="of the computation; by default the preset's")
+    cells = ["1,0", "2,0", "4,0", "1,3", "4,3", "8,3"]
+    parser.add_argument("--cells", nargs="+", default=cells, help="rows,draft length of each")
+    parser.add_argument("--without", nargs="*", choices=TRICKS, default=list(TRICKS), help="tuned kernels to measure")
+    parser.add_argument("--flags", action="store_true", help="measure XLA's flags too")
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each, in turns")
+    options = parser.parse_args()
+    name, preset = find_preset(options.preset)
+    preset = replace(preset, decoder=replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype))
+    where = f"{name}, {preset.decoder.dtype}, context {preset.contexts[0]}"
+    print(f"{format_provenance('benchmarks.kernels')}\npreset    {where}")
+    print("rows k tokens  what                        least ms  ratio  of the pairs, with its 95% interval")
+    networks, platform = random_networks(preset), jax.default_backend()
+    tuned = {name: operations for name, operations in TRICKS.items() if name in options.without}
+    for cell in options.cells:
+        rows, k = map(int, cell.split(","))
+        program = partial(compiled, networks, rows, k, preset)
+        programs = {"as it is": program()}
+        for trick, operations in tuned.items() if platform in kernels.TUNED else ():
+            if rows == 1 or trick != "lone row":
+                with plain(*operations):
+                    programs[f"without {trick}"] = program()
+        for flag, value in FLAGS.get(platform, {}).items() if options.flags else ():
+            try:
+                programs[f"with {flag}"] = program(options=value)
+            except jax.errors.JaxRuntimeError as error:
+                print(f"{rows:4} {k} {rows * (k + 1):6}  with {flag:24} refused: {str(error).splitlines()[0][:60]}")
+        measured = interleaved(programs, options.repeats)
+        for way, times in measured.items():
+            pairs = list(zip(measured["as it is"], times, strict=True))
+            ratios = [base / own if way.startswith("with ") else own / base for base, own in pairs]
+            least = min(times) / min(measured["as it is"])
+            least = 1 / least if way.startswith("with ") else least
+            line = f"{1e3 * min(times):9.3f}  {least:5.3f}  {format_interval(ratios)}"
+            print(f"{rows:4} {k} {rows * (k + 1):6}  {way:29} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

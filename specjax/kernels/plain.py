@@ -1,0 +1,86 @@
+"""Every operation as one would write it on a board: the reference for tuned kernels, and the default."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.types import LayerCache, PyTree
+
+State = TypeVar("State", bound=PyTree)
+Product = Callable[[str, Array, Array], Array]
+
+
+def matmul(x: Float[Array, "*batch_in"], kernel: Float[Array, "*in_features"], contract: int = 1) -> Array:
+    """Multiply [*batch, *in] by [*in, *features] over the first `contract` axes of the kernel; both have one dtype."""
+    return jnp.tensordot(x, kernel, axes=contract)
+
+
+def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    """Multiply by the transpose of an embedding table, as a tied vocabulary head does."""
+    return matmul(x, table.T)
+
+
+def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
+    """Attend to the cached positions that `mask` allows, N queries to fewer heads of keys and values.
+
+    N is a multiple of the cache's heads. Scores and softmax are float32.
+    """
+    return grouped_attention(q, cache, mask, product, product)
+
+
+def grouped_attention(
+    q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], by_keys: Product, by_values: Product
+) -> Float[Array, "B T N H"]:
+    """`attend` with these products. The queries of a group share their keys, which are never repeated."""
+    rows, count, heads, size = q.shape
+    groups = heads // cache.k.shape[1]
+    q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
+    allowed = jnp.repeat(mask, groups, axis=1)[:, None]
+    scores = by_keys("bkqh,bksh->bkqs", q, cache.k) * size**-0.5
+    weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
+    y = by_values("bkqs,bksh->bkqh", weights.astype(cache.v.dtype), cache.v).astype(cache.v.dtype)
+    return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
+
+
+def product(axes: str, x: Array, y: Array) -> Array:
+    """Return the einsum of two arrays in float32."""
+    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+
+
+def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: Int[Array, "B"]) -> Array:
+    """Write T new positions at start[b] of row b.
+
+    The vmapped update keeps a sharded row axis local; `.at[rows, columns].set` would gather it.
+    """
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=1))(into, new, start)
+
+
+def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[State], State], state: State) -> State:
+    """`jax.lax.while_loop` over a state that holds caches."""
+    return jax.lax.while_loop(condition, body, state)
+
+
+def switch(index: Int[Array, ""], branches: Sequence[Callable[[State], State]], state: State) -> State:
+    """`jax.lax.switch` over a state that holds caches, with branches that return it changed."""
+    return jax.lax.switch(index, branches, state)
+
+
+def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """Return the first index of the largest number, int32."""
+    return jnp.argmax(x, axis=-1).astype(jnp.int32)
+
+
+def computed_once(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """Return x. A tuned kernel keeps the compiler from computing it again for each of its readers."""
+    return x
+
+
+def compiler_options(dtype: jnp.dtype) -> dict[str, Any]:
+    """Return XLA's options for a program that decodes in this dtype, a whole step included.
+
+    They belong to a program: jax takes none within a trace.
+    """
+    return {}

@@ -1,0 +1,224 @@
+"""Every tuned kernel is the function that `specjax.kernels.plain` writes out, on one device and on a mesh of eight."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from jax.sharding import use_abstract_mesh
+
+from specjax import kernels
+from specjax.kernels import cpu, plain
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.testing.hlo import Program, collectives
+from specjax.types import LayerCache, PyTree
+from tests.specjax.training import AS_SHIPPED, mesh_of
+
+ROWS, TENSOR = P(BATCH_AXES), P(None, "tensor")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of an operation by their shapes, with what shards each; the rest as keywords.
+
+    exact:  whether tuned and plain agree to the bit.
+    smooth: whether the operation is differentiated.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    specs: tuple[P, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+    exact: bool = False
+    smooth: bool = False
+
+
+def attended(operation: Callable, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    mask = jnp.tril(jnp.ones((len(q), q.shape[1], k.shape[2]), bool), k.shape[2] - q.shape[1])
+    return operation(q, LayerCache(k, v), mask)
+
+
+def written(operation: Callable, into: jax.Array, new: jax.Array) -> jax.Array:
+    return operation(into, new, jnp.arange(len(into)) % 3 + 1)
+
+
+def looped(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
+    """Trips that move each cache on by one position and count themselves."""
+
+    def body(state: PyTree) -> PyTree:
+        cache, trips = state
+        return LayerCache(*(jnp.roll(x, 1, axis=2) for x in cache)), trips + 1
+
+    return operation(lambda state: state[1] < 3, body, (LayerCache(k, v), jnp.int32(0)))
+
+
+def switched(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
+    branches = [lambda state, by=by: (LayerCache(by * state[0].k, state[0].v), state[1] + by) for by in (1, 2)]
+    return operation(jnp.int32(1), branches, (LayerCache(k, v), jnp.int32(0)))
+
+
+CALLS: dict[str, Callable] = {"attend": attended, "write": written, "while_loop": looped, "switch": switched}
+CASES = (
+    *(
+        Case("matmul", ((*batch, *inner), (*inner, *features)), (ROWS, specs), options, smooth=True)
+        for batch in ((2,), (1, 2), (4, 1), (4, 3))
+        for inner, features, options, specs in (
+            ((8,), (2, 4), (), TENSOR),
+            ((2, 4), (8,), (("contract", 2),), P("tensor")),
+        )
+    ),
+    *(
+        Case("matmul_transposed", ((*batch, 8), (16, 8)), (ROWS, P("tensor")), smooth=True)
+        for batch in ((2,), (4, 3), (1, 1))
+    ),
+    *(
+        Case("attend", ((4, count, heads, 8), cache, cache), (ROWS, ROWS, ROWS))
+        for cache in ((4, 2, 9, 8), (4, 2, 1024, 8))
+        for count, heads in ((1, 2), (1, 4), (3, 4), (9, 2), (17, 2))
+    ),
+    *(
+        Case("write", ((rows, heads, 9, 4), (rows, heads, 3, 4)), (ROWS, ROWS), exact=True)
+        for rows, heads in ((4, 2), (1, 2), (1, 1))
+    ),
+    *(
+        Case(name, ((rows, heads, 9, 4),) * 2, (ROWS, ROWS), exact=True)
+        for name in ("while_loop", "switch")
+        for rows, heads in ((4, 2), (1, 2), (1, 1))
+    ),
+    Case("argmax", ((4, 3, 50),), (ROWS,), exact=True),
+    Case("computed_once", ((4, 3, 1, 8),), (ROWS,), exact=True),
+)
+
+
+def run(operations: Any, case: Case, *args: jax.Array) -> PyTree:
+    operation = partial(getattr(operations, case.name), **dict(case.options))
+    return CALLS[case.name](operation, *args) if case.name in CALLS else operation(*args)
+
+
+def arguments(case: Case, dtype: str) -> list[jax.Array]:
+    """Small whole numbers for `argmax`, of which many are the largest."""
+    made = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(case.shapes)]
+    return [(jnp.round(x) if case.name == "argmax" else x).astype(dtype) for x in made]
+
+
+def assert_same(got: PyTree, wanted: PyTree, case: Case, dtype: str) -> None:
+    tolerance = 0.0 if case.exact else 1e-5 if dtype == "float32" else 2e-2
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        np.testing.assert_allclose(np.float64(x), np.float64(y), rtol=tolerance, atol=tolerance)
+
+
+def gradients(operations: Any, case: Case, *args: jax.Array) -> PyTree:
+    def total(*args: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(run(operations, case, *args).astype(jnp.float32)))
+
+    return jax.grad(total, tuple(range(len(args))))(*args)
+
+
+def test_every_tuned_operation_has_a_case():
+    selected = {name for name, operation in vars(kernels).items() if hasattr(operation, "__wrapped__")}
+    tuned = {name for name in selected if hasattr(cpu, name)}
+    assert tuned == {case.name for case in CASES} | {"compiler_options"}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.shapes[0]}")
+def test_tuned_is_plain(case: Case, dtype: str, sharded: bool):
+    args = arguments(case, dtype)
+    wanted, slopes = run(plain, case, *args), gradients(plain, case, *args) if case.smooth else ()
+    mesh = mesh_of(2, 2, 2) if sharded else mesh_of(1, 1, 1)
+    with jax.set_mesh(mesh):
+        if sharded and all(size % 4 == 0 for size in (x.shape[0] for x in args[:1])):
+            args = [jax.device_put(x, spec) for x, spec in zip(args, case.specs, strict=True)]
+        assert_same(jax.jit(partial(run, kernels, case))(*args), wanted, case, dtype)
+        if case.smooth:
+            assert_same(jax.jit(partial(gradients, kernels, case))(*args), slopes, replace(case, exact=False), dtype)
+
+
+def test_a_bfloat16_product_makes_no_float32_kernel_and_gathers_neither_factor():
+    x, kernel = (jax.random.normal(jax.random.key(i), s, "bfloat16") for i, s in enumerate(((4, 3, 64), (64, 4, 32))))
+
+    def lines(function: Callable, *args: jax.Array) -> list:
+        options = AS_SHIPPED | kernels.compiler_options(x.dtype)
+        program = Program(jax.jit(function, compiler_options=options).lower(*args).compile().as_text())
+        return [line for lines in program.computations.values() for line in lines]
+
+    alone = lines(kernels.matmul, x, kernel)
+    (product,) = (line for line in alone if line.opcode == "dot")
+    assert product.line.split(" = ")[1].startswith("f32")
+    assert "convert" not in {line.opcode for line in alone if line.elements == kernel.size}
+    with jax.set_mesh(mesh_of(2, 1, 4)):
+        sharded = [jax.device_put(x, P("data")), jax.device_put(kernel, TENSOR)]
+        both = lines(lambda *args: jax.grad(lambda *args: jnp.sum(kernels.matmul(*args) ** 2), (0, 1))(*args), *sharded)
+    assert {line.opcode.removesuffix("-start") for line in collectives(both)} == {"all-reduce"}
+
+
+def test_a_loop_transposes_a_tied_head_before_its_first_trip():
+    table, x = jnp.ones((96, 32)), jnp.ones((4, 32))
+
+    def some(x: jax.Array, table: jax.Array, count: jax.Array) -> jax.Array:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return carry[0] + 1, x + kernels.matmul_transposed(carry[1], table)[:, :32]
+
+        return kernels.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), x))[1]
+
+    options = AS_SHIPPED | kernels.compiler_options(x.dtype)
+    program = Program(jax.jit(some, compiler_options=options).lower(x, table, jnp.int32(9)).compile().as_text())
+    (loop,) = program.loops(carries=(32, 96), times=1)
+    assert any(line.opcode == "dot" for line in loop) and not program.copies(loop, table.size)
+
+
+@pytest.mark.parametrize(("dtype", "used"), [("float32", False), ("bfloat16", True)])
+def test_only_bfloat16_programs_use_ynnpack(dtype: str, used: bool):
+    x = jnp.ones((4, 64), dtype)
+    product = jax.jit(
+        partial(jnp.matmul, preferred_element_type="float32"), compiler_options=kernels.compiler_options(x.dtype)
+    )
+    assert ("ynn_fusion" in product.lower(x, x.T).compile().as_text()) == used
+
+
+@pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
+def test_a_matmul_is_spread_where_each_of_eight_devices_has_cores_to_spare(
+    monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert kernels.compiler_options(jnp.dtype("float32"))["xla_cpu_multi_thread_eigen"] is spread
+
+
+def test_the_platform_traced_for_and_the_environment_choose(monkeypatch: pytest.MonkeyPatch):
+    x, mesh = jnp.ones((3, 6), "bfloat16"), mesh_of(1, 1, 1).abstract_mesh
+    assert mesh.abstract_device is not None
+
+    def tuned() -> bool:
+        return "preferred_element_type=float32" in str(jax.make_jaxpr(kernels.matmul)(x, x.T))
+
+    assert tuned()
+    gpu = replace(mesh.abstract_device, device_kind="NVIDIA H200", platform="gpu")
+    with use_abstract_mesh(mesh.update(abstract_device=gpu)):
+        assert not tuned()
+    monkeypatch.setenv("SPECJAX_KERNELS", "plain")
+    assert not tuned() and kernels.compiler_options(x.dtype) == {}
+    monkeypatch.setenv("SPECJAX_KERNELS", "fast")
+    with pytest.raises(ValueError, match="SPECJAX_KERNELS = fast"):
+        tuned()
+
+
+@pytest.mark.parametrize("devices, waits", [(1, False), (2, True)])
+def test_only_programs_on_several_cpu_devices_are_waited_for(devices: int, waits: bool):
+    class Pending:
+        waited = False
+
+        def block_until_ready(self) -> "Pending":
+            self.waited = True
+            return self
+
+    pending = Pending()
+    assert kernels.finished({"a": pending}, mesh_of(devices, 1, 1)) == {"a": pending}
+    assert pending.waited == waits
