@@ -200,7 +200,7 @@ def test_two_runs_that_part_are_found_to():
     [
         ({"--draft-lengths": "0"}, "draft_lengths = (0,): "),
         ({"--draft-lengths": "-1,3"}, "draft_lengths = (-1, 3): "),
-        ({"--draft-lengths": "0;3"}, "--draft-lengths: "),
+        ({"--draft-lengths": "0;3"}, "draft_lengths = 0;3: must be INT"),
         ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: "),
         ({"--steps": "0"}, "steps = 0: "),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),

@@ -140,7 +140,7 @@ def test_no_process_outlives_the_program(ending: str):
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("nonsense", "must be exact, math, regex, format or"),
+        ("nonsense", "must be exact, math, regex, format, package"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("sample_scorers:missing", "no attribute .missing"),
         ("sample_scorers:NOT_A_FUNCTION", "NOT_A_FUNCTION is no function"),
