@@ -31,7 +31,6 @@ TRICKS = {
     "attend": ("attend",),
     "lone row": ("write", "while_loop", "switch"),
     "argmax": ("argmax",),
-    "computed_once": ("computed_once",),
     "compiler_options": ("compiler_options",),
 }
 FLAGS: dict[str, dict[str, dict[str, Any]]] = {
