@@ -21,6 +21,8 @@ import jax
 
 from launch.bench.models import Networks, random_networks
 from launch.bench.presets import PRESETS, Preset, find_preset
+from launch.bench.timers import round_timer
+from launch.timing import format_interval, format_provenance, interleaved
 from models.config import Dtype
 from specjax import kernels
 

@@ -76,7 +76,7 @@ def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[St
     return restored(carried)
 
 
-def switch(index: Int[Array, ""], branches: Sequence[Callable[[State], State]], state: State) -> State:
+def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
     """Pass the state as `while_loop` carries it: each branch would copy the caches of a lone row for its loop."""
     restored = partial(_restored, like=state)
     thin = [lambda x, branch=branch: _thin(branch(restored(x))) for branch in branches]

@@ -63,7 +63,7 @@ def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[St
     return jax.lax.while_loop(condition, body, state)
 
 
-def switch(index: Int[Array, ""], branches: Sequence[Callable[[State], State]], state: State) -> State:
+def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
     """`jax.lax.switch` over a state that holds caches, with branches that return it changed."""
     return jax.lax.switch(index, branches, state)
 

@@ -95,6 +95,14 @@ CASES = (
 )
 
 
+def compiled(function: Callable, *args: jax.Array) -> str:
+    """Return the program compiled as it is outside of tests."""
+    options = AS_SHIPPED | kernels.compiler_options(args[0].dtype)
+    text = jax.jit(function, compiler_options=options).lower(*args).compile().as_text()
+    assert text
+    return text
+
+
 def run(operations: Any, case: Case, *args: jax.Array) -> PyTree:
     operation = partial(getattr(operations, case.name), **dict(case.options))
     return CALLS[case.name](operation, *args) if case.name in CALLS else operation(*args)
@@ -145,9 +153,7 @@ def test_a_bfloat16_product_makes_no_float32_kernel_and_gathers_neither_factor()
     x, kernel = (jax.random.normal(jax.random.key(i), s, "bfloat16") for i, s in enumerate(((4, 3, 64), (64, 4, 32))))
 
     def lines(function: Callable, *args: jax.Array) -> list:
-        options = AS_SHIPPED | kernels.compiler_options(x.dtype)
-        program = Program(jax.jit(function, compiler_options=options).lower(*args).compile().as_text())
-        return [line for lines in program.computations.values() for line in lines]
+        return [line for lines in Program(compiled(function, *args)).computations.values() for line in lines]
 
     alone = lines(kernels.matmul, x, kernel)
     (product,) = (line for line in alone if line.opcode == "dot")
@@ -168,8 +174,7 @@ def test_a_loop_transposes_a_tied_head_before_its_first_trip():
 
         return kernels.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), x))[1]
 
-    options = AS_SHIPPED | kernels.compiler_options(x.dtype)
-    program = Program(jax.jit(some, compiler_options=options).lower(x, table, jnp.int32(9)).compile().as_text())
+    program = Program(compiled(some, x, table, jnp.int32(9)))
     (loop,) = program.loops(carries=(32, 96), times=1)
     assert any(line.opcode == "dot" for line in loop) and not program.copies(loop, table.size)
 
@@ -177,10 +182,8 @@ def test_a_loop_transposes_a_tied_head_before_its_first_trip():
 @pytest.mark.parametrize(("dtype", "used"), [("float32", False), ("bfloat16", True)])
 def test_only_bfloat16_programs_use_ynnpack(dtype: str, used: bool):
     x = jnp.ones((4, 64), dtype)
-    product = jax.jit(
-        partial(jnp.matmul, preferred_element_type="float32"), compiler_options=kernels.compiler_options(x.dtype)
-    )
-    assert ("ynn_fusion" in product.lower(x, x.T).compile().as_text()) == used
+    product = compiled(partial(jnp.matmul, preferred_element_type="float32"), x, x.T)
+    assert ("ynn_fusion" in product) == used
 
 
 @pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
