@@ -199,7 +199,8 @@ def test_the_platform_traced_for_and_the_environment_choose(monkeypatch: pytest.
     assert mesh.abstract_device is not None
 
     def tuned() -> bool:
-        return "preferred_element_type=float32" in str(jax.make_jaxpr(kernels.matmul)(x, x.T))
+        # A new function each time: jax keeps what it has traced.
+        return "preferred_element_type=float32" in str(jax.make_jaxpr(lambda x: kernels.matmul(x, x.T))(x))
 
     assert tuned()
     gpu = replace(mesh.abstract_device, device_kind="NVIDIA H200", platform="gpu")
