@@ -41,6 +41,7 @@ def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn
     pipeline = PromptPipeline(experiment.train_prompts, config.data.prompts, config.seed)
     evaluate = held_out_evaluator(experiment, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, experiment.train, experiment.mesh
+    parts = *parts, experiment.rollout_fn, experiment.loss_fn
     step, probe = make_train_step(*parts), ProbeStep(*parts)
     cells = check_run(experiment, continuing)
     directory = open_run(config, report=lambda text: console.print(text, markup=False))

@@ -3,9 +3,11 @@
 import math
 import os
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -14,16 +16,20 @@ from configs.schema import RunConfig
 from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
+from launch.cli.functions import load_function
 from launch.data.batches import PromptTable
 from launch.data.tokenizers import Tokenizer
 from specjax.parallel.mesh import batch_shards, make_mesh
+from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import Phase, lay_out
+from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.loss import LossFn, policy_loss
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run's mesh, networks and problems; `train` is its configuration with the tokenizer's stop tokens filled in."""
+    """A run's mesh, networks, problems and functions. train: its configuration with the tokenizer's stop tokens."""
 
     config: RunConfig
     train: RunConfig
@@ -31,6 +37,8 @@ class Experiment:
     tokenizer: Tokenizer
     problems: Problems
     networks: Networks
+    rollout_fn: RolloutFn = speculative_rollout
+    loss_fn: LossFn = policy_loss
 
     @cached_property
     def train_prompts(self) -> PromptTable:
@@ -72,6 +80,8 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     Without `training`, problems are read only where the draft's vocabulary was chosen from them.
     """
     _check_windows(config)
+    rollout_fn = _named("rollout.function", config.rollout.function, speculative_rollout)
+    loss_fn = _named("loss.function", config.loss.function, policy_loss)
     _offer_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
@@ -87,7 +97,11 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     train = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
     if not networks.draft.has_params:
         train = replace(train, draft_training=DraftTrainingConfig(mode="frozen"))
-    return Experiment(config, train, mesh, tokenizer, problems, networks)
+    return Experiment(config, train, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)
+
+
+def _named(option: str, name: str | None, builtin: Callable[..., Any]) -> Callable[..., Any]:
+    return builtin if name is None else load_function(option, name)
 
 
 def _offer_cpu_devices(count: int) -> None:

@@ -24,7 +24,7 @@ from launch.data.batches import PromptTable
 from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
-from specjax.rollout.generate import make_prepare, per_shard
+from specjax.rollout.generate import RolloutFn, make_prepare, per_shard
 from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params, Policy, Prompts
@@ -50,11 +50,12 @@ class PhasedRollout:
         config: RolloutConfig,
         turns: list[Prompts],
         mesh: Mesh,
+        rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
         count, width = turns[0].tokens.shape
         self.phases = lay_out(config, count * config.group_size // batch_shards(mesh), width)
         self.draft_lengths = config.draft_lengths
-        generate = per_shard(speculative_rollout, policy, drafter, config, mesh)
+        generate = per_shard(rollout_fn, policy, drafter, config, mesh)
         self._timer = RolloutTimer(generate, policy, prepared, turns, mesh, np.zeros(len(self.phases), np.int32))
 
     def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
@@ -140,8 +141,10 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
         for count in slots:
             groups = replace(config, group_size=samples, phases=shrinking(count))
             alone = replace(groups, draft_lengths=(0,))
-            plain.append(PhasedRollout(policy, NoDrafter(), prepared_alone, alone, prompts, mesh))
-            drafting.append(PhasedRollout(policy, drafter, prepared, groups, prompts, mesh))
+            plain.append(
+                PhasedRollout(policy, NoDrafter(), prepared_alone, alone, prompts, mesh, experiment.rollout_fn)
+            )
+            drafting.append(PhasedRollout(policy, drafter, prepared, groups, prompts, mesh, experiment.rollout_fn))
         return best_against_best(plain, drafting, options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)

@@ -1,10 +1,12 @@
 """The variants of a step to compare: without a draft, at each draft length, and at the length that costs choose."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +74,7 @@ class Variant:
         data_s = time.perf_counter() - start
         (_, rollout, _), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
-        alpha = float(rollout_metrics(rollout)["rollout/acceptance_length"])
+        alpha = float(rollout_metrics(rollout).get("rollout/acceptance_length", math.nan))
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, alpha)
 
     def train(self, steps: int) -> Iterator[tuple[np.ndarray, Rollout, Metrics, float]]:
@@ -130,6 +132,7 @@ def make_variants(
         NamedSharding(experiment.mesh, P()),
     )
     plain = plain_config(experiment.train)
+    functions: Any = dict(rollout_fn=experiment.rollout_fn, loss_fn=experiment.loss_fn)
     without = init_train_state(
         Params(params.policy, {}), plain, experiment.mesh, with_reference=plain.loss.kl_coefficient > 0
     )
@@ -137,11 +140,10 @@ def make_variants(
     # Of one policy, and nothing is updated in place: once is enough.
     moments = replace(drafted.optimizer, policy=without.optimizer.policy)
     drafted = replace(drafted, optimizer=moments, reference=without.reference)
-    variants = {
-        PLAIN: Variant(experiment, StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh), without, None)
-    }
+    plain_step = StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh, **functions)
+    variants = {PLAIN: Variant(experiment, plain_step, without, None)}
     variants[PLAIN].time_step()
-    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, experiment.mesh)
+    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, experiment.mesh, **functions)
     drafting: Drafting | None = drafted.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):

@@ -77,10 +77,13 @@ class RolloutTimer:
         args, start = self._arguments(turn, data), time.perf_counter()
         rollout = jax.block_until_ready(self._program(*args))
         seconds = time.perf_counter() - start
-        assert rollout.row_rounds is not None and rollout.loop_rounds is not None
-        lengths, verifications = np.asarray(rollout.lengths), int(np.sum(rollout.row_rounds))
-        acceptance_length = float(lengths.sum() - len(lengths)) / max(verifications, 1)
-        return RolloutTime(lengths, acceptance_length, seconds, int(np.max(np.sum(rollout.loop_rounds, axis=-1))))
+        lengths, rounds = np.asarray(rollout.lengths), int(np.max(rollout.lengths))
+        # A rollout function of one's own may leave out how many rounds it took: counted are those of plain decoding.
+        verifications = lengths - 1 if rollout.row_rounds is None else rollout.row_rounds
+        if rollout.loop_rounds is not None:
+            rounds = int(np.max(np.sum(rollout.loop_rounds, axis=-1)))
+        acceptance_length = float(lengths.sum() - len(lengths)) / max(int(np.sum(verifications)), 1)
+        return RolloutTime(lengths, acceptance_length, seconds, rounds)
 
     def _arguments(self, turn: int, data: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         prompts = place(self._turns[turn % len(self._turns)], self._mesh)

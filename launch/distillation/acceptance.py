@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from launch.build.experiment import Experiment
+from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.data.responses import answers_of
 from specjax.drafters import Drafter
@@ -90,7 +91,11 @@ def measure_acceptance(
     size, shards = min(config.eval.prompts, len(table.rows)), batch_shards(mesh)
     (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
     # The noise of evaluation, which no training step uses.
-    done = make_generate(policy, drafter, options, mesh)(params, prompts, seed_step(config.seed, -1))
+    generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
+    done = generate(params, prompts, seed_step(config.seed, -1))
+    if done.row_rounds is None or done.drafted is None or done.accepted is None:
+        name = config.rollout.function
+        raise ConfigError(f"rollout.function = {name}: must return row_rounds, drafted and accepted to be measured")
     answers = answers_of(prompts, done)
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size

@@ -18,7 +18,6 @@ from launch.distillation.trainer import DistillationCost
 from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.rollout.generate import make_prepare, per_shard
-from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params
 
 
@@ -85,7 +84,7 @@ def measure_break_even(
 
     def measure(drafter: Drafter, params: Params, draft_length: int) -> Callable[[], float]:
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
-        generate = per_shard(speculative_rollout, policy, drafter, config, mesh)
+        generate = per_shard(experiment.rollout_fn, policy, drafter, config, mesh)
         prepared = partial(make_prepare(params, policy.dtype), params)
         timer = RolloutTimer(generate, policy, prepared, [prompts], mesh, None, seed=experiment.config.seed)
         turns = itertools.count()

@@ -144,7 +144,9 @@ class _AnswerGenerator:
         rollout = experiment.train.rollout
         length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
         config = replace(rollout, draft_length=length, draft_lengths=())
-        self._generate = make_generate(experiment.networks.policy, drafter, config, experiment.mesh)
+        self._generate = make_generate(
+            experiment.networks.policy, drafter, config, experiment.mesh, experiment.rollout_fn
+        )
 
     def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
         """Answer some batches of prompts, each with its number, which keys its noise."""
@@ -152,8 +154,7 @@ class _AnswerGenerator:
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
             parts.append(answers_of(prompts, rollout))
-            assert rollout.row_rounds is not None
-            rounds += int(np.sum(rollout.row_rounds))
+            rounds += int(np.sum(rollout.lengths if rollout.row_rounds is None else rollout.row_rounds))
         answers, seconds = join_answers(parts), time.perf_counter() - start
         self._cost.generation_s += seconds
         tokens = len(answers.completions)

@@ -19,7 +19,7 @@ def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: 
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(mesh))
     parts = networks.policy, networks.drafter, experiment.train.rollout, samples, config.seed, mesh
-    rollout, seconds = Sampler(*parts, step=0).generate(params, prompts)
+    rollout, seconds = Sampler(*parts, experiment.rollout_fn, step=0).generate(params, prompts)
     # Rows after the samples belong to prompts that only fill up the mesh.
     rows = zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True)
     metrics = rollout_metrics(rollout)

@@ -14,8 +14,9 @@ from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
-from specjax.rollout.generate import make_generate
+from specjax.rollout.generate import RolloutFn, make_generate
 from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params, Policy, Prompts, Rollout
 
 Evaluate = Callable[[Params], float]
@@ -63,12 +64,14 @@ class Sampler:
         samples: int,
         seed: int,
         mesh: Mesh,
+        rollout_fn: RolloutFn = speculative_rollout,
         step: int = STEP,
     ) -> None:
         # A run that chooses among draft lengths chooses for other batches than these. Any has the same law.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else config.draft_length
         config = replace(config, group_size=samples, draft_length=self.draft_length, draft_lengths=())
-        self._generate = make_generate(policy, drafter, config, mesh)
+        self._generate = make_generate(policy, drafter, config, mesh, rollout_fn)
+        self._stop_tokens = config.stop_tokens
         self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, step)
         self._compiling = CompileClock()
 
@@ -79,7 +82,8 @@ class Sampler:
         self._compiling.lap()
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
-        return rollout, time.perf_counter() - start - self._compiling.lap()
+        seconds = time.perf_counter() - start - self._compiling.lap()
+        return with_defaults(rollout, self._stop_tokens), seconds
 
     def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
         rollout, seconds = self.generate(params, prompts)
@@ -111,6 +115,16 @@ class Sampler:
         )
 
 
+def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
+    """Fill in what a rollout function of one's own may leave out: `stopped`, and `row_rounds` as of plain decoding."""
+    lengths, stopped, rounds = rollout.lengths, rollout.stopped, rollout.row_rounds
+    last = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+    found = (lengths > 0) & jnp.isin(last, jnp.array(stop_tokens, jnp.int32))
+    return replace(
+        rollout, stopped=found if stopped is None else stopped, row_rounds=lengths if rounds is None else rounds
+    )
+
+
 def make_evaluate(
     policy: Policy,
     drafter: Drafter,
@@ -120,12 +134,13 @@ def make_evaluate(
     batches: list[Prompts],
     seed: int,
     mesh: Mesh,
+    rollout_fn: RolloutFn = speculative_rollout,
 ) -> Evaluate:
     """Return params -> the fraction of correct completions over `samples` of every prompt, filler left out.
 
     A completion that could not be scored counts as wrong.
     """
-    sample, score = Sampler(policy, drafter, config, samples, seed, mesh), jax.jit(reward_fn)
+    sample, score = Sampler(policy, drafter, config, samples, seed, mesh, rollout_fn), jax.jit(reward_fn)
 
     def evaluate(params: Params) -> float:
         return float(np.mean(np.concatenate([sample(params, score, prompts).correct for prompts in batches])))

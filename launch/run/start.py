@@ -138,6 +138,7 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
         fixed_batches(table.first(count), size),
         config.seed,
         experiment.mesh,
+        experiment.rollout_fn,
     )
 
 
