@@ -1,0 +1,57 @@
+"""A drafter of one's own: a table of what follows what, which is distilled from the policy while it trains.
+
+The table is trained, saved, resumed and reported as built-in drafts are. Nothing about the law of a completion depends
+on it: specjax.testing.assert_lossless proves that for any drafter (docs/drafters.md).
+
+    python -m launch.train tiny --draft.kind examples.bigram_drafter:build
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from launch.build.drafts.base import Draft, DraftContext
+from specjax import Drafter
+from specjax.drafters import Proposal
+from specjax.drafters.base import DraftLoss
+from specjax.drafters.distillation import acceptance, divergence
+from specjax.sampling import full_log_probs, process_logits, sample
+
+
+@dataclass(frozen=True)
+class Bigram(Drafter):
+    """params.draft["table"], [V, V], holds the logits of the next token. The state is the last token of each row."""
+
+    def start(self, params, prompts, features, width) -> Array:
+        return jnp.zeros_like(prompts.lengths)
+
+    def observe(self, state, features, tokens, emitted) -> Array:
+        last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
+        return jnp.where(emitted > 0, last, state)
+
+    def catch_up(self, state, visible, tokens, emitted) -> Array:
+        return self.observe(state, None, tokens, emitted)
+
+    def propose(self, params, state, gumbel, law) -> tuple[Proposal, Array]:
+        last, tokens, log_q = state, [], []
+        for i in range(gumbel.shape[1]):
+            log_q.append(process_logits(params.draft["table"][last], law))
+            last = sample(log_q[-1], gumbel[:, i])
+            tokens.append(last)
+        length = jnp.full_like(state, len(tokens))
+        return Proposal(jnp.stack(tokens, axis=1), jnp.stack(log_q, axis=1), length), state
+
+    def loss(self, params, tokens, output, mask, law) -> DraftLoss:
+        log_p = full_log_probs(output.logits[:, :-1], law)
+        log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
+        counts = mask[:, 1:].astype(jnp.float32)
+        overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * counts)
+        lost = jnp.sum(divergence("cross_entropy", log_p, log_q) * counts)
+        return DraftLoss(lost, jnp.pad(overlap, ((0, 0), (1, 0))))
+
+
+def build(context: DraftContext) -> Draft:
+    size = context.policy.vocab_size
+    return Draft(Bigram(), {"table": jnp.zeros((size, size))})

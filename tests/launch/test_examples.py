@@ -1,0 +1,125 @@
+"""Each example runs through launch.train by the command in its header, as built-in parts do."""
+
+import ast
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import launch.evaluate
+import launch.export
+import launch.train
+from configs.schema import DecoderConfig, ModelConfig
+from examples.bigram_drafter import Bigram
+from examples.new_family import gated_unit
+from specjax import MeshConfig, NGramDrafter, Params, Prompts, RolloutConfig, make_mesh
+from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy
+from tests.launch.programs import LEAST, Refusal, argv, metrics
+
+FOLDER = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+PROMPTS = Prompts(jnp.array([[0, 1, 0], [2, 1, 0]]), jnp.array([3, 2]), id=jnp.array([0, 1]))
+
+
+def command(example: str) -> list[str]:
+    """The options of the first command in the example's header."""
+    header = ast.get_docstring(ast.parse((FOLDER / f"{example}.py").read_text())) or ""
+    line = next(line for line in header.replace("\\\n", " ").splitlines() if "python -m launch.train tiny" in line)
+    return shlex.split(line)[4:]
+
+
+def run(example: str | None, out: Path, *options: str) -> list[dict[str, Any]]:
+    """The metrics of a short run by the example's command, made small."""
+    least = {name: value for name, value in LEAST.items() if name != "--draft.lookup.kind"}
+    small = argv("tiny", least | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
+    own = [] if example is None else command(example)
+    assert launch.train.main([*small, "--speedup.slots", *own, *options]) == 0
+    return metrics(out)
+
+
+@pytest.mark.parametrize("example", NAMES)
+def test_an_example_is_short(example: str):
+    assert len((FOLDER / f"{example}.py").read_text().splitlines()) < 60
+
+
+def test_a_forked_rollout_generates_the_same_tokens(tmp_path: Path):
+    forked, builtin = run("fork_rollout", tmp_path / "fork"), run(None, tmp_path / "builtin")
+    for name in ("rollout/tokens", "rollout/length_max", "reward/mean"):
+        assert [step[name] for step in forked] == [step[name] for step in builtin], name
+    assert all(one["rollout/rounds"] > other["rollout/rounds"] for one, other in zip(forked, builtin, strict=True))
+
+
+def test_a_drafter_learns_and_is_resumed_and_reported(tmp_path: Path):
+    learning = ("--draft-optimizer.learning-rate", "0.1", "--checkpoint.every", "2")
+    whole = run("bigram_drafter", tmp_path / "whole", *learning, "--steps", "4")
+    assert whole[-1]["loss/draft"] < whole[0]["loss/draft"]
+    run("bigram_drafter", tmp_path / "part", *learning)
+    resumed = run("bigram_drafter", tmp_path / "part", *learning, "--steps", "4", "--resume")
+    same = ("loss/draft", "loss/policy", "rollout/tokens", "draft/predicted_acceptance", "draft/measured_acceptance")
+    assert [[step[name] for name in same] for step in resumed] == [[step[name] for name in same] for step in whole]
+    assert "examples.bigram_drafter:build" in (tmp_path / "part/report.html").read_text()
+
+
+def test_a_loss_logs_its_own_metric(tmp_path: Path):
+    logged = run("custom_loss", tmp_path, "--updates.minibatches", "2")
+    assert logged[0]["loss/ratio_deviation"] > 0
+    assert "loss/ratio_deviation" in (tmp_path / "report.html").read_text()
+
+
+def test_a_reward_gives_partial_credit(tmp_path: Path):
+    logged = run("custom_reward", tmp_path)
+    assert all(0 <= step["reward/mean"] < 1 and step["reward/failed"] == 0 for step in logged)
+
+
+def test_a_family_trains_and_its_save_is_evaluated(
+    tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
+):
+    logged = run("new_family", tmp_path / "run", "--reward.scorer", "examples.custom_reward:near")
+    assert all(step["grad_norm/policy"] > 0 and step["rollout/acceptance_length"] >= 1 for step in logged)
+    # Without distill.steps, which these programs do not read.
+    networks = command("new_family")[:6]
+    least = [*argv("tiny", LEAST), *networks, "--checkpoint", str(tmp_path / "run")]
+    scores = tmp_path / "scores.json"
+    assert launch.evaluate.main([*least, "--json", str(scores)]) == 0
+    assert json.loads(scores.read_text())["sets"]
+    capsys.readouterr()
+    line = refusal(launch.export.main, [*least, "--out", str(tmp_path / "out")])
+    assert "model.family = examples.new_family:gated_unit" in line
+
+
+def test_the_bigram_drafter_is_lossless():
+    policy, weights = tiny_policy(vocab_size=4)
+    config = RolloutConfig(group_size=20_000, max_new_tokens=4, draft_length=2, stop_tokens=(3,))
+    assert_lossless(policy, Bigram(), Params(weights, {"table": jnp.eye(4)}), config, prompt=(0, 1, 0))
+
+
+def test_a_family_takes_back_refused_tokens():
+    """Its states are those of a prefill of the committed tokens, and its tokens those of plain decoding."""
+    shape = DecoderConfig(
+        vocab_size=4, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
+    )
+    model = ModelConfig(architecture=shape, dtype="float32")
+    policy, weights = gated_unit(model, make_mesh(MeshConfig()), jax.random.key(0))
+    config = RolloutConfig(group_size=4, max_new_tokens=12, draft_length=2, verifier="coupled", stop_tokens=(3,))
+    drafter, params = NGramDrafter(4, min_n=1, max_n=2), Params(weights, {})
+    assert_cache_consistent(policy, drafter, params, PROMPTS, config)
+    assert_same_rollout(policy, drafter, params, PROMPTS, config)
+
+
+@pytest.mark.parametrize("option", ["rollout.function", "loss.function", "model.family", "draft.kind"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_such.module:it", "No module named 'no_such'"),
+        ("specjax.keys:no_such", "no attribute 'no_such'"),
+        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is no function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(option: str, name: str, reason: str, refusal: Refusal, tmp_path: Path):
+    line = refusal(launch.train.main, [*argv("tiny", LEAST), f"--{option}", name, "--out", str(tmp_path / "run")])
+    assert line.startswith(f"{option} = {name}: ") and reason in line and "package.module:name" in line
+    assert not (tmp_path / "run").exists()
