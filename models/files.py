@@ -35,12 +35,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def errors_name(path: Path) -> Iterator[None]:
-    """Puts the path before the message of every ValueError that the block raises."""
+def errors_name(place: Path | str) -> Iterator[None]:
+    """Puts the path, or the field, before the message of every ValueError that the block raises."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{place}: {error}") from error
 
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:

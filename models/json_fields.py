@@ -50,6 +50,14 @@ def number(fields: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
+def boolean(fields: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """The field, true or false; the default where it is missing or null."""
+    value = fields.get(name)
+    value = default if value is None else value
+    check(name, value, (True, False))
+    return value
+
+
 def refuse_unknown(fields: Mapping[str, Any], known: set[str] | frozenset[str], prefix: str = "") -> None:
     """Raises ValueError for the first field, in the order of names, that is not known."""
     if unknown := sorted(set(fields) - known):

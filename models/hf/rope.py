@@ -2,45 +2,43 @@
 write it.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from models.json_fields import check, either, integer, number, refuse_unknown, show
+from models.files import errors_name
+from models.json_fields import boolean, check, either, integer, number, refuse_unknown, show
 from models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 ROPE_FIELDS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = "original_max_position_embeddings"
-_OWN: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
-    "yarn": (
-        *("factor", _LENGTH, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    ),
-}
-_KINDS = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "yarn"}
+_READERS: dict[Any, Callable[..., Any]] = {int: integer, float: number, float | None: number, bool: boolean}
+# Hugging Face's fields have the names of ours.
+_KINDS: dict[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
 
 
-def rope_from_hf(fields: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """The base and the scaling; transformers 5 keeps both in one object, 4 kept the base outside.
 
     Raises ValueError naming the field for a type that is not implemented, a missing, impossible or unknown field.
     """
-    outer, rope = either(fields, "rope_parameters", "rope_scaling")
+    outer, rope = either(config, "rope_parameters", "rope_scaling")
     rope = {} if rope is None else rope
     if not isinstance(rope, dict):
         raise ValueError(f"{outer} = {show(rope)}: must be an object")
     inner = {f"{outer}.{key}": value for key, value in rope.items()}
-    theta_name, theta = either({**fields, **inner}, f"{outer}.rope_theta", "rope_theta")
+    theta_name, theta = either({**config, **inner}, f"{outer}.rope_theta", "rope_theta")
     theta = 10_000.0 if theta is None else number({theta_name: theta}, theta_name)
     kind_name, kind = either(inner, f"{outer}.rope_type", f"{outer}.type")
     kind = "default" if kind is None else kind
-    check(kind_name, kind, tuple(_OWN))
+    check(kind_name, kind, ("default", *_KINDS))
     check(f"{outer}.partial_rotary_factor", rope.get("partial_rotary_factor"), (None, 1))
-    refuse_unknown(rope, _COMMON | set(_OWN[kind]), f"{outer}.")
-    return theta, _scaling(kind, outer, inner, fields)
+    if kind == "default":
+        refuse_unknown(rope, _COMMON, f"{outer}.")
+        return theta, None
+    refuse_unknown(rope, _COMMON | {field.name for field in fields(_KINDS[kind])}, f"{outer}.")
+    return theta, _scaling(_KINDS[kind], outer, rope, config.get("max_position_embeddings"))
 
 
 def rope_to_hf(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
@@ -48,42 +46,21 @@ def rope_to_hf(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     said = None
     if scaling is not None:
         own = {name: value for name, value in asdict(scaling).items() if value is not None}
-        said = {"rope_type": _KINDS[type(scaling)], **own}
+        said = {"rope_type": next(name for name, kind in _KINDS.items() if isinstance(scaling, kind)), **own}
     return {"rope_scaling": said, "rope_theta": theta}
 
 
-def _scaling(kind: str, outer: str, inner: Mapping[str, Any], fields: Mapping[str, Any]) -> RopeScaling | None:
-    def real(key: str) -> float:
-        return number(inner, f"{outer}.{key}")
+def _scaling(kind: type[RopeScaling], outer: str, rope: Mapping[str, Any], length: int | None) -> RopeScaling:
+    """Return the scaling of this kind that the object `rope` describes; what is missing or null has its default.
 
-    def optional(key: str) -> float | None:
-        return None if inner.get(f"{outer}.{key}") is None else real(key)
-
-    match kind:
-        case "linear":
-            return LinearScaling(real("factor"))
-        case "llama3":
-            factor, low, high = real("factor"), real("low_freq_factor"), real("high_freq_factor")
-            if high <= low:
-                raise ValueError(f"{outer}.high_freq_factor = {high}: must be above {outer}.low_freq_factor = {low}")
-            return Llama3Scaling(factor, low, high, integer(inner, f"{outer}.{_LENGTH}"))
-        case "yarn":
-            # transformers' defaults.
-            fast, slow = optional("beta_fast") or 32.0, optional("beta_slow") or 1.0
-            if fast < slow:
-                raise ValueError(f"{outer}.beta_fast = {fast}: must be at least {outer}.beta_slow = {slow}")
-            truncate = inner.get(f"{outer}.truncate", True)
-            check(f"{outer}.truncate", truncate, (True, False))
-            return YarnScaling(
-                factor=real("factor"),
-                original_max_position_embeddings=integer(
-                    inner, f"{outer}.{_LENGTH}", default=integer(fields, "max_position_embeddings")
-                ),
-                beta_fast=fast,
-                beta_slow=slow,
-                attention_factor=optional("attention_factor"),
-                mscale=optional("mscale"),
-                mscale_all_dim=optional("mscale_all_dim"),
-                truncate=truncate,
-            )
-    return None
+    length: the model's, which YaRN's original length defaults to.
+    """
+    given = {_LENGTH: length} if kind is YarnScaling else {}
+    given |= {name: value for name, value in rope.items() if value is not None}
+    values = {}
+    for field in fields(kind):
+        if field.name in given or field.default is MISSING:
+            name, read = f"{outer}.{field.name}", _READERS[field.type]
+            values[field.name] = read({name: given.get(field.name)}, name)
+    with errors_name(outer):
+        return kind(**values)

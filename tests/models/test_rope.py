@@ -60,8 +60,8 @@ def test_yarn_without_an_original_length_has_the_positions_of_the_model() -> Non
         ({"rope_type": "yarn", "factor": -1}, "rope_scaling.factor = -1: must be a positive number"),
         ({"rope_type": "yarn", "factor": 2, "mscale": "1"}, 'rope_scaling.mscale = "1": must be a positive number'),
         ({"rope_type": "yarn", "factor": 2, "truncate": 1}, "rope_scaling.truncate = 1: must be true or false"),
-        ({"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}, "rope_scaling.beta_fast = 0.5: must be at least "),
-        ({**LLAMA3, "high_freq_factor": 1}, "rope_scaling.high_freq_factor = 1.0: must be above "),
+        ({"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}, "rope_scaling: beta_fast = 0.5: must be at least "),
+        ({**LLAMA3, "high_freq_factor": 1}, "rope_scaling: high_freq_factor = 1.0: must be above "),
         ({**LLAMA3, LENGTH: 1.5}, f"rope_scaling.{LENGTH} = 1.5: must be a positive integer"),
     ],
 )
