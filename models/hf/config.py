@@ -14,18 +14,7 @@ from models.hf.families import FAMILIES
 from models.hf.mtp_layout import COUNTS
 from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
 from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
-from models.json_fields import check, either, integer, number, one_of, refuse_unknown, show
-
-# What the decoder does not have, by the model_type or the field that tells: a better reason than an unknown name.
-_FOREIGN = {name: "gated attention and zero-centred norms" for name in ("qwen3_next", "qwen3_5", "qwen3_5_text")}
-_BLOCKS = {
-    "kv_lora_rank": "multi-head latent attention",
-    "n_routed_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "attn_output_gate": "gated attention",
-    "full_attention_interval": "linear attention",
-}
+from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown
 
 # Only these values are implemented.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -78,7 +67,6 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     Compute and parameter dtype are both the file's. Raises ValueError with one line naming the field, its value and
     what is allowed: for a missing field, a value that is not implemented, an unknown field.
     """
-    _refuse_foreign(fields)
     family = FAMILIES[one_of(fields, "model_type", tuple(FAMILIES))]
     if "attention_bias" in fields:
         check("attention_bias", fields["attention_bias"], family.attention_bias)
@@ -105,7 +93,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
         head_dim=integer(fields, "head_dim", default=hidden_size // num_heads),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
-        tie_embeddings=one_of({"tie_word_embeddings": False, **fields}, "tie_word_embeddings", (False, True)),
+        tie_embeddings=boolean(fields, "tie_word_embeddings"),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=number(fields, "rms_norm_eps"),
@@ -156,11 +144,3 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
 def carried_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `config.json` that leave the forward alone, token ids and the like: what an export hands on."""
     return {name: value for name, value in fields.items() if name in _CARRIED and name != "transformers_version"}
-
-
-def _refuse_foreign(fields: Mapping[str, Any]) -> None:
-    if lacking := _FOREIGN.get(fields.get("model_type", "")):
-        raise ValueError(f'model_type = "{fields["model_type"]}": {lacking} are not implemented')
-    for name, block in _BLOCKS.items():
-        if fields.get(name):
-            raise ValueError(f"{name} = {show(fields[name])}: {block} is not implemented")

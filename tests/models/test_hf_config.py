@@ -156,7 +156,7 @@ REFUSED = [
     ({"num_hidden_layers": "16"}, 'num_hidden_layers = "16": must be a positive integer'),
     ({"vocab_size": True}, "vocab_size = true: must be a positive integer"),
     ({"rms_norm_eps": float("inf")}, "rms_norm_eps = Infinity: must be a positive number"),
-    ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings = "yes": must be false or true'),
+    ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings = "yes": must be true or false'),
     ({"num_key_value_heads": 5}, "num_kv_heads = 5: must divide num_heads = 32"),
     ({"logit_scale": 0.5}, "logit_scale = 0.5: unknown field"),
     ({"sliding_windows": list(range(99))}, "sliding_windows = [0, 1, 2, "),

@@ -111,15 +111,13 @@ def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"kv_lora_rank": 512}, "kv_lora_rank = 512: multi-head latent attention"),
-        ({"n_routed_experts": 256}, "n_routed_experts = 256: a mixture of experts"),
-        ({"num_experts": 512}, "num_experts = 512: a mixture of experts"),
-        ({"attn_output_gate": True}, "attn_output_gate = true: gated attention"),
-        ({"model_type": "qwen3_next"}, 'model_type = "qwen3_next": gated attention'),
+        ({"kv_lora_rank": 512}, "kv_lora_rank = 512: unknown field"),
+        ({"attn_output_gate": True}, "attn_output_gate = true: unknown field"),
+        ({"model_type": "qwen3_next"}, 'model_type = "qwen3_next": must be '),
         ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true: must be false"),
     ],
 )
-def test_blocks_that_the_decoder_lacks_are_refused_by_name(tmp_path: Path, field: dict[str, Any], said: str):
+def test_blocks_that_the_decoder_lacks_are_refused(tmp_path: Path, field: dict[str, Any], said: str):
     (tmp_path / "config.json").write_text(json.dumps(hf_fields("deepseek_v3") | field))
     with pytest.raises(ValueError, match=f"^{tmp_path}/config.json: {said}"):
         read_hf_config(tmp_path, ())
