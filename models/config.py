@@ -1,7 +1,7 @@
 """The shapes of the networks: what tells one family from another."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from models.rope import RopeScaling
 
@@ -41,6 +41,10 @@ class LayerConfig:
             raise ValueError(f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim}: must be even")
+
+    def layer_options(self) -> dict[str, Any]:
+        """Return the fields that every network of such layers has, as keyword arguments for another one's config."""
+        return {field.name: getattr(self, field.name) for field in fields(LayerConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ The published families share one network and differ in a few conventions. A head
 its own state again, K - 1 times.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import flax.linen as nn
@@ -64,8 +64,7 @@ def mtp_config(policy: DecoderConfig, convention: str) -> MTPConfig:
     """The head that a policy carries under the convention of that name. It attends to all positions, whatever windows
     the policy's layers have.
     """
-    block = {field.name: getattr(policy, field.name) for field in fields(LayerConfig)}
-    return MTPConfig(**block, convention=CONVENTIONS[convention], vocab_size=policy.vocab_size)
+    return MTPConfig(**policy.layer_options(), convention=CONVENTIONS[convention], vocab_size=policy.vocab_size)
 
 
 class MTP(nn.Module):

@@ -6,14 +6,13 @@ and to SpecForge the output of layer i - 1.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.hf.config import config_from_hf, config_to_hf
 from models.hf.families import FAMILIES
-from models.json_fields import check
+from models.json_fields import boolean, check, integer, one_of, refuse_unknown, show
 
 Dialect = Literal["specforge", "speculators"]
 
@@ -31,17 +30,6 @@ _CARRIED = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Described:
-    """What a public `config.json` says of a head.
-
-    feature_layers: of the policy, on whose entry it reads; empty where the file leaves EAGLE-3's own choice.
-    """
-
-    config: Eagle3Config
-    feature_layers: tuple[int, ...]
-
-
 def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
     """The dialect of a `config.json`, None where it describes no draft."""
     if "speculators_model_type" in fields:
@@ -50,42 +38,46 @@ def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
     return "specforge" if eagle or "draft_vocab_size" in fields or "eagle_config" in fields else None
 
 
-def config_from_public(fields: Mapping[str, Any]) -> Described:
-    """The head that the fields of a `config.json` of either dialect describe.
+def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[int, ...]]:
+    """Return the head that the fields of a `config.json` of either dialect describe, and the layers that it reads.
+
+    The layers are the policy's, read on entry; empty where the file leaves EAGLE-3's own choice.
 
     Raises ValueError with one line naming the field, its value and what is allowed: for a missing field, a value that
     is not implemented, an unknown field.
     """
     if dialect_of(fields) == "speculators":
-        _only(fields, "speculators_model_type", "eagle3")
-        if unknown := sorted(fields.keys() - _READ - _CARRIED):
-            raise ValueError(f"{unknown[0]}: unknown field, refused because it may change the forward")
+        check("speculators_model_type", fields["speculators_model_type"], ("eagle3",))
+        refuse_unknown(fields, _READ | _CARRIED)
         layer = fields.get("transformer_layer_config")
         if not isinstance(layer, dict):
-            raise ValueError("transformer_layer_config: missing, must be an object")
+            raise ValueError(f"transformer_layer_config = {show(layer)}: must be an object")
         return _head(fields, layer, _layers(fields, 0), True)
     eagle = fields.get("eagle_config") or {}
-    if unknown := sorted(eagle.keys() - {_LAYERS, "use_aux_hidden_state"}):
-        raise ValueError(f"eagle_config.{unknown[0]}: unknown field, refused because it may change the forward")
-    _only(fields, "model_type", "llama")
-    _only(fields, "num_hidden_layers", 1)
+    refuse_unknown(eagle, {_LAYERS, "use_aux_hidden_state"}, "eagle_config.")
+    one_of(fields, "model_type", ("llama",))
+    one_of(fields, "num_hidden_layers", (1,))
     own = {"eagle_config", *_FLAGS, *_VOCABULARY}
     layer = {name: value for name, value in fields.items() if name not in own}
-    return _head(fields, layer, _layers(eagle, 1), _flag(eagle, "use_aux_hidden_state", True))
+    return _head(fields, layer, _layers(eagle, 1), boolean(eagle, "use_aux_hidden_state", default=True))
 
 
 def config_to_public(
-    described: Described, dialect: Dialect, verifier: str | None = None, policy: DecoderConfig | None = None
+    config: Eagle3Config,
+    layers: tuple[int, ...],
+    dialect: Dialect,
+    verifier: str | None = None,
+    policy: DecoderConfig | None = None,
 ) -> dict[str, Any]:
     """The fields of a `config.json` in this dialect.
 
     Args:
+        layers: those that the head reads, as `config_from_public` returns them.
         verifier: the policy's name or path, which speculators' files state.
         policy: its shape, of which they state the family; None where it is not known.
 
     Raises ValueError where the dialect has no word for something that the head is.
     """
-    config, layers = described.config, described.feature_layers
     outer: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": None}
     outer |= {name: getattr(config, name) for name in _FLAGS}
     if dialect == "speculators":
@@ -149,7 +141,7 @@ def _architectures(policy: DecoderConfig | None) -> list[str]:
 
 def _head(
     fields: Mapping[str, Any], layer: Mapping[str, Any], layers: tuple[int, ...], use_aux_hidden_state: bool
-) -> Described:
+) -> tuple[Eagle3Config, tuple[int, ...]]:
     """fields: those of the head. layer: those of the kind of decoder that its layers are."""
     layer = {**layer}
     layer.pop("architectures", None)
@@ -161,7 +153,7 @@ def _head(
         if layer.get(name) == "float16":  # of the tensors, which keep it; it is not computed in
             layer[name] = "float32"
     sliding = kinds[0] == "sliding_attention"
-    window = _size(layer, "sliding_window", None) if sliding else None
+    window = integer(layer, "sliding_window") if sliding else None
     if sliding:  # of a family too that has no windows in policies
         for name in ("layer_types", "use_sliding_window"):
             layer.pop(name, None)
@@ -175,42 +167,23 @@ def _head(
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
     read = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
     config = Eagle3Config(
-        hidden_size=size,
-        intermediate_size=decoder.intermediate_size,
-        num_heads=decoder.num_heads,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.head_dim,
-        qk_norm=decoder.qk_norm,
-        rope_theta=decoder.rope_theta,
-        rope_scaling=decoder.rope_scaling,
-        norm_eps=decoder.norm_eps,
-        dtype=decoder.dtype,
-        param_dtype=decoder.param_dtype,
+        **decoder.layer_options(),
         vocab_size=decoder.vocab_size,
-        draft_vocab_size=_size(fields, "draft_vocab_size", decoder.vocab_size),
+        draft_vocab_size=integer(fields, "draft_vocab_size", default=decoder.vocab_size),
         feature_size=size * read,
         max_positions=decoder.max_positions,
         num_layers=decoder.num_layers,
         sliding_window=window if sliding else decoder.windows[0],
         use_aux_hidden_state=use_aux_hidden_state,
-        **{name: _flag(fields, name, False) for name in _FLAGS},
+        **{name: boolean(fields, name) for name in _FLAGS},
     )
-    return Described(config, layers if use_aux_hidden_state else ())
+    return config, layers if use_aux_hidden_state else ()
 
 
 def _layer_fields(config: Eagle3Config) -> dict[str, Any]:
     """The fields of the kind of decoder that the head's layers are."""
     decoder = DecoderConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        qk_norm=config.qk_norm,
-        rope_theta=config.rope_theta,
-        rope_scaling=config.rope_scaling,
-        norm_eps=config.norm_eps,
-        param_dtype=config.param_dtype,
+        **config.layer_options(),
         vocab_size=config.vocab_size,
         num_layers=config.num_layers,
         max_positions=config.max_positions,
@@ -228,23 +201,3 @@ def _layers(fields: Mapping[str, Any], offset: int) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(isinstance(i, int) and i + offset >= 0 for i in ids):
         raise ValueError(f"{_LAYERS} = {ids}: must be a list of layers")
     return tuple(i + offset for i in ids)
-
-
-def _only(fields: Mapping[str, Any], name: str, value: Any) -> None:
-    if fields.get(name) != value:
-        raise ValueError(f"{name} = {fields.get(name)}: must be {value}")
-
-
-def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = fields.get(name)
-    if value not in (None, True, False):
-        raise ValueError(f"{name} = {value}: must be true or false")
-    return default if value is None else bool(value)
-
-
-def _size(fields: Mapping[str, Any], name: str, default: int | None) -> Any:
-    value = fields.get(name, default)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} = {value}: must be a positive integer")
-    return value

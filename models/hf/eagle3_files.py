@@ -19,14 +19,7 @@ from models.checkpoints.draft import SavedDraft, check_target_ids
 from models.config import DecoderConfig, Dtype
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
-from models.hf.eagle3_dialects import (
-    Described,
-    Dialect,
-    config_from_public,
-    config_to_public,
-    dialect_of,
-    stating_dtype,
-)
+from models.hf.eagle3_dialects import Dialect, config_from_public, config_to_public, dialect_of, stating_dtype
 from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
 from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
 from models.hf.torch_files import torch_views
@@ -50,9 +43,8 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     path = directory / "config.json"
     fields = read_json(path)
     with errors_name(path):
-        described, dialect = config_from_public(fields), dialect_of(fields)
+        (config, layers), dialect = config_from_public(fields), dialect_of(fields)
     assert dialect is not None
-    config = described.config
     with _open(directory) as views:
         tensors = eagle3_tensors(config, dialect)
         vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
@@ -62,7 +54,7 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
             ids = _target_ids(vocabulary, config)
         targets = abstract_params(partial(init_eagle3, config), mesh)
         params = read_tensors(views, tensors, targets, param_dtype, _DTYPES)
-    return SavedDraft(config, params, ids, described.feature_layers)
+    return SavedDraft(config, params, ids, layers)
 
 
 def save_eagle3(
@@ -101,12 +93,11 @@ def save_eagle3(
         ids = draft.target_ids.astype(np.int64)
         tensors[TO_TARGET] = ids - np.arange(len(ids))
         tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
-    described = Described(config, draft.feature_layers)
     with new_directory(directory) as temporary:
-        if source is not None and dialect_of(source) == dialect and _describes(source, described):
+        if source is not None and dialect_of(source) == dialect and _describes(source, draft):
             write_json(temporary / "config.json", dict(source))
         else:
-            fields = config_to_public(described, dialect, verifier, policy)
+            fields = config_to_public(config, draft.feature_layers, dialect, verifier, policy)
             write_json(temporary / "config.json", stating_dtype(fields, flat["head", "kernel"].dtype.name))
         save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
@@ -157,10 +148,11 @@ def _mean_cosine(copy: Any, table: jax.Array) -> float:
     return total / len(table)
 
 
-def _describes(source: Mapping[str, Any], described: Described) -> bool:
-    found = config_from_public(source)
-    config = replace(found.config, dtype=described.config.dtype, param_dtype=described.config.param_dtype)
-    return replace(found, config=config) == described
+def _describes(source: Mapping[str, Any], draft: SavedDraft) -> bool:
+    """Return whether a `config.json` describes this head, in whatever dtype."""
+    config, layers = config_from_public(source)
+    config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)
+    return (config, layers) == (draft.config, draft.feature_layers)
 
 
 def _maps(tensors: Mapping[str, np.ndarray], config: Eagle3Config, ids: np.ndarray) -> bool:

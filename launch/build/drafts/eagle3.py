@@ -13,7 +13,7 @@ from launch.cli.errors import ConfigError
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
-from models.hf.eagle3_dialects import Described, Dialect, config_to_public
+from models.hf.eagle3_dialects import Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
 from models.params import init_params
 from specjax.types import PyTree
@@ -55,7 +55,7 @@ class Eagle3Draft(Draft):
         if dialect is None:
             return
         try:
-            config_to_public(Described(self.head, self.decoder.feature_layers), dialect)
+            config_to_public(self.head, self.decoder.feature_layers, dialect)
         except ValueError as error:
             raise ConfigError(f"dialect = {dialect}: {error}") from error
 
