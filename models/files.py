@@ -43,6 +43,16 @@ def errors_name(place: Path | str) -> Iterator[None]:
         raise ValueError(f"{place}: {error}") from error
 
 
+@contextmanager
+def one_line_errors(message: str) -> Iterator[None]:
+    """Turn every exception of a library that reads a broken file into a ValueError: the message, and why, in a line."""
+    try:
+        yield
+    except Exception as error:  # a different kind for each way to be broken, some of many lines
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+        raise ValueError(f"{message} ({reason})") from error
+
+
 def write_json(path: Path, fields: dict[str, Any]) -> None:
     path.write_text(json_text(fields), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from models.checkpoints.policy import config_from_json, restore_params
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
-from models.files import errors_name, new_directory, read_json, write_json
+from models.files import errors_name, new_directory, one_line_errors, read_json, write_json
 from models.params import abstract_params
 from specjax.types import PyTree
 
@@ -120,7 +120,5 @@ def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
 def _read_ids(path: Path) -> np.ndarray | None:
     if not path.exists():
         return None
-    try:
+    with one_line_errors(f"{path}: not an array of ids"):
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not an array of ids ({error})") from error

@@ -1,7 +1,6 @@
 """A policy by itself in our own format: `config.json`, the DecoderConfig, beside `params/`, an Orbax checkpoint."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from jax.sharding import Mesh
 
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import init_decoder
-from models.files import errors_name, new_directory, read_json, write_json
+from models.files import errors_name, new_directory, one_line_errors, read_json, write_json
 from models.params import abstract_params
 from models.rope import scaling_from_json
 from specjax.types import PyTree
@@ -54,7 +53,7 @@ def restore_params(path: Path, expected: PyTree, described_by: Path) -> PyTree:
     path = path.absolute()
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
-    with ocp.StandardCheckpointer() as checkpointer, _one_line_errors(path):
+    with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
         if _shapes(saved) == _shapes(expected):
             return checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
@@ -63,15 +62,6 @@ def restore_params(path: Path, expected: PyTree, described_by: Path) -> PyTree:
 
 def _shapes(params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: tuple(x.shape), params)
-
-
-@contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # orbax raises a different kind, some of many lines, for each way to be broken
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise ValueError(f"{path}: not a complete Orbax checkpoint ({reason})") from error
 
 
 def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> Config:

@@ -4,8 +4,7 @@ The layers that a head reads, its rotary embedding and its length are what its o
 policy's. What it borrows of the policy, the embedding, may be there as a copy, which no parameter is made of.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,12 @@ from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
 from models.hf.eagle3_dialects import Dialect, config_from_public, config_to_public, dialect_of, stating_dtype
 from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
-from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors
+from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors, row_slices
 from models.hf.torch_files import torch_views
 from models.params import abstract_params, by_path
 
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
-_ROWS_COMPARED_AT_ONCE = 4096
 # Between the rows of a copy of the embedding and the policy's: RL moves them by far less, unrelated ones are at 0.
 _LEAST_COSINE = 0.9
 
@@ -45,15 +43,13 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     with errors_name(path):
         (config, layers), dialect = config_from_public(fields), dialect_of(fields)
     assert dialect is not None
-    with _open(directory) as views:
-        tensors = eagle3_tensors(config, dialect)
-        vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
-        views.pop(EMBEDDING, None)
-        check_names(directory, views, tensors)
-        with errors_name(directory):
-            ids = _target_ids(vocabulary, config)
-        targets = abstract_params(partial(init_eagle3, config), mesh)
-        params = read_tensors(views, tensors, targets, param_dtype, _DTYPES)
+    views, tensors = _open(directory), eagle3_tensors(config, dialect)
+    vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
+    views.pop(EMBEDDING, None)
+    check_names(directory, views, tensors)
+    with errors_name(directory):
+        ids = _target_ids(vocabulary, config)
+    params = read_tensors(views, tensors, abstract_params(partial(init_eagle3, config), mesh), param_dtype, _DTYPES)
     return SavedDraft(config, params, ids, layers)
 
 
@@ -110,8 +106,8 @@ def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[s
     """
     if _is_ours(directory) and not (directory / CARRIED_TENSORS).exists():
         return None
-    with _open(directory) as views:
-        tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, EMBEDDING) if name in views}
+    views = _open(directory)
+    tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, EMBEDDING) if name in views}
     if param_dtype is not None and EMBEDDING in tensors:
         tensors[EMBEDDING] = tensors[EMBEDDING].astype(param_dtype)
     return tensors
@@ -127,20 +123,18 @@ def check_embedding(directory: Path, table: jax.Array) -> None:
 
     The policy may have been trained since: its rows point nearly where they did. Those of another point anywhere.
     """
-    with _open(directory) as views:
-        copy = views.get(EMBEDDING)
-        if copy is None:
-            return
-        same = tuple(copy.get_shape()) == table.shape
-        if not (same and _mean_cosine(copy, table) >= _LEAST_COSINE):
-            raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
+    copy = _open(directory).get(EMBEDDING)
+    if copy is None:
+        return
+    same_shape = tuple(copy.get_shape()) == table.shape
+    if not (same_shape and _mean_cosine(copy, table) >= _LEAST_COSINE):
+        raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
 
 
 def _mean_cosine(copy: Any, table: jax.Array) -> float:
     """Of the rows of both, a view and an array [V, D]; two rows of zeros point the same way."""
     total = 0.0
-    for start in range(0, len(table), _ROWS_COMPARED_AT_ONCE):
-        rows = slice(start, min(start + _ROWS_COMPARED_AT_ONCE, len(table)))
+    for rows in row_slices(len(table)):
         ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
@@ -184,15 +178,11 @@ def _is_ours(directory: Path) -> bool:
     return (directory / "params").is_dir()
 
 
-@contextmanager
-def _open(directory: Path) -> Iterator[dict[str, Any]]:
+def _open(directory: Path) -> dict[str, Any]:
     """Lazy views by name: of all tensors of a public directory, or of those that one of ours carries."""
+    if _is_ours(directory):
+        carried = directory / CARRIED_TENSORS
+        return file_views(carried) if carried.exists() else {}
     if (directory / TORCH).exists() and not any((directory / name).exists() for name in (SINGLE, INDEX)):
-        yield torch_views(directory / TORCH, _DTYPES)
-        return
-    with ExitStack() as stack:
-        if not _is_ours(directory):
-            yield open_tensors(directory, stack)
-        else:
-            carried = directory / CARRIED_TENSORS
-            yield file_views(carried, stack) if carried.exists() else {}
+        return torch_views(directory / TORCH, _DTYPES)
+    return open_tensors(directory)

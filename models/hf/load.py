@@ -1,7 +1,6 @@
 """Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
-from models.files import optional, read_json
+from models.files import one_line_errors, optional, read_json
 from models.hf.layout import EMBEDDING, HEAD, Stored, stored_tensors
 from models.hf.mtp_layout import mtp_names
 from models.params import abstract_params, by_path
@@ -22,7 +21,7 @@ from specjax.types import PyTree
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16")}
-_ROWS_COMPARED_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 
 
 def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> PyTree:
@@ -41,17 +40,16 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     other than float32 and bfloat16, an `lm_head.weight` that differs from the embedding it is tied to, a broken file.
     Raises ImportError without safetensors.
     """
-    with ExitStack() as stack:
-        views = open_tensors(directory, stack)
-        for names in mtp_names(views, config.num_layers).values():
-            for name in names:
-                del views[name]
-        tensors = stored_tensors(config)
-        tied = views.pop(HEAD, None) if config.tie_embeddings else None
-        check_names(directory, views, tensors)
-        if tied is not None:
-            check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
-        return read_tensors(views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
+    views = open_tensors(directory)
+    for names in mtp_names(views, config.num_layers).values():
+        for name in names:
+            del views[name]
+    tensors = stored_tensors(config)
+    tied = views.pop(HEAD, None) if config.tie_embeddings else None
+    check_names(directory, views, tensors)
+    if tied is not None:
+        check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
+    return read_tensors(views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
 
 
 def read_tensors(
@@ -90,10 +88,10 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
     return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
 
 
-def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
-    """Lazy views of all tensors by name, but for those that follow from the config; the stack closes their files."""
+def open_tensors(directory: Path) -> dict[str, Any]:
+    """Lazy views of all tensors by name, but for those that follow from the config; views keep their files mapped."""
     if (directory / SINGLE).exists():
-        return file_views(directory / SINGLE, stack)
+        return file_views(directory / SINGLE)
     if not (directory / INDEX).exists():
         raise ValueError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
     weight_map = read_json(directory / INDEX).get("weight_map")
@@ -101,22 +99,20 @@ def open_tensors(directory: Path, stack: ExitStack) -> dict[str, Any]:
         raise ValueError(f"{directory / INDEX}: weight_map must be an object of file names")
     views: dict[str, Any] = {}
     for file in sorted(set(weight_map.values())):
-        for name, view in file_views(directory / file, stack).items():
+        for name, view in file_views(directory / file).items():
             if weight_map.get(name) != file:
                 raise ValueError(f"{name}: in {file}, but {INDEX} says {weight_map.get(name, 'nothing of it')}")
             views[name] = view
     return views
 
 
-def file_views(path: Path, stack: ExitStack) -> dict[str, Any]:
+def file_views(path: Path) -> dict[str, Any]:
     """As `open_tensors` has them, of one safetensors file."""
     safetensors = optional("safetensors")
     if not path.exists():
         raise ValueError(f"{path}: no such file")
-    try:
-        file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file, or cut short ({error})") from error
+    with one_line_errors(f"{path}: not a safetensors file, or cut short"):
+        file = safetensors.safe_open(path, framework="numpy")
     return {name: file.get_slice(name) for name in file.keys() if not follows_from_config(name)}
 
 
@@ -137,16 +133,19 @@ def check_names(directory: Path, found: Collection[str], expected: Collection[st
     refuse(set(found) - set(expected), "unexpected in")
 
 
+def row_slices(count: int) -> Iterator[slice]:
+    """Cut `count` rows of a tensor into slices that the host can hold."""
+    for start in range(0, count, _ROWS_AT_ONCE):
+        yield slice(start, min(start + _ROWS_AT_ONCE, count))
+
+
 def check_repeats(copy: Any, original: Any, message: str) -> None:
     """Raises ValueError with this message unless one view repeats the other bit for bit."""
 
     def repeats() -> bool:
         if (copy.get_shape(), copy.get_dtype()) != (original.get_shape(), original.get_dtype()):
             return False
-        count = copy.get_shape()[0]
-        starts = range(0, count, _ROWS_COMPARED_AT_ONCE)
-        parts = (slice(start, min(start + _ROWS_COMPARED_AT_ONCE, count)) for start in starts)
-        return all(copy[part].tobytes() == original[part].tobytes() for part in parts)
+        return all(copy[rows].tobytes() == original[rows].tobytes() for rows in row_slices(copy.get_shape()[0]))
 
     if not repeats():
         raise ValueError(message)

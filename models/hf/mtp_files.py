@@ -3,7 +3,6 @@
 Hugging Face's own loaders drop these tensors for several families; here they are read by name.
 """
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -37,22 +36,21 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     """
     if (directory / "params").is_dir():
         return _load_ours(directory / OURS, policy, mesh, param_dtype) if (directory / OURS).exists() else None
-    with ExitStack() as stack:
-        views = open_tensors(directory, stack)
-        found = mtp_names(views, policy.num_layers)
-        _check_counts(directory / "config.json", bool(found))
-        if not found:
-            return None
-        (convention, names), *others = found.items()
-        if others:
-            raise ValueError(f"{others[0][1][0]}: of another convention than {names[0]} in {directory}")
-        config = mtp_config(policy, convention)
-        own, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
-        copy = embedding_copy(config, policy.num_layers)
-        check_names(directory, own, tensors.keys() | ({copy} if copy else set()))
-        if copy:
-            check_repeats(own[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
-        return config, read_tensors(own, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
+    views = open_tensors(directory)
+    found = mtp_names(views, policy.num_layers)
+    _check_counts(directory / "config.json", bool(found))
+    if not found:
+        return None
+    (convention, names), *others = found.items()
+    if others:
+        raise ValueError(f"{others[0][1][0]}: of another convention than {names[0]} in {directory}")
+    config = mtp_config(policy, convention)
+    own, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
+    copy = embedding_copy(config, policy.num_layers)
+    check_names(directory, own, tensors.keys() | ({copy} if copy else set()))
+    if copy:
+        check_repeats(own[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
+    return config, read_tensors(own, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
 
 
 def save_mtp(directory: Path, head: MTPHead) -> None:

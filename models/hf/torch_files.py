@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from models.files import optional
+from models.files import one_line_errors, optional
 from models.hf.load import SINGLE, follows_from_config
 
 
@@ -46,11 +46,8 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
             return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
         return tensor.numpy()
 
-    try:
+    with one_line_errors(f"{path}: not a file of tensors, or cut short"):
         # Mapped where the file is of the kind that can be: then it is read once, whatever the times it is opened.
         tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         kept = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
         return {name: View(array(tensor), dtypes) for name, tensor in kept.items()}
-    except Exception as error:  # torch raises a different kind, some of many lines, for each way to be broken
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise ValueError(f"{path}: not a file of tensors, or cut short ({reason})") from error

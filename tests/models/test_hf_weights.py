@@ -100,7 +100,7 @@ def test_a_shard_reads_only_its_part():
 
 
 def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hf_load, "_ROWS_COMPARED_AT_ONCE", 48)
+    monkeypatch.setattr(hf_load, "_ROWS_AT_ONCE", 48)
     embedding = read_tensors(GOLDEN / "qwen3")["model.embed_tokens.weight"]
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
     directory = copy_of("qwen3", tmp_path, **{"lm_head.weight": embedding}, **frequencies)
