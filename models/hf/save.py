@@ -1,7 +1,6 @@
 """A parameter tree as a Hugging Face directory that transformers, vLLM and the like load."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from models.drafts.mtp import MTPConfig, init_mtp
 from models.files import new_directory, optional, write_json
 from models.hf.config import config_to_hf
 from models.hf.layout import EMBEDDING, Stored, stored_tensors
-from models.hf.load import INDEX, SINGLE
+from models.hf.load import INDEX
 from models.hf.mtp_layout import NAMES, embedding_copy, mtp_tensors
 from models.params import Init, abstract_params, by_path
 from specjax.types import PyTree
@@ -46,9 +45,9 @@ def save_policy(
         mtp: a head to stitch into the checkpoint under the names of its convention, config and parameters.
 
     Raises ValueError where the directory is in use, the parameters do not fit the config or no family does.
-    Raises ImportError without safetensors.
+    Raises ImportError without safetensors and huggingface_hub.
     """
-    save_file = optional("safetensors.numpy").save_file
+    save_file, hub = optional("safetensors.numpy").save_file, optional("huggingface_hub")
     flat = by_path(params)
     _check_fit("params", flat, partial(init_decoder, config))
     tensors = {name: (stored, flat[stored.path]) for name, stored in stored_tensors(config).items()}
@@ -58,21 +57,19 @@ def save_policy(
         names = NAMES[mtp[0].convention.name]
         family, counts = names.family, {names.count: 1}
     fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name), family) | counts
-    sizes = {name: parameter.nbytes for name, (_, parameter) in tensors.items()}
-    files = list(_split(sizes, max_file_bytes))
+    files = hub.split_state_dict_into_shards_factory(
+        {name: parameter for name, (_, parameter) in tensors.items()},
+        get_storage_size=lambda parameter: parameter.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_file_bytes,
+    )
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
-        weight_map: dict[str, str] = {}
-        for i, names in enumerate(files, start=1):
-            file = SINGLE if len(files) == 1 else f"model-{i:05}-of-{len(files):05}.safetensors"
-            save_file({n: _host(*tensors[n]) for n in names}, temporary / file, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(names, file)
-        if len(files) > 1:
-            metadata = {
-                "total_parameters": sum(math.prod(parameter.shape) for _, parameter in tensors.values()),
-                "total_size": sum(sizes.values()),
-            }
-            write_json(temporary / INDEX, {"metadata": metadata, "weight_map": weight_map})
+        for file, names in files.filename_to_tensors.items():
+            save_file({name: _host(*tensors[name]) for name in names}, temporary / file, metadata={"format": "pt"})
+        if files.is_sharded:
+            metadata = {"total_parameters": sum(parameter.size for _, parameter in tensors.values()), **files.metadata}
+            write_json(temporary / INDEX, {"metadata": metadata, "weight_map": files.tensor_to_filename})
 
 
 def _head_tensors(mtp: tuple[MTPConfig, PyTree], embedding: Tensor, policy_layers: int) -> dict[str, Tensor]:
@@ -94,15 +91,3 @@ def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init)
 
 def _host(stored: Stored, parameter: jax.Array) -> np.ndarray:
     return stored.pack(np.asarray(parameter))
-
-
-def _split(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """The names in order, cut where a file would grow beyond the limit."""
-    names, total = [], 0
-    for name, size in sizes.items():
-        if names and total + size > limit:
-            yield names
-            names, total = [], 0
-        names.append(name)
-        total += size
-    yield names
