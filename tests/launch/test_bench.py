@@ -192,120 +192,70 @@ def test_the_cost_model_says_how_far_it_is_off():
 
 
 def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):
-    def full() -> list[Row]:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7 bytes.")
+    def fails(message: str) -> list[Row]:
+        raise jax.errors.JaxRuntimeError(message)
 
-    rows = [*where_it_fits({"batch": 256}, full), *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
+    full = where_it_fits({"batch": 256}, lambda: fails("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7."))
+    rows = [*full, *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
     assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
     print_section(Section("a title", rows), Console())
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:5]] == [
-        ["256", "-"],
-        ["1", "3"],
-        ["1", "5"],
-    ]
-
-    def broken() -> list[Row]:
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:]] == [["256", "-"], ["1", "3"], ["1", "5"]]
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        where_it_fits({}, broken)
+        where_it_fits({}, lambda: fails("INTERNAL: something else"))
 
 
-def fake_section(networks: Networks, preset: Preset) -> Section:
-    ratio = (float(preset.repeats), 1.0, 9.0)
-    return Section("a title", [{"context": 8, "batch": 1, "tokens/s": 120.0, "share": ratio, "why": None}], ["a note"])
-
-
-def test_everything_goes_to_the_json_file(
+def test_everything_measured_is_kept_when_a_later_section_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
+    pytest.importorskip("matplotlib")
+
+    def measured(networks: Networks, preset: Preset) -> Section:
+        assert preset.batches == (3, 5) and preset.contexts == (7,)
+        share = (float(preset.repeats), 1.0, 9.0)
+        return Section(
+            "a title", [{"context": 8, "batch": 1, "tokens/s": 120.0, "share": share, "why": None}], ["note"]
+        )
+
+    def fails(networks: Networks, preset: Preset) -> Section:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(bench, "SECTIONS", bench.SECTIONS | {"floor": measured, "verify": fails})
     monkeypatch.setattr(bench, "random_networks", lambda preset: None)
-    path = tmp_path / "bench.json"
-    assert bench.main(["--preset", "tiny", "--sections", "floor", "--repeats", "4", "--json", str(path)]) == 0
+    path, varied = tmp_path / "bench.json", "--preset tiny --batches 3 5 --contexts 7 --repeats 4"
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.main(f"{varied} --sections floor verify --json {path} --plots {tmp_path / 'plots'}".split())
     found = json.loads(path.read_text())
     assert found.keys() == {"preset", "provenance", "sections"} and found["preset"] == "tiny"
     assert found["provenance"][0].startswith("command   python -m launch.bench")
     row = {"context": 8, "batch": 1, "tokens/s": 120.0, "share": [4.0, 1.0, 9.0], "why": None}
-    assert found["sections"] == {"floor": {"title": "a title", "rows": [row], "notes": ["a note"]}}
-    said = capsys.readouterr().out
-    assert "4 [1, 9]" in said and "a note" in said
-
-
-def test_what_was_measured_is_kept_when_a_later_section_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fails(networks: Networks, preset: Preset) -> Section:
-        assert preset.batches == (3, 5) and preset.contexts == (7,)
-        raise RuntimeError("broken")
-
-    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
-    monkeypatch.setitem(bench.SECTIONS, "verify", fails)
-    monkeypatch.setattr(bench, "random_networks", lambda preset: None)
-    path = tmp_path / "bench.json"
-    with pytest.raises(RuntimeError, match="broken"):
-        bench.main(f"--sections floor verify --batches 3 5 --contexts 7 --json {path}".split())
-    assert json.loads(path.read_text())["sections"].keys() == {"floor"}
-
-
-def test_a_directory_for_plots_is_made_before_anything_is_measured(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="must be a directory, or one that can be made .Not a directory.$"):
-        bench.main(["--plots", str(tmp_path / "file" / "plots")])
-
-
-def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setitem(bench.SECTIONS, "floor", fake_section)
-    monkeypatch.setattr(bench, "random_networks", lambda preset: None)
-    assert bench.main(["--preset", "tiny", "--sections", "floor", "--plots", str(tmp_path / "plots")]) == 0
+    assert found["sections"] == {"floor": {"title": "a title", "rows": [row], "notes": ["note"]}}
+    assert "4 [1, 9]" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["throughput.png"]
 
 
 @pytest.mark.parametrize(
-    "option, message",
+    "options, message",
     [
-        ("--preset huge", "preset = huge: must be one of tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b"),
-        (
-            "--sections floor roof",
-            "sections = roof: must be of floor, verify, draft, acceptance, layout, peers, rollouts, trained",
-        ),
-        ("--sections trained", "sections = trained: needs checkpoint and recipe"),
-        ("--repeats 0", "repeats = 0: must be at least 1"),
-        ("--contexts 1024 0", "contexts = 0: must be at least 1"),
-        ("--json nowhere/at/all.json", "json = nowhere/at/all.json: its directory does not exist"),
-        ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: must be given together"),
-        pytest.param(
-            "--recipe tiny --checkpoint nowhere",
-            "checkpoint = nowhere: no checkpoints there",
-            marks=pytest.mark.slow,
-        ),
-        ("--repeat 3", "--repeat: unknown option; did you mean --repeats?"),
+        ("--preset huge", "preset = huge: "),
+        ("--sections floor roof", "sections = roof: "),
+        ("--sections trained", "sections = trained: "),
+        ("--repeats 0", "repeats = 0: "),
+        ("--contexts 1024 0", "contexts = 0: "),
+        ("--json nowhere/at/all.json", "json = nowhere/at/all.json: "),
+        ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
+        ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: "),
+        pytest.param("--recipe tiny --checkpoint nowhere", "checkpoint = nowhere: ", marks=pytest.mark.slow),
     ],
 )
-def test_bad_input_is_one_line(option: str, message: str):
-    with pytest.raises(ConfigError) as error:
-        bench.main(option.split())
-    assert str(error.value) == message
+def test_bad_input_is_refused_before_anything_is_measured(options: str, message: str):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        bench.main(options.split())
 
 
 @pytest.mark.slow
 def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
     experiment = build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig()))
     leave_run(tmp_path, experiment)
-    many = len(experiment.held_out_prompts.rows) + 1
-    message = f"^recipe = tiny: has {many - 1} held-out prompts that can be used, must be at least {many}$"
-    with pytest.raises(ConfigError, match=message):
-        trained(tmp_path, "newest", "tiny", many)
-
-
-@pytest.mark.slow
-def test_the_save_of_a_run_that_is_measured_is_the_one_asked_for(tmp_path: Path):
-    leave_run(tmp_path, build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig())))
-    with pytest.raises(ConfigError, match="no save of step 7, only of 1$"):
-        bench.main(["--recipe", "tiny", "--checkpoint", str(tmp_path), "--checkpoint-step", "7"])
-
-
-def test_help(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        bench.main(["--help"])
-    assert not end.value.code and "--sections" in capsys.readouterr().out
+    count = len(experiment.held_out_prompts.rows)
+    with pytest.raises(ConfigError, match=f"^recipe = tiny: has {count} held-out prompts"):
+        trained(tmp_path, "newest", "tiny", count + 1)

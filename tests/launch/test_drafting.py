@@ -1,5 +1,6 @@
 """What a person is told of drafting."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from launch.build.drafts.base import Draft
 from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.drafts.model import ModelDraft
 from launch.build.drafts.mtp import MTPDraft
@@ -41,39 +41,29 @@ def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Dra
 def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
     said: list[str] = []
     switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
-    switch(switches, 1, [2, 2], drafting(0.64))
-    switch(switches, 2, [2, 2], drafting(0.64), perf__speedup_vs_autoregressive=jnp.float32(0.873))
-    assert said == []
-    switch(switches, 3, [2, 0], drafting(0.64))
-    switch(switches, 4, [2, 0], drafting(0.64))
-    switch(switches, 5, [0, 0], drafting(0.2))
-    switch(switches, 6, [2, 0], drafting(0.8))
-    assert [line[: line.index(". Draft length")] for line in said] == [
-        "step 3: drafting turns off at 2 slots of 96 positions",
-        "step 5: drafting turns off at 8 slots of 64 positions",
-        "step 6: drafting turns on at 8 slots of 64 positions",
-    ]
-    assert said[0].endswith(
-        "Draft length 2: alpha 1.96, 1.96 for the batch, at 4.00 times the cost of a round at 0; position 1 accepted "
-        "0.64, predicted 0.72; promised speed 0.49, over all phases measured at step 2: 0.87"
-    )
-    assert "alpha 2.20" in said[2] and "at 1.50 times the cost" in said[2] and "promised speed 1.47" in said[2]
-
-
-def test_a_switch_before_anything_was_measured() -> None:
-    said: list[str] = []
-    switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
     fresh = replace(drafting(0), acceptance=Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)))
-    for step, lengths in ((1, [0, 0]), (2, [2, 0])):
-        switch(switches, step, lengths, fresh)
-    (line,) = said
-    assert "position 1 accepted -, predicted 0.50" in line and line.endswith("not measured yet")
+    switch(switches, 1, [0, 2], fresh)
+    switch(switches, 2, [2, 2], fresh)
+    switch(switches, 3, [2, 2], drafting(0.64), perf__speedup_vs_autoregressive=jnp.float32(0.873))
+    switch(switches, 4, [2, 0], drafting(0.64))
+    switch(switches, 5, [2, 0], drafting(0.64))
+    switch(switches, 6, [0, 0], drafting(0.2))
+    assert [line[: line.index(". Draft length")] for line in said] == [
+        "step 2: drafting turns on at 8 slots of 64 positions",
+        "step 4: drafting turns off at 2 slots of 96 positions",
+        "step 6: drafting turns off at 8 slots of 64 positions",
+    ]
+    for number in ("position 1 accepted -", "predicted 0.50", "not measured yet"):
+        assert number in said[0]
+    numbers = ("alpha 1.96, 1.96 ", " 4.00 times", "accepted 0.64", "predicted 0.72", "speed 0.49", "at step 3: 0.87")
+    for number in numbers:
+        assert number in said[1]
 
 
 def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off() -> None:
     assert slower_than_plain(1.0, 3) is None
-    said = slower_than_plain(0.846, 3)
-    assert said is not None and "0.85 times" in said and "--rollout.draft-lengths 0 3" in said
+    said = slower_than_plain(0.846, 3) or ""
+    assert "0.85 times" in said and "--rollout.draft-lengths 0 3" in said
 
 
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
@@ -84,33 +74,29 @@ NAMES: Any = dict(drafter=NoDrafter(), read_from="draft.path", made_for=MADE_FOR
 DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
 
 
-def test_a_draft_that_foresees_less_than_its_file_states_is_loud() -> None:
-    assert wrongly_loaded(DRAFT, 0.65, 1.0) is None
-    assert wrongly_loaded(DRAFT, 0.63, 1.0) == (
-        "ALARM: the draft of draft.path has a predicted acceptance of 0.63 in the first step, where its file states "
-        "0.74, measured with the policy runs/tiny. What is generated keeps its law. The usual causes: "
-        + DRAFT.usual_causes
-    )
-
-
 @pytest.mark.parametrize(
-    "draft", [MTPDraft(**NAMES, head=mtp_config(POLICY, "mimo")), ModelDraft(**NAMES, decoder=POLICY)]
+    "made_for, least, stated",
+    [
+        (MADE_FOR, 0.64, "its file states 0.74, measured with the policy runs/tiny"),
+        (None, LEAST_ACCEPTANCE, "nothing beside it states"),
+        (replace(MADE_FOR, temperature=0.6), LEAST_ACCEPTANCE, "nothing beside it states"),
+        (replace(MADE_FOR, predicted_acceptance=None), LEAST_ACCEPTANCE, "nothing beside it states"),
+    ],
 )
-def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone(draft: Draft) -> None:
-    said = wrongly_loaded(draft, 0.1, 1.0)
-    assert said is not None and said.startswith("ALARM: the draft of draft.path has") and "policy" in said
-    assert "layers" not in said and "rope" not in said
-
-
-@pytest.mark.parametrize(
-    "made_for", [None, MadeFor("runs/tiny", 16, 8, 0.6, 0.9), MadeFor("runs/tiny", 16, 8, 1.0, None)]
-)
-def test_where_nothing_is_stated_of_this_law_there_is_a_floor(made_for: MadeFor | None) -> None:
+def test_a_draft_that_foresees_less_than_its_file_states_is_loud(
+    made_for: MadeFor | None, least: float, stated: str
+) -> None:
     draft = replace(DRAFT, made_for=made_for)
-    assert wrongly_loaded(draft, LEAST_ACCEPTANCE, 1.0) is None
-    said = wrongly_loaded(draft, LEAST_ACCEPTANCE - 0.01, 1.0)
-    expected = "0.19 in the first step, where one that is not random comes to 0.2 and more, and nothing beside it"
-    assert said is not None and expected in said
+    assert wrongly_loaded(draft, least + 0.005, 1.0) is None
+    said = wrongly_loaded(draft, least - 0.01, 1.0) or ""
+    assert said.startswith(f"ALARM: the draft of draft.path has a predicted acceptance of {least - 0.01:.2f} ")
+    assert stated in said and said.endswith(draft.usual_causes)
+
+
+def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone() -> None:
+    others = MTPDraft(**NAMES, head=mtp_config(POLICY, "mimo")), ModelDraft(**NAMES, decoder=POLICY)
+    for draft in (DRAFT, *others):
+        assert ("layers" in draft.usual_causes) == ("rope" in draft.usual_causes) == (draft is DRAFT)
 
 
 def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
@@ -121,11 +107,15 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
         decoder=replace(POLICY, feature_layers=(1, 3, 4)),
         made_for=replace(MADE_FOR, num_layers=9),
     )
-    assert other.differences() == (
-        "the draft of draft.path was made with rope_theta = 77.0 (the policy's: 10000.0), max_positions = 2048 (the "
-        "policy's: 32768), feature_layers = (1, 3, 4) (EAGLE-3's: (2, 4, 5)), a policy of num_layers = 9 (this "
-        "policy's: 8); beyond 2048 positions it may be accepted less"
-    )
+    said = other.differences() or ""
+    assert said.startswith("the draft of draft.path was made with ")
+    for value, policys in (
+        ("rope_theta = 77.0", "10000.0"),
+        ("max_positions = 2048", "32768"),
+        ("feature_layers = (1, 3, 4)", "(2, 4, 5)"),
+        ("num_layers = 9", "8"),
+    ):
+        assert re.search(rf"{re.escape(value)} \([^:]+: {re.escape(policys)}\)", said), said
     assert replace(other, read_from=None).differences() is None
     last = replace(HEAD, use_aux_hidden_state=False, feature_size=16)
     assert replace(DRAFT, head=last, decoder=replace(POLICY, feature_layers=())).differences() is None
