@@ -24,7 +24,7 @@ from specjax.sampling import full_log_probs, process_logits, sample
 class Bigram(Drafter):
     """params.draft["table"], [V, V], holds the logits of the next token. The state is the last token of each row."""
 
-    def start(self, params, prompts, features, width) -> Array:
+    def start(self, params, prompts, features, width, drafting=True) -> Array:
         return jnp.zeros_like(prompts.lengths)
 
     def observe(self, state, features, tokens, emitted) -> Array:

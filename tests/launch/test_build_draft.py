@@ -12,6 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.train
+from configs.schema.networks import DRAFT_KINDS
+from launch.build.draft import BUILDERS
 from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
@@ -51,6 +53,10 @@ def write(tmp_path: Path) -> Write:
 
 def run(options: Options) -> Experiment:
     return build_experiment(parse_run(argv("gsm8k", options), "", ""))
+
+
+def test_every_kind_that_options_allow_has_a_builder():
+    assert tuple(BUILDERS) == DRAFT_KINDS
 
 
 def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
