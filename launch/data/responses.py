@@ -1,6 +1,6 @@
-"""Answers to prompts as a draft learns from them: in memory as token ids, in a file as lines of JSON.
+"""Prompts with answers to learn from: a policy's own for a draft, or worked solutions for a policy.
 
-A line of a file is an object with
+A line of a file of answers is an object with
 
     prompt    text, the problem as it stands in the data; it is put to the model as the run's data section says.
     response  text, the answer.
@@ -9,7 +9,7 @@ A line of a file is an object with
               ended by a stop token.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ class Answers:
     prompt_lengths: np.ndarray
     lengths: np.ndarray
 
+    @classmethod
+    def pad(cls, ids: Sequence[int], pairs: Collection[tuple[list[int], list[int]]], length: int) -> "Answers":
+        """Pad pairs of a prompt and its answer to `length` tokens."""
+        tokens, lengths = pad([prompt + answer for prompt, answer in pairs], length)
+        prompt_lengths = np.array([len(prompt) for prompt, _ in pairs], np.int32)
+        return cls(np.asarray(ids, np.int32), tokens, prompt_lengths, lengths)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -48,7 +55,7 @@ class Answers:
         return self.tokens[self._completion(np.arange(len(self)))]
 
     def batch(self, picks: np.ndarray) -> Sequences:
-        """The rows `picks`, int [B], to train a draft alone on; empty ones where a pick is below 0."""
+        """The rows `picks`, int [B]; empty ones where a pick is below 0."""
         real = (picks >= 0)[:, None]
         tokens, completion = np.where(real, self.tokens[picks], 0), self._completion(picks) & real
         return Sequences(tokens, completion)  # pyright: ignore[reportArgumentType]
@@ -71,17 +78,13 @@ class Answers:
 def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
     """Return the completions of a rollout with their prompts; filler, with ids below 0, is left out."""
     group = len(rollout.lengths) // len(prompts.lengths)
-    ids = np.repeat(np.asarray(prompts.id), group)
-    kept = ids >= 0
-    before = np.repeat(np.asarray(prompts.tokens), group, axis=0)[kept]
-    start = np.repeat(np.asarray(prompts.lengths), group)[kept]
-    completion, lengths = np.asarray(rollout.tokens)[kept], np.asarray(rollout.lengths)[kept]
-    tokens = np.pad(before, ((0, 0), (0, completion.shape[1])))
-    for row, at, answer in zip(tokens, start, completion, strict=True):
-        # Padding of a prompt is junk to the rows; what is behind an answer is zero.
-        row[at:] = 0
-        row[at : at + len(answer)] = answer
-    return Answers(ids[kept], tokens, start, start + lengths)
+    ids, ends = np.repeat(np.asarray(prompts.id), group), np.asarray(rollout.lengths)
+    before, starts, answers = (np.asarray(x) for x in (prompts.tokens, prompts.lengths, rollout.tokens))
+    kept = np.flatnonzero(ids >= 0)
+    pairs = [
+        (before[row // group, : starts[row // group]].tolist(), answers[row, : ends[row]].tolist()) for row in kept
+    ]
+    return Answers.pad(ids[kept], pairs, before.shape[1] + answers.shape[1])
 
 
 def join_answers(parts: Sequence[Answers]) -> Answers:
@@ -120,9 +123,28 @@ def load_answers(
             dropped += 1
     if not rows:
         raise ConfigError(f"{path}: holds no answer to a prompt of 1 .. {max_prompt_tokens} tokens")
-    tokens, lengths = pad([prompt + answer for prompt, answer in rows], max_prompt_tokens + max_new_tokens)
-    starts = np.array([len(prompt) for prompt, _ in rows], np.int32)
-    return Answers(np.full(len(rows), -1, np.int32), tokens, starts, lengths), dropped
+    return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), dropped
+
+
+def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> Answers:
+    """Return the problems with their solutions, each ended by a stop token and padded to `length` tokens.
+
+    Raises ConfigError if a problem has no solution or does not fit.
+    """
+    pairs: list[tuple[list[int], list[int]]] = []
+    for number, problem in enumerate(problems):
+        if problem.solution is None:
+            raise ConfigError(f"warmup.steps: problem {number} has no solution to learn from: {problem.prompt[:60]!r}")
+        prompt = tokenizer.chat(problem.prompt)
+        solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
+        needed = len(prompt) + len(solution)
+        if needed > length:
+            raise ConfigError(
+                f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least {needed}, "
+                f"the tokens of problem {number} with its solution"
+            )
+        pairs.append((prompt, solution))
+    return Answers.pad(range(len(pairs)), pairs, length)
 
 
 def _ids(value: Any, vocab_size: int, where: str) -> list[int]:

@@ -9,7 +9,7 @@ from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.batches import PromptPipeline, PromptTable, fixed_batches
 from launch.data.problems import Problem
-from launch.data.supervised import check_supervised, supervised_batch
+from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -83,48 +83,34 @@ def test_fixed_batches_cover_the_table_once(count: int, size: int, expected: lis
             assert id < 0 or TOKENIZER.decode(row[:length].tolist()) == str(id)
 
 
-def test_supervised_rows_are_prompt_solution_stop():
+def test_solutions_are_joined_to_their_prompts_and_ended():
     problems = arithmetic(seed=0, count=30, min_terms=2, max_terms=3, max_value=9)
-    batch = supervised_batch(problems, TOKENIZER, batch_size=8, length=40, seed=0, step=0)
-    texts = {problem.prompt: problem.solution for problem in problems}
-    seen = set()
-    for row, length, prompt_length in zip(*batch, strict=True):
-        prompt = bytes(row[:prompt_length].tolist()).decode()
-        assert bytes(row[prompt_length : length - 1].tolist()).decode() == texts[prompt]
-        assert row[length - 1] == 256
-        assert not row[length:].any()
-        seen.add(prompt)
-    assert len(seen) == 8
-    assert [array.dtype for array in batch] == [np.int32] * 3
-
-    def tokens(seed: int, step: int) -> bytes:
-        return supervised_batch(problems, TOKENIZER, 8, 40, seed, step).tokens.tobytes()
-
-    assert tokens(0, 0) == batch.tokens.tobytes()
-    assert len({tokens(0, 0), tokens(0, 1), tokens(1, 0)}) == 3
+    solutions = worked_solutions(problems, TOKENIZER, length=40)
+    for problem, row, batch_row in zip(
+        problems, solutions.tokens, solutions.batch(np.arange(30)).completion, strict=True
+    ):
+        prompt, solution = problem.prompt.encode(), [*(problem.solution or "").encode(), 256]
+        assert row.tolist() == [*prompt, *solution] + [0] * (40 - len(prompt) - len(solution))
+        assert np.flatnonzero(batch_row).tolist() == [*range(len(prompt), len(prompt) + len(solution))]
+    tokens = [solutions.draw(8, seed, step).tokens for seed, step in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert [len({row.tobytes() for row in drawn}) for drawn in tokens] == [8] * 4
+    assert len({drawn.tobytes() for drawn in tokens}) == 3
 
 
 ONE, LONG = Problem(prompt="1+1=", answer="2", solution="#2"), Problem(prompt="9+9=", answer="18", solution="#18")
 
 
 def test_refusals():
-    """`check_supervised` finds the one problem that no batch could hold, whichever a batch draws."""
-    supervised_batch([ONE], TOKENIZER, 1, 7, 0, 0)
-    check_supervised([ONE] * 99, TOKENIZER, batch_size=1, length=7)
+    worked_solutions([ONE] * 99, TOKENIZER, length=7)
     fits = r"data.max_prompt_tokens \+ rollout.max_new_tokens"
     for message, run in {
         r"data.prompts = 6: must be between 1 and 5, .* \(0 empty": lambda: PromptPipeline(numbers(5), 6, seed=0),
         "seed = -1: must": lambda: PromptPipeline(numbers(5), 2, seed=-1),
         "data.max_prompt_tokens = 4: none of 0 prompts": lambda: fixed_batches(numbers(0), 2),
-        f"{fits} = 6: must be at least 7, .* problem 0": lambda: supervised_batch([ONE], TOKENIZER, 1, 6, 0, 0),
-        "warmup.batch_size = 2: must be between 1 and 1": lambda: supervised_batch([ONE], TOKENIZER, 2, 7, 0, 0),
-        "warmup.steps: problem 0 has no solution": lambda: supervised_batch(
-            [Problem(prompt="x", answer="")], TOKENIZER, 1, 7, 0, 0
+        "warmup.steps: problem 0 has no solution": lambda: worked_solutions(
+            [Problem(prompt="x", answer="")], TOKENIZER, 7
         ),
-        f"{fits} = 7: must be at least 8, .* problem 99": lambda: check_supervised(
-            [*[ONE] * 99, LONG], TOKENIZER, 1, 7
-        ),
-        "warmup.batch_size = 9: must be between 1 and 2": lambda: check_supervised([ONE, ONE], TOKENIZER, 9, 7),
+        f"{fits} = 7: must be at least 8, .* problem 99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7),
     }.items():
         with pytest.raises(ConfigError, match=f"^{message}"):
             run()
