@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.costs.cost_table import cell_timer, load_cells
-from launch.data.batches import PromptPipeline
+from launch.data.batches import PromptPipeline, prompt_pipeline
 from specjax.cost import Drafting, choose, remember, round_seconds
 from specjax.drafters import NoDrafter
 from specjax.rewards import RewardFn
@@ -88,7 +88,7 @@ class Variant:
             yield np.asarray(prompts.id), jax.device_get(rollout), metrics, sum(seconds.values())
 
     def _prompts(self) -> PromptPipeline:
-        return PromptPipeline(
+        return prompt_pipeline(
             self._experiment.train_prompts, self._experiment.config.data.prompts, self._experiment.config.seed
         )
 

@@ -5,7 +5,7 @@ A prompt's id is its problem's index in the table it was made from; rows that on
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias
 
 import grain
 import numpy as np
@@ -14,6 +14,9 @@ from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax.types import Prompts
+
+# Batches of prompts. `get_state` returns the position as JSON; `set_state` goes on from there.
+PromptPipeline: TypeAlias = grain.DatasetIterator[Prompts]
 
 
 @dataclass(frozen=True)
@@ -52,38 +55,22 @@ class PromptTable:
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
 
-class PromptPipeline:
-    """An endless iterator over batches of `batch_size` prompts, shuffled anew in every epoch, deterministic by `seed`.
+def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPipeline:
+    """Return endless batches of `batch_size` prompts, shuffled again in every epoch, deterministic by `seed`.
 
     Every epoch leaves out what does not fill a batch, so that an id comes once in a batch and at most once in an
-    epoch. Raises ConfigError where the table holds fewer prompts than a batch.
+    epoch. Raises ConfigError if the table holds fewer prompts than a batch.
     """
-
-    def __init__(self, table: PromptTable, batch_size: int, seed: int) -> None:
-        if not 0 < batch_size <= len(table.rows):
-            raise ConfigError(
-                f"data.prompts = {batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
-                f"({table.dropped} empty or over {table.max_length} tokens)"
-            )
-        if not 0 <= seed < 2**32:
-            raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
-        self._table = table
-        picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
-        # Padding a batch takes microseconds: no threads, and so a position that is exact.
-        self._picks = iter(picks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
-
-    def __iter__(self) -> "PromptPipeline":
-        return self
-
-    def __next__(self) -> Prompts:
-        return self._table.batch(next(self._picks))
-
-    def get_state(self) -> dict[str, Any]:
-        """The position, JSON-serialisable: a pipeline set to it yields what this one would have yielded next."""
-        return self._picks.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._picks.set_state(state)
+    if not 0 < batch_size <= len(table.rows):
+        raise ConfigError(
+            f"data.prompts = {batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
+            f"({table.dropped} empty or over {table.max_length} tokens)"
+        )
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
+    picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
+    # Padding a batch takes microseconds: no threads, and so a position that is exact.
+    return iter(picks.map(table.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
 def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:

@@ -7,7 +7,7 @@ import pytest
 
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
-from launch.data.batches import PromptPipeline, PromptTable, fixed_batches
+from launch.data.batches import PromptPipeline, PromptTable, fixed_batches, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer
@@ -29,7 +29,7 @@ def ids(pipeline: PromptPipeline, batches: int) -> list[list[int]]:
 
 
 def test_batches_hold_the_prompts_of_their_ids():
-    batch = next(PromptPipeline(numbers(20), 6, seed=0))
+    batch = next(prompt_pipeline(numbers(20), 6, seed=0))
     assert batch.tokens.shape == (6, 4)
     assert batch.tokens.dtype == batch.lengths.dtype == batch.id.dtype == np.int32
     for row, length, id in zip(batch.tokens, batch.lengths, batch.id, strict=True):
@@ -40,29 +40,29 @@ def test_batches_hold_the_prompts_of_their_ids():
 def test_prompts_that_do_not_fit_are_dropped_and_counted():
     built = table("abc", "", "abcd", "abcde", "a")
     assert built.dropped == 2
-    assert sorted(ids(PromptPipeline(built, 3, seed=0), 1)[0]) == [0, 2, 4]
+    assert sorted(ids(prompt_pipeline(built, 3, seed=0), 1)[0]) == [0, 2, 4]
 
 
 def test_every_epoch_is_another_permutation_by_the_seed():
-    batches = ids(PromptPipeline(numbers(12), 4, seed=1), 9)
+    batches = ids(prompt_pipeline(numbers(12), 4, seed=1), 9)
     epochs = [sum(batches[i : i + 3], []) for i in (0, 3, 6)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert ids(PromptPipeline(numbers(12), 4, seed=1), 9) == batches != ids(PromptPipeline(numbers(12), 4, seed=2), 9)
+    assert ids(prompt_pipeline(numbers(12), 4, seed=1), 9) == batches != ids(prompt_pipeline(numbers(12), 4, seed=2), 9)
 
 
 def test_ids_are_unique_in_a_batch_across_epochs():
-    batches = ids(PromptPipeline(numbers(7), 4, seed=0), 50)
+    batches = ids(prompt_pipeline(numbers(7), 4, seed=0), 50)
     assert all(len(set(batch)) == 4 for batch in batches)
     assert set(sum(batches, [])) == set(range(7))
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 3, 5])
 def test_a_resumed_pipeline_continues_exactly(consumed: int):
-    pipeline = PromptPipeline(numbers(12), 4, seed=3)
+    pipeline = prompt_pipeline(numbers(12), 4, seed=3)
     ids(pipeline, consumed)
     state = json.loads(json.dumps(pipeline.get_state()))
-    resumed = PromptPipeline(numbers(12), 4, seed=3)
+    resumed = prompt_pipeline(numbers(12), 4, seed=3)
     ids(resumed, 2)
     resumed.set_state(state)
     assert ids(resumed, 7) == ids(pipeline, 7)
@@ -104,8 +104,8 @@ def test_refusals():
     worked_solutions([ONE] * 99, TOKENIZER, length=7)
     fits = r"data.max_prompt_tokens \+ rollout.max_new_tokens"
     for message, run in {
-        r"data.prompts = 6: must be between 1 and 5, .* \(0 empty": lambda: PromptPipeline(numbers(5), 6, seed=0),
-        "seed = -1: must": lambda: PromptPipeline(numbers(5), 2, seed=-1),
+        r"data.prompts = 6: must be between 1 and 5, .* \(0 empty": lambda: prompt_pipeline(numbers(5), 6, seed=0),
+        "seed = -1: must": lambda: prompt_pipeline(numbers(5), 2, seed=-1),
         "data.max_prompt_tokens = 4: none of 0 prompts": lambda: fixed_batches(numbers(0), 2),
         "warmup.steps: problem 0 has no solution": lambda: worked_solutions(
             [Problem(prompt="x", answer="")], TOKENIZER, 7
