@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -109,12 +110,12 @@ class RewardPool:
                 logger.warning("a sample was not scored: scorer %s (said once; the metrics count them)", reason)
 
 
+@dataclass(frozen=True)
 class _Chunk:
     """Samples for one worker, and where their values appear: a number a scorer, or in text why there is none."""
 
-    def __init__(self, samples: list[Sample]) -> None:
-        self.samples = samples
-        self.results: Future[list[list[float] | str]] = Future()
+    samples: list[Sample]
+    results: Future[list[list[float] | str]] = field(default_factory=Future)
 
 
 class _Worker(threading.Thread):

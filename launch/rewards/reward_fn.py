@@ -1,6 +1,5 @@
 """The reward function that a run's configuration names."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -12,10 +11,8 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.rewards.pool import RewardPool, pattern_of
 from launch.rewards.scorers import load_scorer
-from specjax.rewards import RewardFn, host_reward
+from specjax.rewards import HostScore, RewardFn, host_reward
 from specjax.types import Prompts, Reward, Rollout
-
-logger = logging.getLogger(__name__)
 
 
 def make_pool(config: RewardConfig) -> RewardPool | None:
@@ -47,48 +44,32 @@ def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer:
     """The reward of completions of `problems`, which prompts name by their ids."""
     if pool is None:
         return traced_exact(problems, tokenizer)
-    return host_reward(HostScorer(pool, tokenizer, problems), mesh, pool.config.parts)
+    return host_reward(host_scorer(pool, tokenizer, problems), mesh, pool.config.parts)
 
 
-class HostScorer:
-    """Scores token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32 numpy arrays.
+def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScore:
+    """Return what scores token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32.
 
-    Where there are several scorers, a third array has what each says, [r, scorers], and the value is their weighted
-    sum. `ids` are indices in `problems`; rows with an id below zero are padding and get NaN. `correct` is 1.0 where the
-    first scorer says above 0.5. Made to be called from inside a compiled program, so it never raises: where something
-    unexpected happens, all values are NaN and the log says why, once.
+    If there are several scorers, a third array has what each says, [r, scorers], and the value is their weighted sum.
+    `ids` are indices in `problems`; rows with an id below zero are padding and get NaN. `correct` is 1.0 where the
+    first scorer says above 0.5.
     """
+    config = pool.config
+    weights = np.asarray(config.weights or [1.0] * len(config.names), np.float32)
 
-    def __init__(self, pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
-        self._pool = pool
-        self._tokenizer = tokenizer
-        self._problems = problems
-        self._reported = False
-
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        config = self._pool.config
-        try:
-            said = self._score(np.asarray(tokens), np.asarray(lengths), np.asarray(ids))
-        except Exception:
-            if not self._reported:
-                logger.exception("no sample of a batch could be scored (said once)")
-                self._reported = True
-            said = np.full((len(ids), len(config.names)), np.nan, np.float32)
-        value = said @ np.asarray(config.weights or [1.0] * len(config.names), np.float32)
-        correct = (said[:, 0] > 0.5).astype(np.float32)
-        return (value, correct, said) if config.parts else (value, correct)
-
-    def _score(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        config = self._pool.config
-        said = np.full((len(ids), len(config.names)), np.nan, np.float32)
+    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         kept = np.flatnonzero(ids >= 0)
-        completions = [self._tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in kept]
-        by_text = self._pool.score(completions, [self._problems[ids[row]].answer for row in kept])
-        columns = dict(zip(self._pool.scorers, by_text.T, strict=True))
+        completions = [tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in kept]
+        by_text = pool.score(completions, [problems[ids[row]].answer for row in kept])
+        columns = dict(zip(pool.scorers, by_text.T, strict=True))
         if "length" in config.names:
             columns["length"] = length_penalty(lengths[kept], config.length)
+        said = np.full((len(ids), len(config.names)), np.nan, np.float32)
         said[kept] = np.stack([columns[name] for name in config.names], axis=1)
-        return said
+        value, correct = said @ weights, (said[:, 0] > 0.5).astype(np.float32)
+        return (value, correct, said) if config.parts else (value, correct)
+
+    return score
 
 
 def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:

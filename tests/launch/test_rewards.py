@@ -21,8 +21,9 @@ from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.pool import RewardPool
-from launch.rewards.reward_fn import HostScorer, final_answer_of, length_penalty
+from launch.rewards.reward_fn import final_answer_of, host_scorer, length_penalty
 from launch.rewards.scorers import load_scorer
+from specjax.rewards import HostScore
 from tests.launch.processes import gone
 
 HERE = Path(__file__).parent
@@ -245,12 +246,12 @@ def test_math_answers():
 
 
 @contextmanager
-def host_scorer(config: RewardConfig) -> Iterator[HostScorer]:
+def scoring(config: RewardConfig) -> Iterator[HostScore]:
     """Scores against four problems, whose answers are their ids."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
         with RewardPool(config) as pool:
-            yield HostScorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
+            yield host_scorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
 
 
 def rows(*completions: str) -> tuple[np.ndarray, np.ndarray]:
@@ -261,26 +262,21 @@ def rows(*completions: str) -> tuple[np.ndarray, np.ndarray]:
     return tokens, np.asarray([len(text) + 1 for text in completions], np.int32)
 
 
-def test_completions_are_scored_against_the_answer_of_their_id(caplog: pytest.LogCaptureFixture):
-    """No further than their length; padding is skipped, and an unknown id costs its batch, not the run."""
-    with host_scorer(RewardConfig("exact", workers=1, time_limit_s=20)) as exact:
+def test_completions_are_scored_against_the_answer_of_their_id():
+    """No further than their length; padding is skipped."""
+    with scoring(RewardConfig("exact", workers=1, time_limit_s=20)) as exact:
         tokens, lengths = rows("1+1=2;#2", "#2", "#3", "#0", "", "#2#3")
         lengths[5] -= 3
         value, correct = exact(tokens, lengths, np.asarray([2, 3, 3, -1, 0, 2], np.int32))
         assert value.dtype == correct.dtype == np.float32
         np.testing.assert_array_equal(value, [1, 0, 1, np.nan, 0, 1])
         np.testing.assert_array_equal(correct, [1, 0, 1, 0, 0, 1])
-        for _ in range(2):
-            value, correct = exact(*rows("#2", "#3"), np.asarray([2, 99], np.int32))
-            np.testing.assert_array_equal(value, [np.nan, np.nan])
-            np.testing.assert_array_equal(correct, [0, 0])
-    assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
 def test_several_scorers_are_summed():
     """The first alone decides what is correct, and one that fails costs its sample; a length counts the stop."""
     also = "sample_scorers:before_the_mark", "length"
-    with host_scorer(RewardConfig("exact", also, (1.0, 0.5, 2.0), length=LengthConfig(0, 4, 4), workers=1)) as summed:
+    with scoring(RewardConfig("exact", also, (1.0, 0.5, 2.0), length=LengthConfig(0, 4, 4), workers=1)) as summed:
         tokens, lengths = rows("7#1", "7#2", "99999#2", "nan#2", "x#2", "1#2")
         value, correct, said = summed(tokens, lengths, np.asarray([2, 2, 2, 2, 2, -1], np.int32))
     none = [np.nan] * 3
