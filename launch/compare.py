@@ -5,7 +5,7 @@ same seeds, from the same state.
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from launch.cli.pyplot import load_pyplot
 from launch.cli.reads import COMPARE
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
-from launch.comparison.stage_times import print_first_differences, print_stage_times, stage_times_json, time_variants
+from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
@@ -48,11 +48,11 @@ def main(argv: list[str]) -> int:
         console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
-        timed = time_variants(variants, own.lengths, config.steps)
-        print_stage_times(timed.reports, console)
+        reports = time_variants(variants, own.lengths, config.steps)
+        print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, own.lengths, drafting)}")
-        print_first_differences(timed.reports, console)
-        found |= {"arms": stage_times_json(timed)}
+        print_first_differences(reports, console)
+        found |= {"arms": {name: asdict(report) for name, report in reports.items()}}
         if own.train_steps:
             found |= {"training": compare_training(experiment, variants, own.train_steps, own.plots, console)}
     write_results(own.json, found)

@@ -1,13 +1,14 @@
 """The first token in which two runs that may have the same tokens differ."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from specjax.types import Rollout
 
 
-class FirstDifference(NamedTuple):
+@dataclass(frozen=True)
+class FirstDifference:
     """The first token of the first sequence that differs.
 
     prompt:       the id of its prompt. sample: which of that prompt's. position: in the completion, from 0.

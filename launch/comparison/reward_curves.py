@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ WIDTH = 60
 MEASURES = {"reward": "reward/mean", "accuracy": "reward/accuracy"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RewardCurve:
     """The mean reward and the share of correct completions in each step of a variant, and the seconds of all steps."""
 
@@ -35,8 +35,7 @@ def compare_training(
     experiment: Experiment, variants: Mapping[str, Variant], steps: int, plots: str | None, console: Console
 ) -> dict[str, Any]:
     """Train the autoregressive and the automatic variant; print their rewards, draw them into `plots`, return both."""
-    *trained, difference = train_both(variants[PLAIN], variants[AUTOMATIC], steps)
-    curves: dict[str, RewardCurve] = dict(zip((PLAIN, AUTOMATIC), trained, strict=True))
+    curves, difference = train_both({name: variants[name] for name in (PLAIN, AUTOMATIC)}, steps)
     verifier, dtype = str(experiment.config.rollout.verifier), jnp.dtype(experiment.networks.policy.dtype).name
     print_reward_curves(curves, difference, verifier, dtype, console)
     if plots is not None:
@@ -44,22 +43,24 @@ def compare_training(
     return reward_curves_json(curves, difference)
 
 
-def train_both(plain: Variant, other: Variant, steps: int) -> tuple[RewardCurve, RewardCurve, FirstDifference | None]:
-    """Train both from their start, one after the other, on the same prompts; return where `other` first differs too."""
-    curves, kept, difference = [], [], None
-    for variant in (plain, other):
-        values, seconds = {name: [] for name in MEASURES}, 0.0
-        for number, (ids, rollout, metrics, step_s) in enumerate(variant.train(steps), start=1):
-            for name, metric in MEASURES.items():
-                values[name].append(float(metrics[metric]))
-            seconds += step_s
-            if variant is plain:
+def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
+    """Train two variants from their start, one after the other, on the same prompts.
+
+    Return their curves, and where the second first differs from the first.
+    """
+    curves, rollouts, difference = {}, [], None
+    for name, variant in variants.items():
+        curves[name] = RewardCurve([], [], 0.0)
+        for number, step in enumerate(variant.train(steps), start=1):
+            for measure, metric in MEASURES.items():
+                getattr(curves[name], measure).append(float(step.metrics[metric]))
+            curves[name].seconds += step.step_s
+            if len(curves) == 1:
                 # Only what is compared: it is kept for all steps.
-                kept.append(Rollout(rollout.tokens, rollout.lengths))
+                rollouts.append(Rollout(step.rollout.tokens, step.rollout.lengths))
             elif difference is None:
-                difference = first_difference(number, ids, kept[number - 1], rollout)
-        curves.append(RewardCurve(**values, seconds=seconds))
-    return *curves, difference
+                difference = first_difference(number, step.ids, rollouts[number - 1], step.rollout)
+    return curves, difference
 
 
 def print_reward_curves(
@@ -122,11 +123,8 @@ def save_plot(directory: Path, curves: Mapping[str, RewardCurve]) -> None:
 def reward_curves_json(curves: Mapping[str, RewardCurve], difference: FirstDifference | None) -> dict[str, Any]:
     """Return {"curves": {variant: {reward, accuracy, seconds}}, "parting": the first difference or None}."""
 
-    def finite(values: Sequence[float]) -> list[float | None]:
-        return [value if math.isfinite(value) else None for value in values]
-
-    found = {
-        name: {measure: finite(getattr(curve, measure)) for measure in MEASURES} | {"seconds": curve.seconds}
-        for name, curve in curves.items()
-    }
-    return {"curves": found, "parting": None if difference is None else difference._asdict()}
+    found: dict[str, Any] = {name: asdict(curve) for name, curve in curves.items()}
+    for curve in found.values():
+        for name in MEASURES:
+            curve[name] = [value if math.isfinite(value) else None for value in curve[name]]
+    return {"curves": found, "parting": None if difference is None else asdict(difference)}

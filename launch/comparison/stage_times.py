@@ -1,9 +1,9 @@
 """Stage times of the variants of a step, and what a faster generation makes of the whole step."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -27,7 +27,8 @@ class VariantReport:
     amdahl:           the step's speed-up that follows from the share of generation and its speed-up alone.
     bound:            the same if a round cost what an autoregressive one costs (arXiv 2604.26779, S_step).
     draft_lengths:    of each phase.
-    first_difference: from the autoregressive tokens; None if all are the same.
+    parting:          where it first differs from the autoregressive tokens; None if all are the same.
+    turns:            the seconds of each step: of its stages, and of all of it as `step`.
     """
 
     seconds: dict[str, float]
@@ -40,14 +41,8 @@ class VariantReport:
     amdahl: float
     bound: float
     draft_lengths: tuple[int, ...]
-    first_difference: FirstDifference | None
-
-
-class Timed(NamedTuple):
-    """By variant: its steps, and what they come to."""
-
-    steps: dict[str, list[StepTime]]
-    reports: dict[str, VariantReport]
+    parting: FirstDifference | None
+    turns: list[dict[str, float]]
 
 
 def step_speedup(share: float, generation_speedup: float) -> float:
@@ -55,16 +50,15 @@ def step_speedup(share: float, generation_speedup: float) -> float:
     return 1 / (share / generation_speedup + 1 - share)
 
 
-def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> Timed:
+def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> dict[str, VariantReport]:
     """Time the variants in turns, `steps` steps each. lengths: the draft lengths that they choose among."""
     times = interleaved({name: variant.time_step for name, variant in variants.items()}, steps)
     plain = times[PLAIN]
     share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
-    reports = {}
-    for name, variant in variants.items():
-        chosen = tuple(lengths[index] for index in variant.chosen or ())
-        reports[name] = _report(times[name], plain, share, chosen)
-    return Timed(times, reports)
+    return {
+        name: _report(times[name], plain, share, tuple(lengths[index] for index in variant.chosen or ()))
+        for name, variant in variants.items()
+    }
 
 
 def _report(
@@ -73,7 +67,7 @@ def _report(
     pairs = list(zip(plain, own, strict=True))
     faster = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
     differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
-    alpha = statistics.fmean(step.alpha for step in own)
+    alpha = statistics.fmean(float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in own)
     return VariantReport(
         seconds={stage: statistics.median(step.seconds[stage] for step in own) for stage in STAGES},
         step_s=_step_s(own),
@@ -85,7 +79,8 @@ def _report(
         amdahl=step_speedup(share, faster[0]),
         bound=step_speedup(share, alpha),
         draft_lengths=draft_lengths,
-        first_difference=next((each for each in differences if each is not None), None),
+        parting=next((each for each in differences if each is not None), None),
+        turns=[step.seconds | {"step": step.step_s} for step in own],
     )
 
 
@@ -128,22 +123,11 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
 
 def print_first_differences(reports: Mapping[str, VariantReport], console: Console) -> None:
     """Print whether all variants generated the same tokens, or where each first did not."""
-    differences = {name: report.first_difference for name, report in reports.items() if report.first_difference}
+    differences = {name: report.parting for name, report in reports.items() if report.parting}
     if not differences:
         console.print(f"tokens: the same in all arms, {reports[PLAIN].tokens}")
     for name, difference in differences.items():
         console.print(f"tokens at draft length {name}: {difference}")
-
-
-def stage_times_json(timed: Timed) -> dict[str, Any]:
-    """Return by variant every field of its report, intervals as (median, low, high), and the seconds of each step."""
-    found = {}
-    for name, report in timed.reports.items():
-        fields, difference = asdict(report), report.first_difference
-        del fields["first_difference"]
-        fields["parting"] = None if difference is None else difference._asdict()
-        found[name] = fields | {"turns": [step.seconds | {"step": step.step_s} for step in timed.steps[name]]}
-    return found
 
 
 def _seconds(value: float) -> str:

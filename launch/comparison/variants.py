@@ -1,7 +1,6 @@
 """The variants of a step to compare: without a draft, at each draft length, and at the length that costs choose."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
-from specjax.train.metrics import Metrics, rollout_metrics
+from specjax.train.metrics import Metrics
 from specjax.train.timed_step import StagedStep
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout, TrainState
@@ -36,16 +35,15 @@ PLAIN, AUTOMATIC = "autoregressive", "automatic"
 class StepTime:
     """One timed step of a variant.
 
-    seconds: of each stage, in their order. step_s: of all of it, on a clock of its own.
+    seconds: of each stage, in their order. step_s: of all of it.
     ids:     int32 [N], of the prompts.
-    alpha:   tokens emitted a verification, live rows only.
     """
 
     seconds: dict[str, float]
     step_s: float
     ids: np.ndarray
     rollout: Rollout
-    alpha: float
+    metrics: Metrics
 
 
 class Variant:
@@ -72,20 +70,19 @@ class Variant:
         start = time.perf_counter()
         prompts = jax.block_until_ready(place(next(self._pipeline), self._experiment.mesh))
         data_s = time.perf_counter() - start
-        (_, rollout, _), seconds = self.step(state, prompts, self._choice)
+        (_, rollout, metrics), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
-        alpha = float(rollout_metrics(rollout).get("rollout/acceptance_length", math.nan))
-        return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, alpha)
+        return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
-    def train(self, steps: int) -> Iterator[tuple[np.ndarray, Rollout, Metrics, float]]:
+    def train(self, steps: int) -> Iterator[StepTime]:
         """Train from the start, on the run's prompts from the first on; `automatic` chooses draft lengths at each step.
 
-        Yields the prompts' ids, the rollout on the host, metrics and the seconds of all stages.
+        Yields each step with its rollout on the host, timed without its data.
         """
         state, chosen = jax.tree.map(jnp.copy, self.start), None if self.automatic else self._choice
         for prompts in itertools.islice(self._prompts(), steps):
             (state, rollout, metrics), seconds = self.step(state, prompts, chosen)
-            yield np.asarray(prompts.id), jax.device_get(rollout), metrics, sum(seconds.values())
+            yield StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
 
     def _prompts(self) -> PromptPipeline:
         return prompt_pipeline(
@@ -126,31 +123,25 @@ def make_variants(
 
     experiment: of a run that chooses among the draft lengths. seconds: [phases, lengths], of a round.
     """
-    lengths, policy, everywhere = (
-        experiment.train.rollout.lengths,
-        experiment.networks.policy,
-        NamedSharding(experiment.mesh, P()),
-    )
+    lengths, policy, mesh = experiment.train.rollout.lengths, experiment.networks.policy, experiment.mesh
     plain = plain_config(experiment.train)
     functions: Any = dict(rollout_fn=experiment.rollout_fn, loss_fn=experiment.loss_fn)
-    without = init_train_state(
-        Params(params.policy, {}), plain, experiment.mesh, with_reference=plain.loss.kl_coefficient > 0
-    )
+    without = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
     drafted = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
     # Of one policy, and nothing is updated in place: once is enough.
     moments = replace(drafted.optimizer, policy=without.optimizer.policy)
     drafted = replace(drafted, optimizer=moments, reference=without.reference)
-    plain_step = StagedStep(policy, NoDrafter(), reward_fn, plain, experiment.mesh, **functions)
+    plain_step = StagedStep(policy, NoDrafter(), reward_fn, plain, mesh, **functions)
     variants = {PLAIN: Variant(experiment, plain_step, without, None)}
     variants[PLAIN].time_step()
-    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, experiment.mesh, **functions)
+    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, mesh, **functions)
     drafting: Drafting | None = drafted.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):
         if length > 0:
             variants[str(length)] = Variant(experiment, step, drafted, [index] * len(experiment.phases))
             drafting = remember(drafting, variants[str(length)].time_step().rollout, None, lengths)
-    drafted = replace(drafted, drafting=jax.device_put(drafting, everywhere))
+    drafted = replace(drafted, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
     variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
     variants[AUTOMATIC].time_step()
     return variants, drafting

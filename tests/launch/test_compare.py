@@ -26,6 +26,7 @@ from launch.comparison.reward_curves import (
     train_both,
 )
 from launch.comparison.stage_times import STAGES, step_speedup
+from launch.comparison.variants import StepTime
 from specjax.types import Rollout
 from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
 
@@ -147,10 +148,10 @@ def test_where_two_runs_part():
     assert first_difference(3, ids, plain, junk) is None
     other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
     apart = first_difference(3, ids, plain, other)
-    assert apart == (3, 9, 0, 3, 8, 2)
+    assert apart == FirstDifference(3, 9, 0, 3, 8, 2)
     assert str(apart) == "first apart in step 3, prompt 9, sample 0, position 3: token 8 autoregressively, token 2 here"
     shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
-    assert first_difference(1, ids, plain, shorter) == (1, 7, 1, 2, 7, None)
+    assert first_difference(1, ids, plain, shorter) == FirstDifference(1, 7, 1, 2, 7, None)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +189,12 @@ def test_two_runs_that_part_are_found_to():
     def arm(*last: int) -> SimpleNamespace:
         metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}
         rollouts = [Rollout(np.array([[1, token]]), np.array([2])) for token in last]  # pyright: ignore[reportArgumentType]
-        return SimpleNamespace(train=lambda count: [(np.array([5]), each, metrics, 0.1) for each in rollouts[:count]])
+        steps = [StepTime({}, 0.1, np.array([5]), each, metrics) for each in rollouts]  # pyright: ignore[reportArgumentType]
+        return SimpleNamespace(train=lambda count: steps[:count])
 
-    *curves, apart = train_both(arm(1, 2, 3), arm(1, 4, 5), 3)  # pyright: ignore[reportArgumentType]
-    assert apart == (2, 5, 0, 1, 2, 4)
-    assert curves[0].reward == [0.5] * 3 and curves[1].seconds == pytest.approx(0.3)
+    curves, apart = train_both({"plain": arm(1, 2, 3), "other": arm(1, 4, 5)}, 3)  # pyright: ignore[reportArgumentType]
+    assert apart == FirstDifference(2, 5, 0, 1, 2, 4)
+    assert curves["plain"].reward == [0.5] * 3 and curves["other"].seconds == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
