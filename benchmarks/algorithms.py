@@ -154,9 +154,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
 
 def evaluator(experiment: Experiment) -> Evaluate:
     reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer, experiment.mesh)
-    batches = fixed_batches(experiment.held_out_prompts, HELD_OUT)
-    parts = experiment.networks.policy, experiment.networks.drafter, reward, experiment.train.rollout
-    return make_evaluate(*parts, experiment.config.eval.samples, batches, experiment.config.seed, experiment.mesh)
+    return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, HELD_OUT))
 
 
 def coarse_rollout(

@@ -12,14 +12,12 @@ from specjax.types import Params
 
 def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: int) -> tuple[list[str], str]:
     """Return `samples` answers as text, and a line that says how they were generated."""
-    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
-    limit = config.data.max_prompt_tokens
+    limit = experiment.config.data.max_prompt_tokens
     table = PromptTable.build([Problem(prompt=prompt, answer="")], experiment.tokenizer, limit)
     if table.dropped:
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
-    (prompts,) = fixed_batches(table, batch_shards(mesh))
-    parts = networks.policy, networks.drafter, experiment.train.rollout, samples, config.seed, mesh
-    rollout, seconds = Sampler(*parts, experiment.rollout_fn, step=0).generate(params, prompts)
+    (prompts,) = fixed_batches(table, batch_shards(experiment.mesh))
+    rollout, seconds = Sampler(experiment, experiment.networks.drafter, samples, step=0).generate(params, prompts)
     # Rows after the samples belong to prompts that only fill up the mesh.
     rows = zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True)
     metrics = rollout_metrics(rollout)

@@ -58,7 +58,7 @@ def set_report(
         given = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
         answers = [given[start : start + samples] for start in range(0, len(given), samples)]
         measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, right, k)) for k in counts}
-    rounds = sum(part.rounds for part in parts)
+    rounds = sum(int(part.rounds.sum()) for part in parts)
     return SetReport(
         name=name,
         prompts=len(right),

@@ -2,44 +2,44 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
-from specjax.rollout.generate import RolloutFn, make_generate
-from specjax.rollout.plan import RolloutConfig
-from specjax.rollout.speculative import speculative_rollout
-from specjax.types import Params, Policy, Prompts, Rollout
+from specjax.rollout.generate import make_generate
+from specjax.types import Params, Prompts, Rollout
 
 Evaluate = Callable[[Params], float]
 # The step that keys the noise, which no training step has.
 STEP = -1
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """Completions of a batch of prompts, grouped by prompt, without filler.
 
     ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
+    rounds:  int32 [R], verifications.
     value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
-    rounds:  verifications of all of them. seconds: of generation, once compiled.
+    seconds: of generation, once compiled.
     """
 
     ids: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
     stopped: np.ndarray
+    rounds: np.ndarray
     value: np.ndarray
     correct: np.ndarray
-    rounds: int
     seconds: float
 
 
@@ -52,27 +52,20 @@ def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) ->
 class Sampler:
     """Samples completions and scores them: (parameters, jitted reward, prompts) -> Sampled, without filler.
 
-    The noise is that of (seed, step) at every call: two calls differ by their parameters and prompts alone.
+    The noise is that of (the run's seed, step) at every call: two calls differ by their parameters and prompts alone.
     `draft_length` is the one that it samples at.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        drafter: Drafter,
-        config: RolloutConfig,
-        samples: int,
-        seed: int,
-        mesh: Mesh,
-        rollout_fn: RolloutFn = speculative_rollout,
-        step: int = STEP,
-    ) -> None:
+    def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
+        rollout = experiment.train.rollout
         # A run that chooses among draft lengths chooses for other batches than these. Any has the same law.
-        self.draft_length = 0 if isinstance(drafter, NoDrafter) else config.draft_length
-        config = replace(config, group_size=samples, draft_length=self.draft_length, draft_lengths=())
-        self._generate = make_generate(policy, drafter, config, mesh, rollout_fn)
-        self._stop_tokens = config.stop_tokens
-        self._samples, self._mesh, self._noise = samples, mesh, seed_step(seed, step)
+        self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
+        config = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
+        self._generate = make_generate(
+            experiment.networks.policy, drafter, config, experiment.mesh, experiment.rollout_fn
+        )
+        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, config.stop_tokens
+        self._noise = seed_step(experiment.config.seed, step)
         self._compiling = CompileClock()
 
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
@@ -89,30 +82,10 @@ class Sampler:
         rollout, seconds = self.generate(params, prompts)
         with jax.set_mesh(self._mesh):
             reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
-        ids = np.repeat(prompts.id, self._samples)
-        real = ids >= 0
-        tokens, lengths, stopped, rounds, value, correct = (
-            np.asarray(x)[real]
-            for x in (
-                rollout.tokens,
-                rollout.lengths,
-                rollout.stopped,
-                rollout.row_rounds,
-                reward.value,
-                reward.correct,
-            )
-        )
-        scored = np.isfinite(value)
-        return Sampled(
-            ids=ids[real],
-            tokens=tokens,
-            lengths=lengths,
-            stopped=stopped,
-            value=value,
-            correct=(correct > 0.5) & scored,
-            rounds=int(rounds.sum()),
-            seconds=seconds,
-        )
+        ids, value = np.repeat(prompts.id, self._samples), np.asarray(reward.value)
+        correct = (np.asarray(reward.correct) > 0.5) & np.isfinite(value)
+        rows = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
+        return Sampled(*(np.asarray(row)[ids >= 0] for row in rows), seconds)
 
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
@@ -125,22 +98,13 @@ def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     )
 
 
-def make_evaluate(
-    policy: Policy,
-    drafter: Drafter,
-    reward_fn: RewardFn,
-    config: RolloutConfig,
-    samples: int,
-    batches: list[Prompts],
-    seed: int,
-    mesh: Mesh,
-    rollout_fn: RolloutFn = speculative_rollout,
-) -> Evaluate:
-    """Return params -> the fraction of correct completions over `samples` of every prompt, filler left out.
+def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
+    """Return params -> the fraction of correct completions over `eval.samples` of every prompt, filler left out.
 
     A completion that could not be scored counts as wrong.
     """
-    sample, score = Sampler(policy, drafter, config, samples, seed, mesh, rollout_fn), jax.jit(reward_fn)
+    sample = Sampler(experiment, experiment.networks.drafter, experiment.config.eval.samples)
+    score = jax.jit(reward_fn)
 
     def evaluate(params: Params) -> float:
         return float(np.mean(np.concatenate([sample(params, score, prompts).correct for prompts in batches])))

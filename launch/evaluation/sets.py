@@ -61,8 +61,7 @@ def evaluate_sets(
     if own.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
         console.print("the draft has random weights: decoding without it")
         params, drafter = replace(params, draft={}), NoDrafter()
-    parts = networks.policy, drafter, experiment.train.rollout, own.samples, config.seed, experiment.mesh
-    sample = Sampler(*parts, experiment.rollout_fn)
+    sample = Sampler(experiment, drafter, own.samples)
     completions = None if own.save is None else JsonLinesWriter("save", own.save)
     largest = max(len(table.rows) for table in tables.values())
     batch_size = prompts_per_batch(experiment.sequences, own.samples, largest, experiment.mesh)

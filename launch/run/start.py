@@ -126,20 +126,10 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     """Return what measures the accuracy of parameters on held-out prompts."""
-    config, networks, table = experiment.config, experiment.networks, experiment.held_out_prompts
-    count, samples = min(config.eval.prompts, len(table.rows)), config.eval.samples
-    size = prompts_per_batch(max(experiment.sequences, LEAST_EVALUATED), samples, count, experiment.mesh)
-    return make_evaluate(
-        networks.policy,
-        networks.drafter,
-        reward_fn,
-        experiment.train.rollout,
-        samples,
-        fixed_batches(table.first(count), size),
-        config.seed,
-        experiment.mesh,
-        experiment.rollout_fn,
-    )
+    config, table = experiment.config.eval, experiment.held_out_prompts
+    count = min(config.prompts, len(table.rows))
+    size = prompts_per_batch(max(experiment.sequences, LEAST_EVALUATED), config.samples, count, experiment.mesh)
+    return make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
 
 
 def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) -> None:

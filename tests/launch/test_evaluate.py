@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,14 +74,13 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
 ):
     """In validation too; without a draft, for which 0 alone may be chosen, to 0."""
     taken: list[RolloutConfig] = []
-    monkeypatch.setattr(
-        launch.evaluation.sampler, "make_generate", lambda policy, drafter, config, mesh: taken.append(config)
-    )
-    chosen = RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5))
-    parts: Any = (None, drafter)
-    mesh: Any = None
-    assert Sampler(*parts, chosen, 4, 0, mesh).draft_length == length
-    make_evaluate(*parts, lambda rollout, prompts: None, chosen, 4, [], 0, mesh)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append(parts[2]))
+    config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
+    config.eval = SimpleNamespace(samples=4)
+    networks = SimpleNamespace(policy=None, drafter=drafter)
+    experiment: Any = SimpleNamespace(config=config, train=config, networks=networks, mesh=None, rollout_fn=None)
+    assert Sampler(experiment, drafter, 4).draft_length == length
+    make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
     assert taken == [RolloutConfig(group_size=4, draft_length=length)] * 2
 
 

@@ -128,13 +128,10 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
             speedup=SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2),
         )
     )
-    policy, drafter, params = experiment.networks.policy, experiment.networks.drafter, experiment.networks.params
+    params, prompts = experiment.networks.params, experiment.held_out_prompts.batch(np.arange(2))
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", watched)
     monkeypatch.setattr(launch.comparison.best_plans, "per_shard", watched)
-    table, mesh = experiment.held_out_prompts, experiment.mesh
-    evaluate = launch.evaluation.sampler.make_evaluate(
-        policy, drafter, lambda *_: None, CONFIG.rollout, 1, [table.batch(np.arange(2))], 0, mesh
-    )
+    evaluate = launch.evaluation.sampler.make_evaluate(experiment, lambda *_: None, [prompts])
     with pytest.raises(Enough):
         evaluate(params)
     with pytest.raises(Enough):
