@@ -29,28 +29,18 @@ class DraftCounts:
     tokens:   emitted by verification: all but the first of each sequence, which comes from its prefill.
     rounds:   verifications. ended: those whose last token was an accepted one of the draft's, which ended the sequence.
     drafted:  [K], how often position i of a draft could still be emitted. accepted: [K], how often it was.
+    alpha:    tokens a round, 1 + (sum of accepted - ended) / rounds; None without a round.
+    rates:    [K], accepted over drafted, whatever became of earlier positions; None where nothing was drafted.
     """
 
     sequences: int
     tokens: int
     rounds: int
     ended: int
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-    @property
-    def alpha(self) -> float | None:
-        """Tokens a round; None where there was none. It is 1 + (sum of accepted - ended) / rounds."""
-        return self.tokens / self.rounds if self.rounds else None
-
-    @property
-    def rates(self) -> tuple[float | None, ...]:
-        """Of each position: accepted over drafted, whatever became of those before it."""
-        return tuple(a / d if d else None for a, d in zip(self.accepted, self.drafted, strict=True))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts with alpha and the rates."""
-        return asdict(self) | {"alpha": self.alpha, "rates": self.rates}
+    drafted: list[int]
+    accepted: list[int]
+    alpha: float | None
+    rates: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -72,9 +62,9 @@ class HeldOutAcceptance:
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts of all sequences beside the other fields, those by length as a list."""
-        by_length = [{"up_to": length} | counts.to_json() for length, counts in self.by_length.items()]
-        own = {name: getattr(self, name) for name in ("temperature", "draft_length", "predicted", "untrained")}
-        return own | self.counts.to_json() | {"by_length": by_length}
+        found = asdict(self)
+        counts, by_length = found.pop("counts"), found.pop("by_length")
+        return found | counts | {"by_length": [{"up_to": length} | part for length, part in by_length.items()]}
 
 
 def measure_acceptance(
@@ -126,14 +116,17 @@ def count_drafts(rollout: Rollout, which: np.ndarray) -> DraftCounts:
     lengths, rounds, drafted, accepted = (
         np.asarray(x)[which] for x in (rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted)
     )
-    tokens = int(lengths.sum() - len(lengths))
+    tokens, total = int(lengths.sum() - len(lengths)), int(rounds.sum())
+    counts = list(zip(accepted.sum(axis=0).tolist(), drafted.sum(axis=0).tolist(), strict=True))
     return DraftCounts(
         sequences=len(lengths),
         tokens=tokens,
-        rounds=int(rounds.sum()),
-        ended=int(accepted.sum() + rounds.sum()) - tokens,
-        drafted=tuple(drafted.sum(axis=0).tolist()),
-        accepted=tuple(accepted.sum(axis=0).tolist()),
+        rounds=total,
+        ended=int(accepted.sum()) + total - tokens,
+        drafted=[d for _, d in counts],
+        accepted=[a for a, _ in counts],
+        alpha=tokens / total if total else None,
+        rates=[a / d if d else None for a, d in counts],
     )
 
 

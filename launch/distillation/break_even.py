@@ -5,10 +5,10 @@ Not measured is what the draft adds to training in each step: its forward pass, 
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from statistics import median
 
 import numpy as np
 
@@ -23,53 +23,48 @@ from specjax.types import Params
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The seconds of a step's rollout without the draft and with it at a draft length, turn by turn.
+    """When the draft has paid for itself at a draft length.
 
-    cost_s: seconds of the distillation, generation and training.
+    autoregressive_s: seconds of a step's rollout without the draft, turn by turn. speculative_s: those with it.
+    cost_s:           seconds of the distillation, generation and training.
+    saved_s:          seconds that a rollout, not its step, is shorter with the draft: median and 95% interval.
+    steps:            steps after which the seconds that rollouts save make up for the cost; None for never.
+    counted:          what is: rollouts.
     """
 
-    autoregressive_s: Sequence[float]
-    speculative_s: Sequence[float]
+    autoregressive_s: list[float]
+    speculative_s: list[float]
     cost_s: float
     draft_length: int
-
-    @property
-    def saved_s(self) -> tuple[float, float, float]:
-        """Seconds that a rollout, not its step, is shorter with the draft: (median, low, high), a 95% interval."""
-        return interval(np.subtract(self.autoregressive_s, self.speculative_s).tolist())
-
-    @property
-    def steps(self) -> int | None:
-        """Steps after which the seconds that rollouts save make up for the cost; None for never."""
-        saved, _, _ = self.saved_s
-        return math.ceil(self.cost_s / saved) if saved > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the measurements and what follows from them."""
-        saved, low, high = self.saved_s
-        found = {"saved_s": saved, "saved_s_low": low, "saved_s_high": high, "steps": self.steps}
-        return asdict(self) | found | {"counted": "rollouts"}
+    saved_s: float
+    saved_s_low: float
+    saved_s_high: float
+    steps: int | None
+    counted: str = "rollouts"
 
     def describe(self) -> str:
         """Return a line for people."""
-        plain, drafted = float(np.median(self.autoregressive_s)), float(np.median(self.speculative_s))
-        saved, low, high = self.saved_s
         times = (
-            f"a step's rollout takes {plain:.4g} s without the draft and {drafted:.4g} s with it at draft length "
-            f"{self.draft_length}"
+            f"a step's rollout takes {median(self.autoregressive_s):.4g} s without the draft and "
+            f"{median(self.speculative_s):.4g} s with it at draft length {self.draft_length}"
         )
         if self.steps is None:
             return f"{times}: the draft never pays for itself here"
-        doubt = " (the interval holds 0: not certain to pay at all)" if low <= 0 else ""
+        doubt = " (the interval holds 0: not certain to pay at all)" if self.saved_s_low <= 0 else ""
         return (
-            f"{times}, {saved:.3g} s less [{low:.3g}, {high:.3g}]{doubt}: {self.cost_s:.1f} s of distillation are paid "
-            f"for after {self.steps} steps, of which rollouts alone are counted, not the draft's part in training"
+            f"{times}, {self.saved_s:.3g} s less [{self.saved_s_low:.3g}, {self.saved_s_high:.3g}]{doubt}: "
+            f"{self.cost_s:.1f} s of distillation are paid for after {self.steps} steps, of which rollouts alone are "
+            "counted, not the draft's part in training"
         )
 
 
-def largest_saving(results: Sequence[BreakEven]) -> BreakEven:
-    """Return the draft length that saves most."""
-    return max(results, key=lambda result: result.saved_s[0])
+def break_even(
+    autoregressive_s: list[float], speculative_s: list[float], cost_s: float, draft_length: int
+) -> BreakEven:
+    """Return what a draft saves and when that makes up for its cost, by the seconds of rollouts turn by turn."""
+    saved_s, low, high = interval(np.subtract(autoregressive_s, speculative_s).tolist())
+    steps = math.ceil(cost_s / saved_s) if saved_s > 0 else None
+    return BreakEven(autoregressive_s, speculative_s, cost_s, draft_length, saved_s, low, high, steps)
 
 
 def measure_break_even(
@@ -94,4 +89,4 @@ def measure_break_even(
     runs = {0: measure(NoDrafter(), replace(params, draft={}), 0)} | runs
     seconds = interleaved(runs, repeats)
     spent = cost.generation_s + cost.training_s
-    return [BreakEven(seconds[0], seconds[length], spent, length) for length in seconds if length]
+    return [break_even(seconds[0], seconds[length], spent, length) for length in seconds if length]

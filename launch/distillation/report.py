@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.distillation.acceptance import DraftCounts, HeldOutAcceptance
-from launch.distillation.break_even import BreakEven, largest_saving
+from launch.distillation.break_even import BreakEven
 from launch.distillation.trainer import Distillation
 
 
@@ -17,12 +17,11 @@ def distillation_json(
     result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven]
 ) -> dict[str, Any]:
     """Return what distill.json holds; the first of `acceptance` is at the run's own temperature."""
-    by_length = [at_length.to_json() for at_length in break_even]
     return {
         "vocabulary": vocabulary(result),
         "cost": asdict(result.cost),
         "acceptance": [each.to_json() for each in acceptance],
-        "payback": largest_saving(break_even).to_json() | {"by_length": by_length},
+        "payback": asdict(_best(break_even)) | {"by_length": [asdict(each) for each in break_even]},
     }
 
 
@@ -56,10 +55,15 @@ def print_distillation(
         f"{cost.training_s:.1f} s for {cost.steps} steps over {cost.trained_tokens} tokens; "
         f"{cost.compile_s:.1f} s of both were compiling"
     )
-    console.print(largest_saving(break_even).describe())
+    console.print(_best(break_even).describe())
     if len(break_even) > 1:
-        each = ", ".join(f"{at_length.draft_length}: {at_length.saved_s[0]:.3g} s" for at_length in break_even)
+        each = ", ".join(f"{at_length.draft_length}: {at_length.saved_s:.3g} s" for at_length in break_even)
         console.print(f"the best draft length of these, by what it saves: {each}")
+
+
+def _best(break_even: Sequence[BreakEven]) -> BreakEven:
+    """Return the draft length that saves most."""
+    return max(break_even, key=lambda at_length: at_length.saved_s)
 
 
 def _table(first: str, title: str, counts: DraftCounts) -> Table:

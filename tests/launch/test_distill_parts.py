@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from launch.build.draft_vocabulary import most_frequent
 from launch.data.arithmetic import ALPHABET
@@ -15,7 +16,7 @@ from launch.data.problems import Problem
 from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import count_drafts, length_buckets
-from launch.distillation.break_even import BreakEven, largest_saving
+from launch.distillation.break_even import break_even
 from specjax.types import Rollout
 
 
@@ -80,7 +81,7 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
     )
     whole = count_drafts(rollout, np.array([True, True, False, False]))
     assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
-    assert whole.rates == (1, 1, 1) and whole.alpha == 1 + sum(whole.rates) == 4
+    assert whole.rates == [1, 1, 1] and whole.alpha == 1 + sum(whole.rates) == 4
     cut = count_drafts(rollout, np.array([False, False, True, False]))
     assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
     assert count_drafts(rollout, np.zeros(4, bool)).alpha is None
@@ -88,11 +89,10 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
 
 
 def test_when_it_is_paid_for():
-    paying = BreakEven([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert paying.steps == 11 and paying.to_json()["counted"] == "rollouts"
-    assert "are paid for after 11 steps, of which rollouts alone are counted" in paying.describe()
-    slower = BreakEven([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
-    assert largest_saving([slower, paying, slower]) is paying and "at draft length 3" in paying.describe()
+    paying = break_even([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
+    assert paying.steps == 11 and paying.saved_s == pytest.approx(1.0)
+    assert "at draft length 3" in paying.describe() and "are paid for after 11 steps, of which" in paying.describe()
+    slower = break_even([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
     assert slower.steps is None and "never pays for itself" in slower.describe()
-    doubtful = BreakEven([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
+    doubtful = break_even([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
     assert doubtful.steps is not None and "not certain" in doubtful.describe()
