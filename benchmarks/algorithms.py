@@ -29,7 +29,7 @@ from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
-from launch.data.batches import fixed_batches, prompt_pipeline
+from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
@@ -193,7 +193,7 @@ def learn(
     step = make_train_step(
         experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh, rollout_fn
     )
-    pipeline = prompt_pipeline(experiment.train_prompts, config.data.prompts, experiment.config.seed)
+    pipeline = experiment.train_batches()
     # Steps donate their state, and these parameters start other runs too.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, config.loss.kl_coefficient > 0)
     accuracy, gaps = [], []

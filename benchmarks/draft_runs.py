@@ -13,7 +13,6 @@ import numpy as np
 from launch.build.experiment import Experiment
 from launch.comparison.best_plans import PhasedRollout
 from launch.costs.rollout_timer import RolloutTime
-from launch.data.batches import prompt_pipeline
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
@@ -140,7 +139,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     config = replace(experiment.train, draft_training=draft_training, draft_optimizer=optimizer)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
-    pipeline = prompt_pipeline(experiment.train_prompts, experiment.config.data.prompts, experiment.config.seed)
+    pipeline = experiment.train_batches()
     shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens
     # Steps donate their state, and these parameters start other runs too.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, prompts=shape)

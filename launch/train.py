@@ -6,7 +6,6 @@ from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.costs.cost_table import COST_TABLE, CostTable
-from launch.data.batches import prompt_pipeline
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import console
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> int:
 def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
     """Start or resume the run, take its steps, and report. Returns the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, resumes(experiment.config)
-    pipeline = prompt_pipeline(experiment.train_prompts, config.data.prompts, config.seed)
+    pipeline = experiment.train_batches()
     evaluate = held_out_evaluator(experiment, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, experiment.train, experiment.mesh
     parts = *parts, experiment.rollout_fn, experiment.loss_fn

@@ -17,7 +17,7 @@ from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
-from launch.data.batches import PromptTable
+from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.tokenizers import Tokenizer
 from specjax.parallel.mesh import batch_shards, make_mesh
 from specjax.rollout.generate import RolloutFn
@@ -44,6 +44,10 @@ class Experiment:
     def train_prompts(self) -> PromptTable:
         """The training prompts as token ids."""
         return PromptTable.build(self.problems.train, self.tokenizer, self.config.data.max_prompt_tokens)
+
+    def train_batches(self) -> PromptPipeline:
+        """Return endless batches of training prompts, one a step, from the first on."""
+        return prompt_pipeline(self.train_prompts, self.config.data.prompts, self.config.seed)
 
     @cached_property
     def held_out_prompts(self) -> PromptTable:

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.costs.cost_table import cell_timer, load_cells
-from launch.data.batches import PromptPipeline, prompt_pipeline
 from specjax.cost import Drafting, choose, remember, round_seconds
 from specjax.drafters import NoDrafter
 from specjax.rewards import RewardFn
@@ -60,7 +59,7 @@ class Variant:
         self.step, self.start, self.chosen, self.automatic = step, start, chosen, automatic
         self._experiment, self._everywhere = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
-        self._pipeline, self._count = self._prompts(), 0
+        self._pipeline, self._count = experiment.train_batches(), 0
 
     def time_step(self) -> StepTime:
         """Time a step from the start, on the next prompts. It updates a copy, made before the clock starts."""
@@ -80,14 +79,9 @@ class Variant:
         Yields each step with its rollout on the host, timed without its data.
         """
         state, chosen = jax.tree.map(jnp.copy, self.start), None if self.automatic else self._choice
-        for prompts in itertools.islice(self._prompts(), steps):
+        for prompts in itertools.islice(self._experiment.train_batches(), steps):
             (state, rollout, metrics), seconds = self.step(state, prompts, chosen)
             yield StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
-
-    def _prompts(self) -> PromptPipeline:
-        return prompt_pipeline(
-            self._experiment.train_prompts, self._experiment.config.data.prompts, self._experiment.config.seed
-        )
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
         return jax.device_put(value, self._everywhere)

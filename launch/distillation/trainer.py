@@ -12,7 +12,6 @@ from launch.build.draft_vocabulary import most_frequent
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
-from launch.data.batches import prompt_pipeline
 from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
@@ -66,7 +65,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     config, options = experiment.config, experiment.config.distill
     if not experiment.networks.draft.has_params:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
-    prompt_pipeline(experiment.train_prompts, config.data.prompts, config.seed)
+    experiment.train_batches()
     parts = batch_shards(experiment.mesh) * options.microbatches
     if options.batch_size % parts:
         raise ConfigError(
@@ -102,7 +101,7 @@ def distill(
     """
     config, cost, clock, chunks = experiment.config, DistillationCost(), CompileClock(), _chunks(experiment)
     answers, drafter = given, experiment.networks.drafter
-    batches = enumerate(prompt_pipeline(experiment.train_prompts, config.data.prompts, config.seed))
+    batches = enumerate(experiment.train_batches())
     known = trained or experiment.networks.draft.read_from is not None
     generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
     if answers is None:
