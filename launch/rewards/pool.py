@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ START_LIMIT_S = 120.0  # for importing the scorer
 CHUNK = 8  # samples a worker takes at a time; the others of a chunk wait where one of them costs a restart
 
 Sample = tuple[str, str]
+# The number that each scorer says, or why there are none.
+Result = list[float] | str
 
 
 def pattern_of(config: RewardConfig, scorer: str) -> str | None:
@@ -47,18 +48,18 @@ class RewardPool:
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
         self.scorers = [name for name in config.names if name != "length"]
-        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._reported: set[str] = set()
         scorers = json.dumps([(name, pattern_of(config, name)) for name in self.scorers])
-        self._workers = [
-            _Worker(scorers, config.time_limit_s, self._chunks, self._closing) for _ in range(config.workers)
-        ]
+        self._processes = [_Process(scorers, config.time_limit_s, self._closing) for _ in range(config.workers)]
+        self._free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        # Daemon threads, which live as long as the pool: Linux ends a process when the thread that started it ends.
+        self._threads = ThreadPool(config.workers)
         atexit.register(self.close)
-        for worker in self._workers:
-            worker.start()
-        for problem in [worker.problem.result() for worker in self._workers]:
+        problems = self._threads.map(_Process.problem, self._processes, chunksize=1)
+        for process, problem in zip(self._processes, problems, strict=True):
+            self._free.put(process)
             if problem is not None:
                 self.close()
                 raise ConfigError(problem)
@@ -67,14 +68,13 @@ class RewardPool:
         """float32 [completions, scorers]; a row is NaN where a scorer raised, ran out of time or died, and a value
         where it is no finite number. Safe to call from several threads. Raises RuntimeError once the pool is closed."""
         samples = list(zip(completions, answers, strict=True))
-        size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
-        chunks = [_Chunk(samples[start : start + size]) for start in range(0, len(samples), size)]
+        size = max(1, min(CHUNK, -(-len(samples) // len(self._processes))))
+        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
         with self._lock:
             if self._closing.is_set():
                 raise RuntimeError("the reward pool is closed")
-            for chunk in chunks:
-                self._chunks.put(chunk)
-        results = [result for chunk in chunks for result in chunk.results.result()]
+            scored = self._threads.map_async(self._score, chunks, chunksize=1)
+        results = [result for chunk in scored.get() for result in chunk]
         if not self._closing.is_set():
             self._report(results)
         failed = [np.nan] * len(self.scorers)
@@ -88,12 +88,12 @@ class RewardPool:
             if self._closing.is_set():
                 return
             self._closing.set()
-            for _ in self._workers:
-                self._chunks.put(None)
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.join()
+            self._threads.close()
+        for process in self._processes:
+            process.kill()
+        self._threads.join()
+        for process in self._processes:
+            process.discard()
         atexit.unregister(self.close)
 
     def __enter__(self) -> "RewardPool":
@@ -102,7 +102,14 @@ class RewardPool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _report(self, results: Sequence[list[float] | str]) -> None:
+    def _score(self, samples: list[Sample]) -> list[Result]:
+        process = self._free.get()
+        try:
+            return process.score(samples)
+        finally:
+            self._free.put(process)
+
+    def _report(self, results: Sequence[Result]) -> None:
         for reason in (result for result in results if isinstance(result, str)):
             kind = reason.partition(":")[0]
             if kind not in self._reported:
@@ -110,47 +117,24 @@ class RewardPool:
                 logger.warning("a sample was not scored: scorer %s (said once; the metrics count them)", reason)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Samples for one worker, and where their values appear: a number a scorer, or in text why there is none."""
+class _Process:
+    """A scorer process, replaced whenever it hangs or dies. One thread at a time may use it."""
 
-    samples: list[Sample]
-    results: Future[list[list[float] | str]] = field(default_factory=Future)
-
-
-class _Worker(threading.Thread):
-    """A thread with a scorer process of its own, replaced whenever it hangs or dies.
-
-    The thread itself starts the process, because Linux ends a process when the *thread* that started it ends.
-    `problem` is in text what kept the first process from coming up, or None.
-    """
-
-    def __init__(
-        self, scorers: str, time_limit_s: float, chunks: "queue.SimpleQueue[_Chunk | None]", closing: threading.Event
-    ) -> None:
-        super().__init__(daemon=True, name="reward worker")
-        self.problem: Future[str | None] = Future()
+    def __init__(self, scorers: str, time_limit_s: float, closing: threading.Event) -> None:
         self._scorers = scorers  # as launch.rewards.worker takes them
         self._time_limit_s = time_limit_s
-        self._chunks = chunks
         self._closing = closing
         self._process: subprocess.Popen[bytes] | None = None
         # What the launcher can import, a scorer process can.
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
-    def run(self) -> None:
+    def problem(self) -> str | None:
+        """Start the process and return what keeps it from coming up, or None."""
         try:
             self._start()
         except OSError as error:
-            self.problem.set_result(str(error))
-        else:
-            self.problem.set_result(None)
-        while (chunk := self._chunks.get()) is not None:
-            try:
-                chunk.results.set_result(self._score(chunk.samples))
-            except Exception as error:  # a caller must never be left waiting
-                chunk.results.set_exception(error)
-        self._discard()
+            return str(error)
+        return None
 
     def kill(self) -> None:
         """End the process and whatever it started; from any thread."""
@@ -159,8 +143,9 @@ class _Worker(threading.Thread):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _score(self, samples: list[Sample]) -> list[list[float] | str]:
-        results: list[list[float] | str] = []
+    def score(self, samples: list[Sample]) -> list[Result]:
+        """Return the values of each sample, or as text why it has none."""
+        results: list[Result] = []
         while len(results) < len(samples):
             try:
                 if self._process is None or self._process.poll() is not None:
@@ -169,12 +154,12 @@ class _Worker(threading.Thread):
                 while len(results) < len(samples):
                     results.append(self._receive(self._time_limit_s))
             except OSError as error:
-                self._discard()
+                self.discard()
                 results.append(str(error))
         return results
 
     def _start(self) -> None:
-        self._discard()
+        self.discard()
         self._pipe, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-P", "-m", "launch.rewards.worker", self._scorers, str(theirs.fileno())]
@@ -201,7 +186,8 @@ class _Worker(threading.Thread):
             raise ChildProcessError("died: its process ended") from None
         raise ChildProcessError(f"hung: no value within {limit_s:g} s")
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """End the process, if there is one, and wait for it."""
         if self._process is not None:
             self.kill()
             self._process.wait()
