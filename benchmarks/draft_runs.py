@@ -105,12 +105,12 @@ def by_draft_length(
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
     rows = np.arange(experiment.config.speedup.prompts * experiment.train.rollout.group_size)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
-    networks, turns = (experiment.networks.policy, experiment.networks.drafter), count()
+    dtype, turns = experiment.networks.policy.dtype, count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
         config = replace(experiment.train.rollout, group_size=1, draft_lengths=(0, length))
-        rollout = PhasedRollout(*networks, prepared, config, [prompts], experiment.mesh)
+        rollout = PhasedRollout(experiment, experiment.networks.drafter, prepared, config, [prompts])
 
         def measure() -> tuple[RolloutTime, RolloutTime]:
             turn = next(turns)
@@ -118,7 +118,7 @@ def by_draft_length(
 
         return measure
 
-    ready = {name: partial(make_prepare(params, networks[0].dtype), params) for name, params in drafts.items()}
+    ready = {name: partial(make_prepare(params, dtype), params) for name, params in drafts.items()}
     cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
     interleaved(cells, 1)
     found = []

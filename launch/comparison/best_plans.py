@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
@@ -24,10 +23,9 @@ from launch.data.batches import PromptTable
 from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
-from specjax.rollout.generate import RolloutFn, make_prepare, per_shard
+from specjax.rollout.generate import make_prepare, per_shard
 from specjax.rollout.plan import RolloutConfig, lay_out
-from specjax.rollout.speculative import speculative_rollout
-from specjax.types import Params, Policy, Prompts
+from specjax.types import Params, Prompts
 
 ANY_LENGTH = 2**30
 # Sequences of a tail.
@@ -44,18 +42,16 @@ class PhasedRollout:
 
     def __init__(
         self,
-        policy: Policy,
+        experiment: Experiment,
         drafter: Drafter,
         prepared: Callable[[], Params],
         config: RolloutConfig,
         turns: list[Prompts],
-        mesh: Mesh,
-        rollout_fn: RolloutFn = speculative_rollout,
     ) -> None:
-        count, width = turns[0].tokens.shape
+        (count, width), policy, mesh = turns[0].tokens.shape, experiment.networks.policy, experiment.mesh
         self.phases = lay_out(config, count * config.group_size // batch_shards(mesh), width)
         self.draft_lengths = config.draft_lengths
-        generate = per_shard(rollout_fn, policy, drafter, config, mesh)
+        generate = per_shard(experiment.rollout_fn, policy, drafter, config, mesh)
         self._timer = RolloutTimer(generate, policy, prepared, turns, mesh, np.zeros(len(self.phases), np.int32))
 
     def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
@@ -125,15 +121,15 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
     The tail is what a step leaves at its end: the first samples of the prompts whose groups were longest, equally many
     of every shard.
     """
-    options, mesh, policy = experiment.config.speedup, experiment.mesh, experiment.networks.policy
-    drafter, table, shards = experiment.networks.drafter, experiment.held_out_prompts, batch_shards(mesh)
+    options, dtype, drafter = experiment.config.speedup, experiment.networks.policy.dtype, experiment.networks.drafter
+    table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
     # Draft length 0 is among them for phases before the last; plain plans hold no drafter, as a run without one.
     config = replace(experiment.train.rollout, draft_lengths=(0, *sorted(set(options.draft_lengths))))
     # What a drafter remembers it knows by the ids of other prompts.
     params = replace(params, memory=())
     undrafted = replace(params, draft={})
-    prepared = partial(make_prepare(params, policy.dtype), params)
-    prepared_alone = partial(make_prepare(undrafted, policy.dtype), undrafted)
+    prepared = partial(make_prepare(params, dtype), params)
+    prepared_alone = partial(make_prepare(undrafted, dtype), undrafted)
 
     def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]
@@ -141,10 +137,8 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
         for count in slots:
             groups = replace(config, group_size=samples, phases=shrinking(count))
             alone = replace(groups, draft_lengths=(0,))
-            plain.append(
-                PhasedRollout(policy, NoDrafter(), prepared_alone, alone, prompts, mesh, experiment.rollout_fn)
-            )
-            drafting.append(PhasedRollout(policy, drafter, prepared, groups, prompts, mesh, experiment.rollout_fn))
+            plain.append(PhasedRollout(experiment, NoDrafter(), prepared_alone, alone, prompts))
+            drafting.append(PhasedRollout(experiment, drafter, prepared, groups, prompts))
         return best_against_best(plain, drafting, options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)

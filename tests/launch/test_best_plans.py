@@ -11,6 +11,7 @@ import pytest
 from launch.comparison.best_plans import SCREENED, PhasedRollout, best_against_best, tail_of
 from launch.costs.rollout_timer import RolloutTime
 from specjax import MeshConfig, NoDrafter, Params, Prompts, RolloutConfig, make_mesh
+from specjax.rollout.speculative import speculative_rollout
 from specjax.testing import tiny_policy
 
 
@@ -96,7 +97,10 @@ def test_parameters_are_prepared_anew_before_every_pass_of_one_program():
 
     prompts = Prompts(jnp.ones((2, 3), jnp.int32), jnp.full(2, 3, jnp.int32), jnp.arange(2, dtype=jnp.int32))
     config = RolloutConfig(group_size=2, max_new_tokens=4, draft_lengths=(0,))
-    rollout = PhasedRollout(policy, NoDrafter(), prepared, config, [prompts], make_mesh(MeshConfig(1, 1, 1)))
+    experiment: Any = SimpleNamespace(
+        networks=SimpleNamespace(policy=policy), mesh=make_mesh(MeshConfig(1, 1, 1)), rollout_fn=speculative_rollout
+    )
+    rollout = PhasedRollout(experiment, NoDrafter(), prepared, config, [prompts])
     before = calls
     first, again = rollout.measure((0,), 0), rollout.measure((0,), 0)
     assert calls == before + 2 and first.lengths.shape == (4,) and first.rounds == 3
