@@ -99,8 +99,8 @@ def distill(
     The first answers are generated without the draft where it is random, the others with it as it is by then; their law
     is the same.
     """
-    config, cost, clock, chunks = experiment.config, DistillationCost(), CompileClock(), _chunks(experiment)
-    answers, drafter = given, experiment.networks.drafter
+    config, cost, clock = experiment.config, DistillationCost(), CompileClock()
+    answers, drafter, chunks = given, experiment.networks.drafter, _chunks(experiment) if given is None else []
     batches = enumerate(experiment.train_batches())
     known = trained or experiment.networks.draft.read_from is not None
     generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
@@ -111,13 +111,12 @@ def distill(
     planned = sum(chunks) * experiment.sequences if given is None else len(given)
     steps = config.distill.steps or -(-PASSES * planned // config.distill.batch_size)
     trainer = _DraftTrainer(experiment, drafter, params, steps, report, cost)
-    if given is None:
-        if not known:
-            generator = _AnswerGenerator(experiment, drafter, report, cost, keep)
-        for number, rollouts in enumerate(chunks[1:], start=1):
-            trainer.train(answers, steps * number // len(chunks))
-            new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
-            answers = join_answers([answers, new])
+    if not known:
+        generator = _AnswerGenerator(experiment, drafter, report, cost, keep)
+    for number, rollouts in enumerate(chunks[1:], start=1):
+        trainer.train(answers, steps * number // len(chunks))
+        new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
+        answers = join_answers([answers, new])
     trainer.train(answers, steps)
     cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
     return Distillation(drafter, trainer.draft, answers, cost)

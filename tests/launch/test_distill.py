@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import launch.distill
 import launch.train
@@ -208,7 +207,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     class Seen(Exception):
         pass
 
-    def first(policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> None:
+    def first(policy: Policy, drafter: Drafter, config: RolloutConfig, *_: object) -> None:
         raise Seen(type(drafter), config.draft_length)
 
     monkeypatch.setattr("launch.distillation.trainer.make_generate", first)
