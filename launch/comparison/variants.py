@@ -49,14 +49,9 @@ class Variant:
     """Steps of a run at fixed draft lengths: `chosen` are their indices, one for each phase; None without a draft."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        step: StagedStep,
-        start: TrainState,
-        chosen: Sequence[int] | None,
-        automatic: bool = False,
+        self, experiment: Experiment, step: StagedStep, start: TrainState, chosen: Sequence[int] | None
     ) -> None:
-        self.step, self.start, self.chosen, self.automatic = step, start, chosen, automatic
+        self.step, self.start, self.chosen = step, start, chosen
         self._experiment, self._everywhere = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
         self._pipeline, self._count = experiment.train_batches(), 0
@@ -74,13 +69,13 @@ class Variant:
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
     def train(self, steps: int) -> Iterator[StepTime]:
-        """Train from the start, on the run's prompts from the first on; `automatic` chooses draft lengths at each step.
+        """Train from the start, on the run's prompts from the first on, at draft lengths that each step chooses.
 
         Yields each step with its rollout on the host, timed without its data.
         """
-        state, chosen = jax.tree.map(jnp.copy, self.start), None if self.automatic else self._choice
+        state = jax.tree.map(jnp.copy, self.start)
         for prompts in itertools.islice(self._experiment.train_batches(), steps):
-            (state, rollout, metrics), seconds = self.step(state, prompts, chosen)
+            (state, rollout, metrics), seconds = self.step(state, prompts)
             yield StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
@@ -136,6 +131,6 @@ def make_variants(
             variants[str(length)] = Variant(experiment, step, drafted, [index] * len(experiment.phases))
             drafting = remember(drafting, variants[str(length)].time_step().rollout, None, lengths)
     drafted = replace(drafted, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
-    variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist(), automatic=True)
+    variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist())
     variants[AUTOMATIC].time_step()
     return variants, drafting
