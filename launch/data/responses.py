@@ -84,7 +84,7 @@ def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
     pairs = [
         (before[row // group, : starts[row // group]].tolist(), answers[row, : ends[row]].tolist()) for row in kept
     ]
-    return Answers.pad(ids[kept], pairs, before.shape[1] + answers.shape[1])
+    return Answers.pad(ids[kept].tolist(), pairs, before.shape[1] + answers.shape[1])
 
 
 def join_answers(parts: Sequence[Answers]) -> Answers:

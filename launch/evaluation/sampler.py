@@ -85,7 +85,7 @@ class Sampler:
         ids, value = np.repeat(prompts.id, self._samples), np.asarray(reward.value)
         correct = (np.asarray(reward.correct) > 0.5) & np.isfinite(value)
         rows = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
-        return Sampled(*(np.asarray(row)[ids >= 0] for row in rows), seconds)
+        return Sampled._make([*(np.asarray(row)[ids >= 0] for row in rows), seconds])
 
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:

@@ -171,11 +171,8 @@ def test_a_difference_is_explained(verifier: str, dtype: str, why: str):
 
 
 def test_steps_in_which_nothing_was_scored_are_gaps():
-    some, none = (
-        RewardCurve([0.0, math.nan, 1.0, 1.0], [0.0, 0.0, 0.5, 1.0], 1.0),
-        RewardCurve([math.nan] * 4, [0.0] * 4, 1.0),
-    )
-    said, curves = io.StringIO(), {"some": some, "none": none}
+    some = RewardCurve([0.0, math.nan, 1.0, 1.0], [0.0, 0.0, 0.5, 1.0], 1.0)
+    said, curves = io.StringIO(), {"some": some, "none": RewardCurve([math.nan] * 4, [0.0] * 4, 1.0)}
     print_reward_curves(curves, None, "coupled", "float32", Console(file=said, soft_wrap=True))
     assert "▁ ██" in said.getvalue() and "identical: the same tokens in all 4 steps" in said.getvalue()
     assert reward_curves_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
