@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
     """Time the variants in turns, from the networks that a run begins or ended with, and train two if asked for."""
     use_compile_cache()
     description = "The stages of a step with and without speculation."
-    config, own = parse_run_and(CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20)
+    config, own = parse_run_and(
+        CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20, profile_step=0
+    )
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if own.plots is not None:

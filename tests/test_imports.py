@@ -50,8 +50,10 @@ def rank(module: str) -> tuple[int, int, str]:
     """(row of the package, row of the room, room)."""
     package, room = (module.split(".") + [""])[:2]
     rows = ROOMS[package]
-    found = [row for row, rooms in enumerate(rows) if room in rooms and not module.endswith("__main__")]
-    return PACKAGES.index(package), found[0] if found else len(rows), room
+    found = [row for row, rooms in enumerate(rows) if room in rooms]
+    assert found or not (ROOT / package / room).is_dir() or not room, f"{package}/{room} is a room without a row"
+    above_all = not found or module.endswith("__main__")
+    return PACKAGES.index(package), len(rows) if above_all else found[0], room
 
 
 def module_of(path: Path) -> str:

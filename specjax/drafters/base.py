@@ -12,6 +12,7 @@ from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 
 DraftState = PyTree
 # A static bool, or a traced one where draft lengths are chosen.
+# A traced or a Python boolean.
 Flag = Bool[Array, ""] | bool
 T = TypeVar("T")
 

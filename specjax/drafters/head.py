@@ -1,4 +1,4 @@
-"""Flag with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
+"""Draft with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
 
 The head pairs the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
 round reads the policy's own features; the later ones read the state the head itself returned.
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize
-from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
+from specjax.drafters.base import Flag, Drafter, DraftLoss, Proposal, start_if
 from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
 from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws

@@ -1,4 +1,4 @@
-"""Flag from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
+"""Draft from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
 
 The lookup of SuffixDecoding (arXiv 2411.04975), whose draft lengths follow the match, over the texts of DAS (arXiv
 2511.13841) and RhymeRL (arXiv 2508.18588): RL comes back to its prompts, and samples of a group have much in common.
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.drafters.base import Drafter, Flag, Proposal
+from specjax.drafters.base import Flag, Drafter, Proposal
 from specjax.drafters.lookup import (
     Found,
     Text,
