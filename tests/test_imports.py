@@ -84,9 +84,7 @@ def test_imports_run_downward(path: Path):
 
 
 MOST_LINES = 80
-# A program that still has to shrink.
-LONG = ROOT / "launch/bench/__main__.py"
-PROGRAMS = [path for path in FILES if "run_program(main)" in path.read_text() and path != LONG]
+PROGRAMS = [path for path in FILES if "run_program(main)" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=module_of)

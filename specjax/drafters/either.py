@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Flag, Drafter, DraftLoss, DraftState, Memory, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, DraftState, Flag, Memory, Proposal
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize
-from specjax.drafters.base import Flag, Drafter, DraftLoss, Proposal, start_if
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
 from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
 from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.drafters.base import Flag, Drafter, Proposal
+from specjax.drafters.base import Drafter, Flag, Proposal
 from specjax.drafters.lookup import (
     Found,
     Text,

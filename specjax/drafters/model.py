@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.cache import resize
-from specjax.drafters.base import Flag, Drafter, DraftLoss, Proposal, start_if
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Flag, Drafter, DraftLoss, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal
 from specjax.drafters.lookup import (
     Text,
     check_lengths,

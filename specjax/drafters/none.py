@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array
 
-from specjax.drafters.base import Flag, Drafter, DraftState, Proposal
+from specjax.drafters.base import Drafter, DraftState, Flag, Proposal
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts
 
