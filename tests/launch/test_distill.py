@@ -106,7 +106,7 @@ def test_the_vocabulary_is_that_of_the_first_answers(
     ranked = sorted(range(1, 9), key=lambda token: (-counts[token], token))
     expected = sorted([0, *ranked[: VOCABULARY - 1]])
     saved = load_draft_checkpoint(distilled[0] / "draft", make_mesh(MeshConfig()))
-    assert saved.target_ids.tolist() == expected
+    assert saved.target_ids is not None and saved.target_ids.tolist() == expected
     assert (saved.config.draft_vocab_size, saved.feature_layers) == (VOCABULARY, (0, 1))
     tokens = [token for line in responses for token in line["tokens"]]
     inside = np.isin(tokens, expected).mean()
