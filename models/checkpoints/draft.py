@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from models.checkpoints.policy import config_from_json, restore_params
+from models.checkpoints.policy import config_from_json, restore_params, write_checkpoint
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
-from models.files import errors_name, new_directory, one_line_errors, read_json, write_json
+from models.files import errors_name, new_directory, one_line_errors, read_json
 from models.params import abstract_params
 from specjax.types import PyTree
 
@@ -51,11 +50,9 @@ def save_draft_checkpoint(
     check_target_ids(target_ids, config)
     with new_directory(directory) as temporary:
         described = {"kind": "eagle3", "head": asdict(config), "feature_layers": feature_layers}
-        write_json(temporary / "config.json", described)
+        write_checkpoint(temporary, described, params)
         if target_ids is not None:
             np.save(temporary / _IDS, target_ids.astype(np.int32))
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(temporary.absolute() / "params", params)
 
 
 def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
@@ -75,16 +72,14 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     ids = _read_ids(directory / _IDS)
     with errors_name(directory):
         check_target_ids(ids, config)
-    params = restore_params(directory / "params", abstract_params(partial(init_eagle3, config), mesh), path)
+    params = restore_params(directory, abstract_params(partial(init_eagle3, config), mesh))
     return SavedDraft(config, params, ids, tuple(found["feature_layers"]))
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:
     """Write the parameters of a draft whose builder is `kind`, package.module:name. Raises ValueError if in use."""
     with new_directory(directory) as temporary:
-        write_json(temporary / "config.json", {"kind": kind})
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(temporary.absolute() / "params", params)
+        write_checkpoint(temporary, {"kind": kind}, params)
 
 
 def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
@@ -98,7 +93,7 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
         if found.get("kind") != kind:
             raise ValueError(f"kind = {found.get('kind')}: must be {kind}")
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-    params = restore_params(directory / "params", abstract, path)
+    params = restore_params(directory, abstract)
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 

@@ -26,9 +26,7 @@ _LATER = {"sliding_window", "sliding_layers"}
 def save_policy_checkpoint(directory: Path, params: PyTree, config: DecoderConfig) -> None:
     """Write the policy, all of it or nothing. Raises ValueError where the directory is in use."""
     with new_directory(directory) as temporary:
-        write_json(temporary / "config.json", asdict(config))
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(temporary.absolute() / "params", params)
+        write_checkpoint(temporary, asdict(config), params)
 
 
 def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, PyTree]:
@@ -41,23 +39,29 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
     found = read_json(path)
     with errors_name(path):
         config = config_from_json(DecoderConfig, found, "a policy")
-    return config, restore_params(directory / "params", abstract_params(partial(init_decoder, config), mesh), path)
+    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
 
 
-def restore_params(path: Path, expected: PyTree, described_by: Path) -> PyTree:
-    """The parameters saved at `path` with the shapes and shardings that are expected, in the dtypes they were saved in.
+def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) -> None:
+    """Fill an existing directory with `config.json`, of these fields, and `params/`."""
+    write_json(directory / "config.json", fields)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory.absolute() / "params", params)
 
-    Raises ValueError with one line where there are none, the checkpoint is broken, or they are not those that the file
-    `described_by` describes.
+
+def restore_params(directory: Path, expected: PyTree) -> PyTree:
+    """Return the parameters that `write_checkpoint` saved, in their dtypes, with the shardings of `expected`.
+
+    Raises ValueError with one line where there are none, the checkpoint is broken, or the shapes are others than expected.
     """
-    path = path.absolute()
+    path = directory.absolute() / "params"
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
         if _shapes(saved) == _shapes(expected):
             return checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
-    raise ValueError(f"{path}: not the parameters that {described_by} describes")
+    raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
 
 
 def _shapes(params: PyTree) -> PyTree:

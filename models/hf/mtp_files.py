@@ -6,18 +6,16 @@ Hugging Face's own loaders drop these tensors for several families; here they ar
 from functools import partial
 from pathlib import Path
 
-import jax
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from models.checkpoints.policy import restore_params
+from models.checkpoints.policy import restore_params, write_checkpoint
 from models.config import DecoderConfig, Dtype
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, mtp_config
-from models.files import read_json, write_json
+from models.files import read_json
 from models.hf.layout import EMBEDDING
 from models.hf.load import check_names, check_repeats, open_tensors, read_tensors
 from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
-from models.params import abstract_params
+from models.params import abstract_params, cast
 from specjax.types import PyTree
 
 OURS = "mtp"
@@ -57,9 +55,7 @@ def save_mtp(directory: Path, head: MTPHead) -> None:
     """Write the head into a directory in our layout, beside its policy."""
     config, params = head
     (directory / OURS).mkdir()
-    write_json(directory / OURS / "config.json", {"convention": config.convention.name})
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((directory / OURS / "params").absolute(), params)
+    write_checkpoint(directory / OURS, {"convention": config.convention.name}, params)
 
 
 def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None) -> MTPHead:
@@ -68,8 +64,8 @@ def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: 
     if convention not in CONVENTIONS:
         raise ValueError(f"{path}: convention = {convention}: must be {' or '.join(CONVENTIONS)}")
     config = mtp_config(policy, convention)
-    params = restore_params(directory / "params", abstract_params(partial(init_mtp, config), mesh), path)
-    return config, jax.tree.map(lambda x: x.astype(param_dtype or x.dtype), params)
+    params = restore_params(directory, abstract_params(partial(init_mtp, config), mesh))
+    return config, cast(params, param_dtype)
 
 
 def _check_counts(path: Path, found: bool) -> None:
