@@ -2,28 +2,24 @@
 
 from models.drafts.eagle3 import Eagle3Config
 from models.hf.eagle3_dialects import Dialect
-from models.hf.layout import HEAD, LINEAR, VECTOR, Stored, block_tensors
+from models.hf.layout import HEAD, Stored, block_tensors, linear, norm
 
 EMBEDDING, TO_TARGET, TO_DRAFT = "embed_tokens.weight", "d2t", "t2d"
 
 
 def eagle3_tensors(config: Eagle3Config, dialect: Dialect) -> dict[str, Stored]:
     """The tensors that parameters are made of: all but those of the vocabularies."""
-    tensors = first_layer(config, "midlayer." if dialect == "specforge" else "layers.0.")
+    first = "midlayer." if dialect == "specforge" else "layers.0."
+    # The parameters of the first layer stand by themselves in the tree, with a norm of either input.
+    block = block_tensors(config, first, "").items()
+    tensors = {name: Stored(stored.path[1:], stored.axes) for name, stored in block}
+    tensors |= {f"{first}input_layernorm.weight": norm("input_norm"), f"{first}hidden_norm.weight": norm("hidden_norm")}
     for i in range(1, config.num_layers):
         tensors |= block_tensors(config, f"layers.{i}.", f"layer_{i - 1}")
     if config.use_aux_hidden_state:
-        tensors["fc.weight"] = Stored(("fc", "kernel"), LINEAR)
+        tensors["fc.weight"] = linear("fc")
     if config.norm_before_fc:
-        tensors["input_norm.weight"] = Stored(("features_norm", "scale"), VECTOR)
+        tensors["input_norm.weight"] = norm("features_norm")
     for i in range(config.feature_size // config.hidden_size) if config.fc_norm else ():
-        tensors[f"fc_norm.{i}.weight"] = Stored((f"feature_norm_{i}", "scale"), VECTOR)
-    return tensors | {"norm.weight": Stored(("norm", "scale"), VECTOR), HEAD: Stored(("head", "kernel"), LINEAR)}
-
-
-def first_layer(config: Eagle3Config, prefix: str) -> dict[str, Stored]:
-    """A decoder block's tensors, whose parameters stand by themselves in the tree of a head, with a second norm."""
-    block = block_tensors(config, prefix, "")
-    tensors = {name: Stored(stored.path[1:], stored.axes) for name, stored in block.items()}
-    norms = {"input_layernorm": "input_norm", "hidden_norm": "hidden_norm"}
-    return tensors | {f"{prefix}{name}.weight": Stored((path, "scale"), VECTOR) for name, path in norms.items()}
+        tensors[f"fc_norm.{i}.weight"] = norm(f"feature_norm_{i}")
+    return tensors | {"norm.weight": norm("norm"), HEAD: linear("head")}

@@ -50,18 +50,27 @@ class Stored:
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-VECTOR, TABLE, LINEAR = ((0,),), ((0,), (1,)), ((1,), (0,))
 _TO_HEADS, _HEADS_BIAS, _FROM_HEADS = ((1, 2), (0,)), ((0, 1),), ((2,), (0, 1))
+
+
+def norm(*path: str) -> Stored:
+    """The scale of the norm at this path."""
+    return Stored((*path, "scale"), ((0,),))
+
+
+def linear(*path: str) -> Stored:
+    """The kernel of the linear layer at this path, of two axes."""
+    return Stored((*path, "kernel"), ((1,), (0,)))
 
 
 def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
     """The tensors of the checkpoint by name, layer by layer."""
-    tensors = {EMBEDDING: Stored(("embed", "embedding"), TABLE)}
+    tensors = {EMBEDDING: Stored(("embed", "embedding"), ((0,), (1,)))}
     for i in range(config.num_layers):
         tensors |= block_tensors(config, f"model.layers.{i}.", f"layer_{i}")
-    tensors["model.norm.weight"] = Stored(("norm", "scale"), VECTOR)
+    tensors["model.norm.weight"] = norm("norm")
     if not config.tie_embeddings:
-        tensors[HEAD] = Stored(("head", "kernel"), LINEAR)
+        tensors[HEAD] = linear("head")
     return tensors
 
 
@@ -69,15 +78,15 @@ def block_tensors(config: LayerConfig, prefix: str, path: str) -> dict[str, Stor
     """The tensors of one decoder block, whose names begin with `prefix`; its parameters stand under `path`."""
     block = {
         "self_attn.o_proj.weight": Stored(("attention", "o", "kernel"), _FROM_HEADS),
-        "input_layernorm.weight": Stored(("attention_norm", "scale"), VECTOR),
-        "post_attention_layernorm.weight": Stored(("mlp_norm", "scale"), VECTOR),
+        "input_layernorm.weight": norm("attention_norm"),
+        "post_attention_layernorm.weight": norm("mlp_norm"),
     }
     for name in ("q", "k", "v"):
         block[f"self_attn.{name}_proj.weight"] = Stored(("attention", name, "kernel"), _TO_HEADS)
         if config.qkv_bias:
             block[f"self_attn.{name}_proj.bias"] = Stored(("attention", name, "bias"), _HEADS_BIAS)
     for name in ("q", "k") if config.qk_norm else ():
-        block[f"self_attn.{name}_norm.weight"] = Stored(("attention", f"{name}_norm", "scale"), VECTOR)
+        block[f"self_attn.{name}_norm.weight"] = norm("attention", f"{name}_norm")
     for name in ("gate", "up", "down"):
-        block[f"mlp.{name}_proj.weight"] = Stored(("mlp", name, "kernel"), LINEAR)
+        block[f"mlp.{name}_proj.weight"] = linear("mlp", name)
     return {prefix + name: Stored((path, *stored.path), stored.axes) for name, stored in sorted(block.items())}

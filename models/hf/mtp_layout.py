@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from models.drafts.mtp import ConventionName, MTPConfig
-from models.hf.layout import LINEAR, VECTOR, Stored, block_tensors
+from models.hf.layout import Stored, block_tensors, linear, norm
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _QWEN, _MIMO = "mtp.", "model.mtp_layers."
@@ -16,6 +16,7 @@ class Names:
     """What a convention calls the parts of a head.
 
     prefix: of all of them, {layer} being the number of the policy's layers, after which the head's is counted.
+    parts:  what follows it, for all tensors but those of the decoder block.
     block:  what follows it in the names of the decoder block.
     copy:   a copy of the policy's embedding, which is not read but must be there.
     count:  the field of config.json that says how many such layers there are, one of COUNTS.
@@ -23,12 +24,8 @@ class Names:
     """
 
     prefix: str
-    block: str
-    embedding_norm: str
-    hidden_norm: str
-    fc: str
-    norm: str
-    head: str | None = None
+    parts: dict[str, Stored]
+    block: str = ""
     copy: str | None = None
     count: str = COUNTS[0]
     family: str | None = None
@@ -37,49 +34,45 @@ class Names:
 NAMES: dict[ConventionName, Names] = {
     "qwen3_next": Names(
         prefix=_QWEN,
+        parts={
+            "pre_fc_norm_embedding": norm("embedding_norm"),
+            "pre_fc_norm_hidden": norm("hidden_norm"),
+            "fc": linear("fc"),
+            "norm": norm("norm"),
+        },
         block="layers.0.",
-        embedding_norm="pre_fc_norm_embedding",
-        hidden_norm="pre_fc_norm_hidden",
-        fc="fc",
-        norm="norm",
         count=COUNTS[1],
     ),
     "deepseek_v3": Names(
         prefix="model.layers.{layer}.",
-        block="",
-        embedding_norm="enorm",
-        hidden_norm="hnorm",
-        fc="eh_proj",
-        norm="shared_head.norm",
-        head="shared_head.head",
+        parts={
+            "enorm": norm("embedding_norm"),
+            "hnorm": norm("hidden_norm"),
+            "eh_proj": linear("fc"),
+            "shared_head.norm": norm("norm"),
+            "shared_head.head": linear("head"),
+        },
         copy="embed_tokens",
     ),
     "mimo": Names(
         prefix=_MIMO + "0.",
-        block="",
-        embedding_norm="token_layernorm",
-        hidden_norm="hidden_layernorm",
-        fc="input_proj",
-        norm="final_layernorm",
+        parts={
+            "token_layernorm": norm("embedding_norm"),
+            "hidden_layernorm": norm("hidden_norm"),
+            "input_proj": linear("fc"),
+            "final_layernorm": norm("norm"),
+        },
         family="mimo",
     ),
 }
 
 
 def mtp_tensors(config: MTPConfig, policy_layers: int) -> dict[str, Stored]:
-    """The head's tensors by name, behind a policy of so many layers. A copy of the embedding is not among them."""
+    """The head's tensors by name, after a policy of so many layers. A copy of the embedding is not among them."""
     names = NAMES[config.convention.name]
     prefix = names.prefix.format(layer=policy_layers)
-    tensors = {
-        f"{prefix}{names.embedding_norm}.weight": Stored(("embedding_norm", "scale"), VECTOR),
-        f"{prefix}{names.hidden_norm}.weight": Stored(("hidden_norm", "scale"), VECTOR),
-        f"{prefix}{names.fc}.weight": Stored(("fc", "kernel"), LINEAR),
-        **block_tensors(config, prefix + names.block, "block"),
-        f"{prefix}{names.norm}.weight": Stored(("norm", "scale"), VECTOR),
-    }
-    if names.head is not None:
-        tensors[f"{prefix}{names.head}.weight"] = Stored(("head", "kernel"), LINEAR)
-    return tensors
+    parts = {f"{prefix}{name}.weight": stored for name, stored in names.parts.items()}
+    return parts | block_tensors(config, prefix + names.block, "block")
 
 
 def embedding_copy(config: MTPConfig, policy_layers: int) -> str | None:
@@ -94,7 +87,7 @@ def mtp_names(names: Iterable[str], policy_layers: int) -> dict[ConventionName, 
     A layer behind the policy's last counts as a head where it has an `eh_proj`: otherwise config.json cuts the policy.
     """
     names = set(names)
-    found: dict[ConventionName, list[str]] = {"qwen3_next": [], "deepseek_v3": [], "mimo": []}
+    found: dict[ConventionName, list[str]] = {convention: [] for convention in NAMES}
     for name in sorted(names):
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if name.startswith(_QWEN):
