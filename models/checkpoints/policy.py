@@ -52,7 +52,7 @@ def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) ->
 def restore_params(directory: Path, expected: PyTree) -> PyTree:
     """Return the parameters that `write_checkpoint` saved, in their dtypes, with the shardings of `expected`.
 
-    Raises ValueError with one line where there are none, the checkpoint is broken, or the shapes are others than expected.
+    Raises ValueError with one line where there are none, the checkpoint is broken, or it has other shapes.
     """
     path = directory.absolute() / "params"
     if not path.is_dir():
