@@ -16,6 +16,17 @@ from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
 from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
 from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown
 
+# Positive integers, by our names for them.
+_SIZES = {
+    "head_dim": "head_dim",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "num_layers": "num_hidden_layers",
+    "vocab_size": "vocab_size",
+}
 # Only these values are implemented.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -31,9 +42,8 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
 }
 _READ = frozenset({
-    "architectures", "attention_bias", "dtype", "head_dim", "hidden_size", "intermediate_size", "layer_types",
-    "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-    "rms_norm_eps", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "vocab_size", *ROPE_FIELDS,
+    "architectures", "attention_bias", "dtype", "layer_types", "model_type", "rms_norm_eps", "tie_word_embeddings",
+    "torch_dtype", "use_sliding_window", *_SIZES.values(), *ROPE_FIELDS,
 })  # fmt: skip
 # Read by models.hf.mtp_files and written by its export; and code, which no export brings along.
 _ELSEWHERE = frozenset({"auto_map", *COUNTS})
@@ -76,29 +86,23 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
         if name in fields:
             check(name, fields[name], allowed)
     refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | set(_ALLOWED))
-    num_layers, num_heads = integer(fields, "num_hidden_layers"), integer(fields, "num_attention_heads")
-    hidden_size = integer(fields, "hidden_size")
+    heads = integer(fields, "num_attention_heads")
+    defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
+    sizes = {ours: integer(fields, theirs, defaults.get(ours)) for ours, theirs in _SIZES.items()}
     theta, scaling = rope_from_hf(fields)
-    window, within = windows_from_hf(fields, family, num_layers)
+    window, within = windows_from_hf(fields, family, sizes["num_layers"])
     dtype_name, dtype = either(fields, "dtype", "torch_dtype")
     dtype = "float32" if dtype is None else dtype
     check(dtype_name, dtype, ("float32", "bfloat16"))
     return DecoderConfig(
-        vocab_size=integer(fields, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=integer(fields, "intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=integer(fields, "num_key_value_heads", default=num_heads),
-        head_dim=integer(fields, "head_dim", default=hidden_size // num_heads),
+        **sizes,
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
         tie_embeddings=boolean(fields, "tie_word_embeddings"),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=number(fields, "rms_norm_eps"),
-        max_positions=integer(fields, "max_position_embeddings"),
-        feature_layers=eagle3_feature_layers(num_layers) if feature_layers is None else feature_layers,
+        feature_layers=eagle3_feature_layers(sizes["num_layers"]) if feature_layers is None else feature_layers,
         sliding_window=window,
         sliding_layers=within,
         dtype=dtype,
@@ -123,21 +127,14 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
     model_type = preferred if preferred in matches else matches[0]
     return {
         "architectures": [FAMILIES[model_type].architecture],
-        "head_dim": config.head_dim,
         "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_positions,
         "model_type": model_type,
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "num_key_value_heads": config.num_kv_heads,
         "rms_norm_eps": config.norm_eps,
         **rope_to_hf(config.rope_theta, config.rope_scaling),
         **windows_to_hf(FAMILIES[model_type], config),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": config.param_dtype,
-        "vocab_size": config.vocab_size,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
     }
 
 
