@@ -69,15 +69,11 @@ class Eagle3Config(LayerConfig):
 
     def check(self, policy: DecoderConfig) -> None:
         """Raises ValueError where the head does not fit the policy, naming the field."""
-        if self.hidden_size != policy.hidden_size:
-            raise ValueError(
-                f"draft.hidden_size = {self.hidden_size}: must be the policy's hidden_size = {policy.hidden_size}"
-            )
-        expected = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
-        if self.feature_size != expected:
-            raise ValueError(f"draft.feature_size = {self.feature_size}: the policy's features are {expected} wide")
-        if self.vocab_size != policy.vocab_size:
-            raise ValueError(f"draft.vocab_size = {self.vocab_size}: the policy's is {policy.vocab_size}")
+        features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
+        wanted = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
+        for name, size in wanted.items():
+            if getattr(self, name) != size:
+                raise ValueError(f"draft.{name} = {getattr(self, name)}: must be {size}, the policy's")
 
 
 class Eagle3(nn.Module):
@@ -159,17 +155,11 @@ def make_eagle3(
             return output.features
         return constrain(output.hidden, "batch", None, None)
 
-    def fuse(params: Params, features: Array) -> Array:
-        return cast(Array, module.apply({"params": params.draft}, features, method="fuse"))
-
-    def unembed(params: Params, normed: Array) -> Array:
-        return cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
-
     head = DraftHead(
         features=features,
-        fuse=fuse,
+        fuse=method_of(module, "fuse"),
         step=step_of(module, policy),
-        unembed=unembed,
+        unembed=method_of(module, "unembed"),
         init_cache=partial(init_caches, config),
         window=config.sliding_window,
     )
@@ -181,24 +171,23 @@ def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:
     return tuple(init_cache(config, rows, length) for _ in range(config.num_layers))
 
 
+def method_of(module: nn.Module, name: str) -> Callable[[Params, Array], Array]:
+    """A method of a head, as a function of the parameters."""
+    return lambda params, x: cast(Array, module.apply({"params": params.draft}, x, method=name))
+
+
 def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Array, Cache]]:
     """`DraftHead.step` of a network that is called with the embeddings of its tokens, borrowed of the policy."""
 
     def step(
         params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, logits_at: Array | None
     ) -> tuple[Array, Array, Cache]:
-        embeddings = borrowed_embeddings(policy, params, tokens, hidden.dtype)
+        # The policy's embeddings, by reference and never trained here.
+        table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
+        embeddings = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
         return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, logits_at))
 
     return step
-
-
-def borrowed_embeddings(
-    policy: Policy, params: Params, tokens: Int[Array, "B T"], dtype: jnp.dtype
-) -> Float[Array, "B T D"]:
-    """The policy's embeddings of these tokens, by reference and never trained here."""
-    table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(dtype), "vocab", None)
-    return constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
 
 
 def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import Block
-from models.drafts.eagle3 import step_of
+from models.drafts.eagle3 import method_of, step_of
 from models.layers import Projection, RMSNorm, init_cache, rotation_of
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
@@ -117,18 +117,16 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
     """
     module = MTP(config)
 
-    def unembed(params: Params, normed: Array) -> Array:
-        if config.convention.own_head:
-            logits = cast(Array, module.apply({"params": params.draft}, normed, method="unembed"))
-        else:
-            logits = policy.unembed(jax.lax.stop_gradient(params.policy), normed)
-        return constrain(logits, "batch", None, None)
+    def borrowed_head(params: Params, normed: Array) -> Array:
+        return policy.unembed(jax.lax.stop_gradient(params.policy), normed)
+
+    logits = method_of(module, "unembed") if config.convention.own_head else borrowed_head
 
     head = DraftHead(
         features=_hidden,
         fuse=lambda params, features: features,
         step=step_of(module, policy),
-        unembed=unembed,
+        unembed=lambda params, normed: constrain(logits(params, normed), "batch", None, None),
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

@@ -112,7 +112,7 @@ def test_fit_to_the_policy():
     CONFIG.check(policy)
     replace(CONFIG, fc_norm=False, use_aux_hidden_state=False, feature_size=16).check(policy)
     for changes, said in [
-        (dict(hidden_size=32), "draft.hidden_size = 16: must be the policy's hidden_size = 32"),
+        (dict(hidden_size=32), "draft.hidden_size = 16: must be 32"),
         (dict(feature_layers=(1, 2)), "draft.feature_size = 48: "),
         (dict(vocab_size=65), "draft.vocab_size = 64: "),
     ]:
