@@ -85,7 +85,8 @@ def save_eagle3(
         name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
     }
     tensors |= carried or {}
-    if draft.target_ids is not None and not (carried is not None and _maps(carried, config, draft.target_ids)):
+    kept = None if carried is None else _target_ids(carried, config)
+    if draft.target_ids is not None and (kept is None or not np.array_equal(kept, draft.target_ids)):
         ids = draft.target_ids.astype(np.int64)
         tensors[TO_TARGET] = ids - np.arange(len(ids))
         tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
@@ -147,12 +148,6 @@ def _describes(source: Mapping[str, Any], draft: SavedDraft) -> bool:
     config, layers = config_from_public(source)
     config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)
     return (config, layers) == (draft.config, draft.feature_layers)
-
-
-def _maps(tensors: Mapping[str, np.ndarray], config: Eagle3Config, ids: np.ndarray) -> bool:
-    """Whether the tensors of a file give these ids, by saying them or by leaving them out."""
-    found = _target_ids(tensors, config)
-    return found is not None and np.array_equal(found, ids)
 
 
 def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.ndarray | None:

@@ -141,11 +141,6 @@ def row_slices(count: int) -> Iterator[slice]:
 
 def check_repeats(copy: Any, original: Any, message: str) -> None:
     """Raises ValueError with this message unless one view repeats the other bit for bit."""
-
-    def repeats() -> bool:
-        if (copy.get_shape(), copy.get_dtype()) != (original.get_shape(), original.get_dtype()):
-            return False
-        return all(copy[rows].tobytes() == original[rows].tobytes() for rows in row_slices(copy.get_shape()[0]))
-
-    if not repeats():
+    alike = (copy.get_shape(), copy.get_dtype()) == (original.get_shape(), original.get_dtype())
+    if not alike or any(copy[rows].tobytes() != original[rows].tobytes() for rows in row_slices(copy.get_shape()[0])):
         raise ValueError(message)

@@ -66,7 +66,8 @@ def save_policy(
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
         for file, names in files.filename_to_tensors.items():
-            save_file({name: _host(*tensors[name]) for name in names}, temporary / file, metadata={"format": "pt"})
+            arrays = {name: stored.pack(np.asarray(x)) for name, (stored, x) in tensors.items() if name in names}
+            save_file(arrays, temporary / file, metadata={"format": "pt"})
         if files.is_sharded:
             metadata = {"total_parameters": sum(parameter.size for _, parameter in tensors.values()), **files.metadata}
             write_json(temporary / INDEX, {"metadata": metadata, "weight_map": files.tensor_to_filename})
@@ -87,7 +88,3 @@ def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init)
         found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
         if found != expected:
             raise ValueError(f"{what}: {'.'.join(path)} has shape {found}, {expected} by the config")
-
-
-def _host(stored: Stored, parameter: jax.Array) -> np.ndarray:
-    return stored.pack(np.asarray(parameter))

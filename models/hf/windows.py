@@ -18,14 +18,14 @@ def windows_from_hf(
         raise ValueError("sliding_window: missing, must be null or a positive integer")
     switch = (False, True) if family.windows == "any" else (False,)
     used = one_of({"use_sliding_window": False, **fields}, "use_sliding_window", switch) or family.windows == "each"
+    used = used and fields.get("sliding_window") is not None
+    allowed = ((_SLIDING,) if family.windows == "each" else (_FULL, _SLIDING)) if used else (_FULL,)
     kinds = fields.get("layer_types") or ()
-    if not used or fields.get("sliding_window") is None:
-        for kind in kinds:
-            check("layer_types", kind, (_FULL,))
+    for kind in kinds:
+        check("layer_types", kind, allowed)
+    if not used:
         return None, None
     window = integer(fields, "sliding_window")
-    for kind in kinds:
-        check("layer_types", kind, (_SLIDING,) if family.windows == "each" else (_FULL, _SLIDING))
     if kinds and len(kinds) != num_layers:
         raise ValueError(f"layer_types = {show(kinds)}: must name num_hidden_layers = {num_layers} layers")
     if kinds or family.windows == "each":
