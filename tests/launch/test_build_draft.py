@@ -179,7 +179,7 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
             "made for LlamaForCausalLM (someone/else), the policy is Qwen3ForCausalLM",
         ),
         ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: not the policy's"),
-        ({"speculators_model_type": "mtp"}, None, "config.json: speculators_model_type = mtp: must be eagle3"),
+        ({"speculators_model_type": "mtp"}, None, 'config.json: speculators_model_type = "mtp": must be "eagle3"'),
     ],
 )
 def test_published_drafts_that_do_not_fit(
