@@ -166,6 +166,7 @@ def _head(
     if width not in (None, size):
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
     read = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
+    flags: dict[str, Any] = {name: boolean(fields, name) for name in _FLAGS}
     config = Eagle3Config(
         **decoder.layer_options(),
         vocab_size=decoder.vocab_size,
@@ -175,7 +176,7 @@ def _head(
         num_layers=decoder.num_layers,
         sliding_window=window if sliding else decoder.windows[0],
         use_aux_hidden_state=use_aux_hidden_state,
-        **{name: boolean(fields, name) for name in _FLAGS},
+        **flags,
     )
     return config, layers if use_aux_hidden_state else ()
 
