@@ -113,3 +113,12 @@ def test_its_commands_run(guide: str, place: Path):
             options |= {"--steps": "3"}
         recipe, *shrunk = argv(arguments[0], options)
         assert importlib.import_module(module).main([recipe, *arguments[1:], *shrunk]) == 0, f"{module} {arguments}"
+
+
+def test_every_file_and_chart_of_a_report_that_is_named_exists():
+    text = (DOCS / "report.md").read_text()
+    page = "".join(path.read_text() for path in (ROOT / "launch").rglob("*.py"))
+    assert all(f'"{name}"' in page for name in re.findall(r"^\| `(\w+\.\w+)`", text, re.MULTILINE))
+    charts = text[text.index("| chart") : text.index("**Completions**")]
+    for row in re.findall(r"^\| ([A-Z].*?) \|", charts, re.MULTILINE):
+        assert all(f'"{name}"' in page for name in row.split(", ")), row

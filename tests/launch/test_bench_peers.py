@@ -57,6 +57,7 @@ def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, 
     )
 
 
+@pytest.mark.slow
 def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, list[int]]] = []
 

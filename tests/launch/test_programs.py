@@ -17,7 +17,6 @@ from configs.gsm8k import DATA
 from launch.costs.cost_table import read_cells
 from launch.run.metric_log import STANDARD_METRICS
 from specjax import ProbeStep, Prompts, TrainState
-from specjax.cost import Cell
 from specjax.train.train_step import StepResult
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
@@ -27,6 +26,7 @@ from tests.launch.programs import (
     SHRUNK,
     Options,
     argv,
+    fake_wandb,
     finish,
     flags,
     measured,
@@ -38,7 +38,9 @@ from tests.launch.programs import (
 HERE = Path(__file__).parent
 # What a step's time and a probe decide; all else is the same however often a run is made.
 TIMED = ("time/", "perf/")
-CHOOSING = {"--rollout.draft-lengths": "0 2"}
+# What a probe alone measures.
+STAGES = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
+STAGES |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +101,9 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     lines = metrics(finished)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(DRAFT_LENGTH)))
-    only_in_other_runs = {"eval/accuracy", "kl/reference", "perf/generation_tokens_per_s"}
-    only_in_other_runs |= {"perf/speedup_vs_autoregressive"}
-    only_in_other_runs |= {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
     for line in lines:
         assert tuple(line) == names
-        assert measured(line) == set(names) - only_in_other_runs
+        assert measured(line) == set(names) - STAGES - {"eval/accuracy", "kl/reference"}
         assert line["reward/failed"] == 0
     # The scorer saw right answers and wrong ones, and the policy learnt from them.
     assert any(0 < (line["reward/mean"] or 0) < 1 for line in lines)
@@ -168,19 +167,19 @@ def test_samples_that_cannot_be_scored_cost_nothing_else(
     # Every step asks all five problems twice.
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2
+    expected = {
+        "failed": 6,
+        "mean": 2.625,
+        "std": 0.375,
+        "accuracy": 0.5,
+        "sample_scorers.by_answer": 0.625,
+        "format": 1,
+    }
     for line in lines:
-        assert (line["reward/failed"], line["reward/mean"], line["reward/accuracy"]) == (6, 2.625, 0.5)
-        assert (line["reward/sample_scorers.by_answer"], line["reward/format"]) == (0.625, 1)
-        assert line["reward/std"] == 0.375
+        assert {name: line[f"reward/{name}"] for name in expected} == expected
         assert math.isfinite(line["loss/draft"] or math.nan)
-    assert children_of_tests_scorers() == []
-
-
-def children_of_tests_scorers() -> list[int]:
-    def command(pid: int) -> str:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-
-    return [pid for pid in children(os.getpid()) if "sample_scorers:by_answer" in command(pid)]
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children(os.getpid())]
+    assert not any("sample_scorers:by_answer" in command for command in commands)
 
 
 def test_generate_answers_from_a_finished_run(
@@ -199,7 +198,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     pytest.importorskip("math_verify")
-    options = shrunk | CHOOSING | {"--out": str(tmp_path / "run"), "--steps": "1", "--probe-every": "1"}
+    options = shrunk | flags(f"--out {tmp_path}/run --steps 1 --probe-every 1 --rollout.draft-lengths 0 2")
     assert launch.train.main(argv("gsm8k", options)) == 0
     assert "measured over all phases: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
@@ -208,27 +207,6 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     wanted = {(slots, k, step) for slots in (16, 4) for k in (0, 2) for step in (0, 1)}
     assert {(cell.slots, cell.draft_length, cell.step) for cell in cells} == wanted
     assert min(model.values()) >= 0
-
-
-@pytest.mark.slow
-def test_draft_lengths_chosen_by_a_table_are_chosen_again_on_resume(shrunk: Options, tmp_path: Path):
-    """By a table in which drafting costs next to nothing it begins once the first step has told of the draft; cells of
-    the probe at step 4, between which and the save the run is resumed, make it dear.
-    """
-    pytest.importorskip("math_verify")
-    cells = [Cell(16, 48, k, 1 + k / 200) for k in (0, 2)] + [Cell(16, 48, 2, 2, 4)] * 9
-    table, whole, parts = (tmp_path / name for name in ("table.json", "whole", "parts"))
-    table.write_text(json.dumps({"cells": [cell._asdict() for cell in cells]}))
-    options = shrunk | CHOOSING | {"--cost-table": str(table), "--probe-every": "4"}
-    assert launch.train.main(argv("gsm8k", options | {"--steps": "4", "--out": str(whole)})) == 0
-    assert launch.train.main(argv("gsm8k", options | {"--steps": "2", "--out": str(parts)})) == 0
-    # Its cells are in the checkpoint.
-    table.unlink()
-    assert launch.train.main([*argv("gsm8k", options | {"--steps": "4", "--out": str(parts)}), "--resume"]) == 0
-    assert [line["rollout/draft_length"] for line in metrics(whole)] == [0, 2, 2, 0]
-    for line, other in zip(metrics(parts), metrics(whole), strict=True):
-        for name in line:
-            assert name.startswith(TIMED) or line[name] == other[name], f"{name} of step {line['step']}"
 
 
 TINY = FEW | flags(
@@ -255,13 +233,13 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
             return super().__call__(state, prompts)
 
     monkeypatch.setattr(launch.train, "ProbeStep", Counted)
-    options = TINY | more | {"--out": str(tmp_path / "run")}
+    to_wandb = fake_wandb(monkeypatch)
+    options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
     for part in (
         "warm-up step 2: loss ",
         "compiled the step in ",
-        "held out ",
         "held-out accuracy: ",
         "autoregressive",
         "speed-up ",
@@ -270,18 +248,16 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     assert ("distillation step 2: loss " in said) == bool(more)
     lines = metrics(tmp_path / "run")
     names = ("step", *STANDARD_METRICS, "rollout/acceptance_rate_pos_1")
-    stages = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
-    stages |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for number, line in enumerate(lines, start=1):
-        assert line["step"] == number and tuple(line) == names
-        left_out = {"kl/reference"}
-        left_out |= set() if number == 3 else {"eval/accuracy"}
-        left_out |= set() if number == 4 else stages
-        assert measured(line) == set(names) - left_out
+        unmeasured = (
+            {"kl/reference"} | ({"eval/accuracy"} if number != 3 else set()) | (STAGES if number != 4 else set())
+        )
+        assert tuple(line) == names and measured(line) == set(names) - unmeasured
         assert line["rollout/draft_length"] == 1
-    assert len(lines) == 4
     assert saves(tmp_path / "run") == [3, 4]
     assert staged == ["rehearsal", "probe"]
+    assert [call[0] for call in to_wandb[1:-1]] == [1, 2, 3, 4] and to_wandb[-1] == "finish"
 
 
 @pytest.mark.slow

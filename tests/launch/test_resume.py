@@ -89,9 +89,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy(whole: Path, to: Path) -> RunConfig:
-    """Another run directory like this; the configuration that continues it, without the table it was given."""
+    """Copy a run and the table that it was given; return the configuration that continues it."""
     shutil.copytree(whole, to)
-    return replace(CONFIG, out=str(to), cost_table=str(whole.parent / "table.json"), resume=True)
+    stored = to / "config.json"
+    stored.write_text(stored.read_text().replace(str(whole.parent), str(to.parent)))
+    return replace(CONFIG, out=str(to), cost_table=shutil.copy(whole.parent / "table.json", to.parent), resume=True)
 
 
 def damage(run: Path, step: int) -> Path:
@@ -108,6 +110,8 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
 ):
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
     path = damage(again, 6)
+    # Its cells are in the checkpoint.
+    (tmp_path / "table.json").unlink()
     with (again / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rew')
     assert run(config) == 0

@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
-from launch.run.directory import CHECKPOINTS, FREE_ON_RESUME, open_run, resumes
+from launch.run.directory import CHECKPOINTS, open_run, resumes
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
@@ -51,7 +51,7 @@ def test_a_directory_of_ones_own(left: str):
         Path("a/b/metrics.jsonl").write_text("{}\n")
     else:
         save(Path("a/b"))
-    assert refusal(config) == "out = a/b: holds a run already; --resume continues it"
+    assert refusal(config).startswith("out = a/b: ")
 
 
 def test_no_directory_can_be_made():
@@ -72,45 +72,45 @@ def test_resume_takes_the_newest():
 
 
 def test_nothing_to_resume(working_directory: Path):
-    message = f"resume: no run of sums in {working_directory}/runs; --out names a directory"
-    assert refusal(replace(CONFIG, resume=True)) == message
+    assert refusal(replace(CONFIG, resume=True)).startswith(f"resume: no run of sums in {working_directory}/runs")
     for there in ("nothing", "a save"):
         assert refusal(replace(CONFIG, resume=True, out="x")).startswith("resume: cannot read x/config.json: "), there
         save(Path("x"))
     unsaved = replace(CONFIG, out="y", checkpoint=CheckpointConfig(every=0))
     (open_run(unsaved) / "metrics.jsonl").write_text("{}\n")
-    said = "resume: nothing was saved in y: checkpoint.every = 0"
-    assert refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5))) == said
+    said = refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5)))
+    assert said == "resume: nothing was saved in y: checkpoint.every = 0"
 
 
 def test_what_may_change_on_resume():
     config = replace(CONFIG, out="x")
     save(open_run(config))
-    resumed = replace(config, resume=True)
+    resumed, path = replace(config, resume=True), Path("x/config.json")
     options = dict(steps=20, probe_every=3, microbatches=2, mesh=MeshConfig(data=2), eval=EvalConfig(every=1))
     options |= dict(checkpoint=CheckpointConfig(every=1), speedup=replace(CONFIG.speedup, slots=(1,)))
     options |= dict(model=replace(CONFIG.model, remat="full"), reward=replace(CONFIG.reward, workers=1))
-    changed = replace(resumed, **options)
-    open_run(changed)
-    assert json.loads(Path("x/config.json").read_text())["steps"] == 20
+    open_run(replace(resumed, **options))
+    assert json.loads(path.read_text())["steps"] == 20
+
     stops, fast = replace(CONFIG.rollout, stop_tokens=(1, 2)), replace(CONFIG.policy_optimizer, learning_rate=2.0)
     for other, said in [
-        (replace(resumed, seed=3), "seed = 3: the run to resume has 0"),
+        (replace(resumed, seed=3), "seed = 3: the run to resume has 0 (x/config.json)"),
         (replace(resumed, rollout=stops), "rollout.stop_tokens = [1, 2]: the run to resume has []"),
         (replace(resumed, policy_optimizer=fast), "policy_optimizer.learning_rate = 2.0: the run to resume has 1e-06"),
     ]:
-        assert refusal(other) == f"{said} (x/config.json); only {', '.join(FREE_ON_RESUME)} may change"
+        assert refusal(other).startswith(said)
     choosing = replace(config, out="y", rollout=replace(CONFIG.rollout, draft_lengths=(0, 2)))
     save(open_run(choosing))
     open_run(replace(choosing, resume=True, steps=20))
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
-    assert refusal(elsewhere).startswith("mesh.data = 2: the run to resume has 1 (y/config.json); only steps, ")
-    stored = json.loads(Path("x/config.json").read_text())
+    assert refusal(elsewhere).startswith("mesh.data = 2: the run to resume has 1")
+
+    # As the run was, before there was such an option.
+    stored = json.loads(path.read_text())
     del stored["loss"]["clip_low"]
-    Path("x/config.json").write_text(json.dumps(stored))
+    path.write_text(json.dumps(stored))
+    open_run(resumed)
     other = replace(resumed, loss=replace(CONFIG.loss, clip_low=0.1))
     assert refusal(other).startswith("loss.clip_low = 0.1: the run to resume has 0.2")
-    # As the run was, before there was such an option.
-    open_run(resumed)
-    Path("x/config.json").write_text(json.dumps(stored | {"old": 1}))
+    path.write_text(json.dumps(stored | {"old": 1}))
     assert refusal(resumed).startswith("old = absent: the run to resume has 1")
