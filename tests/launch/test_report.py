@@ -8,7 +8,7 @@ import pytest
 import launch.report.__main__
 from launch.report import write_report
 from launch.report.charts import line_chart
-from launch.report.scales import number, tick_labels, ticks
+from launch.report.scales import tick_labels, ticks
 from launch.report.series import MOST, Series, stretches, thin
 from launch.report.warnings import warnings
 from launch.run.records import read_run
@@ -107,16 +107,22 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     lines = warnings(read_run(run_of(tmp_path)))
     assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21", "25", "30"]
-    assert "4 completions could not be scored, in steps 7, 8" in lines[0]
-    assert lines[1] == "loss/policy was not finite in step 9" and lines[2] == "step 10: drafting loses"
-    assert "accepts 0.40" in lines[3] and "at least 0.70" in lines[3] and lines[3].endswith("It lasted to step 23")
-    assert lines[4].endswith("lay up to 0.270 apart, in steps 25, 27")
-    assert lines[5] == "2 updates of the policy were skipped, in step 30"
-
-
-def test_a_gap_that_is_no_number_is_the_worst(tmp_path: Path):
+    for line, facts in zip(
+        lines,
+        (
+            ["4 completions", "steps 7, 8"],
+            ["loss/policy", "not finite", "step 9"],
+            ["step 10: drafting loses"],
+            ["accepts 0.40", "at least 0.70", "lasted to step 23"],
+            ["0.270 apart", "steps 25, 27"],
+            ["2 updates of the policy", "step 30"],
+        ),
+        strict=True,
+    ):
+        assert all(fact in line for fact in facts), line
+    # A gap that is no number is the worst.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
-    assert any("lay up to inf apart, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
+    assert any("inf apart, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
@@ -173,23 +179,12 @@ def test_levels_that_differ_by_rounding_or_little_more_have_ticks(magnitude: flo
                 assert len(set(tick_labels(found))) == len(found) > 1, ends
 
 
-def test_numbers_as_text():
-    values = (0.0, 12.0, 0.123456, 1234567.0, 0.00001234, -3.14159)
-    assert [number(value) for value in values] == ["0", "12", "0.1235", "1235k", "1.23e-05", "-3.142"]
-    assert number(0.5, percent=True) == "50.0%"
-
-
 def test_the_program_makes_a_report_and_refuses_what_is_no_run(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
-    def refused(*arguments: str) -> str:
-        return refusal(launch.report.__main__.main, list(arguments))
-
-    assert refused("nowhere").startswith("DIR = nowhere: must be ") and "DIR" in refused()
     run = write_run(tmp_path / "run", 1)
     (run / "metrics.jsonl").write_text("[1]\n")
-    assert "metrics.jsonl:1: must be a JSON object" in refused(str(run))
-    (run / "config.json").unlink()
-    assert "config.json" in refused(str(run))
+    for arguments, said in (["nowhere"], "DIR = nowhere: "), ([], "DIR"), ([str(run)], "metrics.jsonl:1: "):
+        assert said in refusal(launch.report.__main__.main, arguments)
     assert launch.report.__main__.main([str(run_of(run))]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
