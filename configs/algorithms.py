@@ -7,7 +7,9 @@ algorithm. Where a paper pays for KL, `Algorithm.note` says how to. Not set here
 and the importance weights that correct for the rollout's log-probs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from configs.override import override
@@ -52,8 +54,8 @@ ALGORITHMS = {
     "grpo": Algorithm("2402.03300, equation 3", note="the paper's KL: --loss.kl-coefficient 0.04"),
     "dapo": Algorithm(
         "2503.14476, equations 8 to 13",
-        # Clip-higher, section 3.1; token-level loss, 3.3; overlong filtering and punishment, 3.4. `settings` adds what
-        # depends on the run: dynamic sampling, 3.2, and the length of the punished buffer.
+        # Clip-higher, section 3.1; token-level loss, 3.3; overlong filtering and punishment, 3.4. `with_algorithm` adds
+        # what depends on the run: dynamic sampling, 3.2, and the length of the punished buffer.
         {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.drop_truncated": True},
         note="generates twice the prompts and trains on as many as before; --data.prompts sets another number",
     ),
@@ -85,30 +87,25 @@ ALGORITHMS = {
 }
 
 
-def settings(name: str, prompts: int, max_new_tokens: int) -> dict[str, Any]:
-    """Return the value of every field that the algorithm sets, by path.
+def with_algorithm(config: RunConfig, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
+    """Return the run with the settings of a named algorithm, but for the fields in `given`, values by path.
 
-    prompts, max_new_tokens: prompts that a step of the run trains on, and its rollout.max_new_tokens. DAPO generates
-    twice the prompts and trains on as many groups as before, so that what divided over the mesh and the microbatches
-    still does; it punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
+    DAPO generates twice the prompts and trains on as many groups as before, so that what divided over the mesh and the
+    microbatches still does. It punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
     """
-    values = _GRPO | ALGORITHMS[name].changes
+    settings = _GRPO | ALGORITHMS[name].changes
     if name == "dapo":
-        values |= {"data.prompts": 2 * prompts, "selection.groups": prompts}
-        values["selection.overlong_buffer"] = max(max_new_tokens // 5, 1)
-    return values
+        prompts = given.get("data.prompts", config.selection.groups or config.data.prompts)
+        budget = given.get("rollout.max_new_tokens", config.rollout.max_new_tokens)
+        settings |= {"data.prompts": 2 * prompts, "selection.groups": prompts}
+        settings["selection.overlong_buffer"] = max(budget // 5, 1)
+    return override(config, {**settings, **given})
 
 
-def with_algorithm(config: RunConfig, name: str) -> RunConfig:
-    """Return the run with the settings of a named algorithm."""
-    prompts = config.selection.groups or config.data.prompts
-    return override(config, settings(name, prompts, config.rollout.max_new_tokens))
-
-
-def describe(name: str, config: RunConfig, given: dict[str, Any]) -> str:
+def describe(name: str, config: RunConfig, given: Mapping[str, Any]) -> str:
     """Return what an algorithm came to in `config`, a line for each section; `given` are the fields set by hand."""
     algorithm, sections = ALGORITHMS[name], {}
-    for path in settings(name, 1, 1):
+    for path in [*_GRPO, "data.prompts"] if name == "dapo" else _GRPO:
         section, field_name = path.split(".")
         value = getattr(getattr(config, section), field_name)
         sections.setdefault(section, []).append(f"{field_name} = {value}" + (" (given)" if path in given else ""))

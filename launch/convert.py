@@ -9,7 +9,7 @@ from launch.cli.options import parse, run_program
 
 def main(argv: list[str]) -> int:
     """Convert the source, and print where to."""
-    args = parse(ConvertArgs, argv, "python -m launch.convert", positional=("source", "out"))
+    args = parse(ConvertArgs, argv, "python -m launch.convert")
     # Bytes are copied and nothing is computed: the networks need not fit an accelerator.
     jax.config.update("jax_platforms", "cpu")
     try:

@@ -21,8 +21,9 @@ console = Console(highlight=False, soft_wrap=True, markup=False)
 def main(argv: list[str]) -> int:
     """Evaluate every set of problems, print the results and write them where asked."""
     use_compile_cache()
+    description = "Accuracy, pass@k and majority@k."
     config, own = parse_run_and(
-        EvaluateArgs, argv, "python -m launch.evaluate", "Accuracy, pass@k and majority@k.", EVALUATE, trains=False
+        EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
     check_policy_source(config, own.checkpoint)
     sets = load_sets(config, own.files)

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         "python -m launch.generate",
         "Answer a prompt by speculative decoding.",
         GENERATE,
-        trains=False,
+        allow_truncated_law=True,
     )
     check_policy_source(config, own.checkpoint)
     experiment = build_experiment(config, training=False)

@@ -16,7 +16,9 @@ from specjax.verify import VERIFIERS
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainConfig):
-    """A run of launch.train. It is a `TrainConfig`, and can be used wherever one is wanted.
+    """Length, seed, directory and memory.
+
+    The other sections of a run are its fields. It is a `TrainConfig`, and can be used wherever one is wanted.
 
     Attributes:
         name:         Name of the recipe.

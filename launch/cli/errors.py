@@ -1,5 +1,8 @@
 """What a program tells its user."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ConfigError(ValueError):
     """Bad input from the user. The message is one line that names the field, its value and what is allowed.
@@ -10,3 +13,12 @@ class ConfigError(ValueError):
 
 class RunStopped(Exception):
     """A run that is of no more use. The message is one line that says why; programs end with exit code 1."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn the ValueError of a check into a ConfigError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

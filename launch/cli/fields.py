@@ -1,15 +1,15 @@
-"""Options of a command line as the fields of dataclasses: their flags, their help, and values read from words."""
+"""Fields of dataclasses as options of argparse."""
 
+import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_NAMES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", bool: "True|False", NoneType: "None"}
+from launch.cli.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,38 +18,48 @@ class Field:
 
     Attributes:
         path:    names of the sections and of the field, joined by dots.
-        hint:    its type.
+        kinds:   the types that it may have, None last.
         default: its value unless an option sets it; dataclasses.MISSING if an option must.
         help:    what it means.
     """
 
     path: str
-    hint: Any
+    kinds: tuple[Any, ...]
     default: Any
     help: str
 
     @property
     def flag(self) -> str:
-        return flag_of(self.path)
+        """The option that sets it. argparse stores it as the field's path."""
+        return f"--{self.path.replace('_', '-')}"
 
     @property
     def metavar(self) -> str:
-        """What its value looks like."""
-        return "|".join(map(_shape, sorted(_kinds(self.hint), key=lambda kind: kind is NoneType)))
+        """What its words look like, once if they repeat."""
+        return "|".join(map(_shape, self.kinds))
 
-    def read(self, words: Sequence[str]) -> Any:
-        """Return the value that these words stand for. Raises ValueError if they stand for none."""
-        for kind in _kinds(self.hint):
+    def add_to(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup, positional: bool = False) -> None:
+        """Add the option, or the positional argument, to a parser or to a group of one."""
+        text, value = self.help, self.default
+        if value not in (None, dataclasses.MISSING):
+            text += f" [{' '.join(map(str, value)) or 'none' if isinstance(value, tuple) else value}]"
+        parser.add_argument(
+            self.path if positional else self.flag,
+            metavar=self.path.upper() if positional else self.metavar,
+            nargs="*" if get_origin(self.kinds[0]) is tuple else "?" if bool in self.kinds else None,
+            const="True" if bool in self.kinds else None,
+            help=text.replace("%", "%%"),
+        )
+
+    def read(self, words: list[str]) -> Any:
+        """Return the value that these words stand for. Raises ConfigError if they stand for none."""
+        for kind in reversed(self.kinds):
             try:
                 return _read(kind, words)
-            except ValueError:
+            except (KeyError, ValueError):
                 continue
-        raise ValueError(f"{self.path} = {' '.join(words) or 'nothing'}: must be {self.metavar}")
-
-
-def flag_of(path: str) -> str:
-    """Return the option that sets the field at `path`."""
-    return f"--{path.replace('_', '-')}"
+        repeated = " ..." if get_origin(self.kinds[0]) is tuple else ""
+        raise ConfigError(f"{self.path} = {' '.join(words)}: must be {self.metavar}{repeated}")
 
 
 def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Field]:
@@ -63,12 +73,14 @@ def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Fi
         default = field.default if value is None else getattr(value, field.name)
         if value is None and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        section: Any = next((each for each in _alternatives(hint) if dataclasses.is_dataclass(each)), None)
-        if section is not None and not _kinds(hint, but=NoneType):
-            unset = default is None or default is dataclasses.MISSING
-            yield from fields_of(section, None if unset else default, f"{path}.")
+        alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = [each for each in alternatives if not dataclasses.is_dataclass(each) and each is not NoneType]
+        if kinds:
+            kinds += [NoneType] * (NoneType in alternatives)
+            yield Field(path, tuple(kinds), default, texts.get(field.name, ""))
         else:
-            yield Field(path, hint, default, texts.get(field.name, ""))
+            section: Any = next(filter(dataclasses.is_dataclass, alternatives))
+            yield from fields_of(section, default if dataclasses.is_dataclass(default) else None, f"{path}.")
 
 
 def attribute_texts(kind: type) -> dict[str, str]:
@@ -87,49 +99,27 @@ def summary(kind: type) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _kinds(hint: Any, but: type | None = None) -> list[Any]:
-    """Return those of a type's alternatives that words can stand for, None first."""
-    readable = [
-        kind
-        for kind in _alternatives(hint)
-        if kind is not but and (kind in _NAMES or get_origin(kind) in (Literal, tuple))
-    ]
-    return sorted(readable, key=lambda kind: kind is not NoneType)
+def _choices(kind: Any) -> dict[str, Any]:
+    """Return the values of a type that has few of them, by how they are written; nothing for another type."""
+    values = {bool: (True, False), NoneType: (None,)}.get(kind, get_args(kind) if get_origin(kind) is Literal else ())
+    return {str(value): value for value in values}
 
 
 def _shape(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        return " ".join([*(_NAMES[each] for each in get_args(item) or (item,)), "..."])
-    return _NAMES[kind]
+        return " ".join(_shape(each) for each in get_args(kind) if each is not Ellipsis)
+    return "|".join(_choices(kind)) or kind.__name__.upper()
 
 
-def _read(kind: Any, words: Sequence[str]) -> Any:
+def _read(kind: Any, words: list[str]) -> Any:
+    """Return the value of type `kind` that words stand for. Raises KeyError or ValueError if they stand for none."""
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        if item is str:
-            return tuple(words)
-        parts = [part for word in words for part in word.split(",")]
-        if not get_args(item):
-            return tuple(item(part) for part in parts)
-        size = len(get_args(item))
-        if len(parts) % size:
+        if item is not str:
+            words = [part for word in words for part in word.split(",")]
+        size = len(get_args(item)) or 1
+        if len(words) % size:
             raise ValueError
-        return tuple(tuple(map(int, parts[i : i + size])) for i in range(0, len(parts), size))
-    if kind is bool and not words:
-        return True
+        return tuple(_read(item, words[i : i + size]) for i in range(0, len(words), size))
     (word,) = words
-    choices = {NoneType: {"None": None}, bool: {"True": True, "False": False}}.get(kind)
-    if get_origin(kind) is Literal:
-        choices = {str(choice): choice for choice in get_args(kind)}
-    if choices is None:
-        return kind(word)
-    if word not in choices:
-        raise ValueError
-    return choices[word]
+    return _choices(kind)[word] if _choices(kind) else kind(word)

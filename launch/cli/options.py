@@ -1,31 +1,32 @@
 """From a command line to a typed configuration, and from bad input to one line and exit code 2."""
 
+import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import jax
 
-from configs.algorithms import ALGORITHMS, describe, settings
+from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped
-from launch.cli.fields import Field, fields_of, flag_of, summary
-from launch.cli.help import by_section, overview, section_text
+from launch.cli.errors import ConfigError, RunStopped, refusing
+from launch.cli.fields import Field, fields_of, summary
+from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
-from launch.cli.words import refusing, values_of
 
 T = TypeVar("T")
 
-_ALGORITHM = Field(
+_ALGORITHM_OPTION = Field(
     "algorithm",
-    Literal[tuple(ALGORITHMS)] | None,  # pyright: ignore[reportOperatorIssue]
-    None,
-    "Named algorithm: sets advantage, loss and selection. Options given beside it win.",
+    (Literal[tuple(ALGORITHMS)], NoneType),  # pyright: ignore[reportInvalidTypeForm]
+    default=None,
+    help="Sets advantage, loss and selection; other options win.",
 )
 
 
@@ -66,97 +67,95 @@ def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequenc
 
 
 def parse_run_and(
-    own: type[T],
-    argv: Sequence[str],
-    prog: str,
-    description: str,
-    reading: Sequence[str] = TRAIN,
-    *,
-    trains: bool = True,
-    **defaults: Any,
+    own: type[T], argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN, **defaults: Any
 ) -> tuple[RunConfig, T]:
     """As `parse_run`, for a program with options of its own, the fields of the dataclass `own`.
 
     reading:  the options of the recipe that the program reads (launch.cli.reads); it has no others.
-    trains:   if False, the rollout's law may be truncated.
     defaults: fields of the recipe that have another value in this program unless an option sets them.
 
     --algorithm, in programs that read the loss, changes the recipe before the options do, and prints what it set.
     """
-    usage = f"{prog} CONFIG [--option VALUE ...]"
-    description = f"{description}\nCONFIG is {choices()}."
-    named, helping = bool(argv) and not argv[0].startswith("-"), _help_topic(argv)
-    if not named and helping is None:
-        raise ConfigError(f"CONFIG must come first: {choices()}")
     recipe = None
-    if named:
-        unasked = {} if trains else {"allow_truncated_law": True}
+    if argv and not argv[0].startswith("-"):
         with refusing():
-            recipe = replace(load_recipe(argv[0]), **defaults, **unasked)
-    shown, unread = [], {}
-    for field in fields_of(RunConfig, recipe):
-        if reads(RECIPE_ONLY, field.path):
-            unread[field.flag] = f"set {field.path} in a recipe file"
-        elif reads(reading, field.path):
-            shown.append(field)
-        else:
-            unread[field.flag] = f"{prog.rpartition(' ')[2]} does not read it"
-    programs_own = [_ALGORITHM] if reads(reading, "loss.function") else []
+            recipe = replace(load_recipe(argv[0]), **defaults)
+    every = list(fields_of(RunConfig, recipe))
+    read = [field for field in every if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
+    sections = {name: _section_parser(name, read) for name in dict.fromkeys(["run", *map(_section, read)])}
+    programs_own = [_ALGORITHM_OPTION] if reads(reading, "loss.function") else []
     programs_own += fields_of(own)
-    if recipe is None or helping is not None:
-        _print_help(helping or "", usage, description, programs_own, by_section(shown))
-    values = values_of([*programs_own, *shown], argv[1:], unread)
-    name = values.pop("algorithm", None)
-    options = _make(own, {field.path: values.pop(field.path) for field in programs_own if field.path in values})
-    if name is None:
-        with refusing():
-            return override(recipe, values), options
-    prompts = values.get("data.prompts", recipe.selection.groups or recipe.data.prompts)
-    budget = values.get("rollout.max_new_tokens", recipe.rollout.max_new_tokens)
-    with refusing():
-        config = override(recipe, settings(name, prompts, budget) | values)
-    print(describe(name, config, values))
-    return config, options
-
-
-def parse(
-    kind: type[T], argv: Sequence[str], prog: str, description: str | None = None, positional: Sequence[str] = ()
-) -> T:
-    """Return a dataclass from the options of a command line.
-
-    positional: fields whose values come first, without a flag. Raises ConfigError for bad input; --help raises
-    SystemExit(0).
-    """
-    fields = list(fields_of(kind))
-    if _help_topic(argv) is not None:
-        usage = " ".join([prog, *(name.upper() for name in positional), "[--option VALUE ...]"])
-        text = [f"  {field.path.upper():18}{field.help}" for field in fields if field.path in positional]
-        options = [field for field in fields if field.path not in positional]
-        _print_help("", usage, "\n".join([description or summary(kind), *text]), options, {})
-    words = [*argv]
-    for name in positional:
-        if not words or words[0].startswith("--"):
-            raise ConfigError(f"{name.upper()} must be given: {' '.join([prog, *map(str.upper, positional)])}")
-        words = [*words[1:], flag_of(name), words[0]]
-    return _make(kind, values_of(fields, words, {}))
-
-
-def _make(kind: type[T], values: Mapping[str, Any]) -> T:
-    for field in fields_of(kind):
+    overview = _overview_parser(f"{prog} CONFIG [--option VALUE ...]", description, programs_own, [*sections])
+    elsewhere = {
+        field.flag: f"set {field.path} in a recipe file"
+        if reads(RECIPE_ONLY, field.path)
+        else f"{prog.rpartition(' ')[2]} does not read it"
+        for field in every
+    }
+    parser = Parser(parents=[overview, *sections.values()])
+    values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *read], elsewhere)
+    if "help" in values:
+        topics = {None: [overview], "all": sections.values()}
+        chosen = topics.get(values["help"]) or [sections[values["help"]]]
+        print("\n".join(each.format_help() for each in chosen), end="")
+        raise SystemExit(0)
+    if recipe is None:
+        raise ConfigError(f"CONFIG must come first: {choices()}")
+    algorithm = values.pop("algorithm", None)
+    for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
     with refusing():
-        return kind(**values)
+        options = own(**{field.path: values.pop(field.path) for field in programs_own if field.path in values})
+        config = override(recipe, values) if algorithm is None else with_algorithm(recipe, algorithm, values)
+    if algorithm is not None:
+        print(describe(algorithm, config, values))
+    return config, options
 
 
-def _help_topic(argv: Sequence[str]) -> str | None:
-    """Return the section that --help asks for, "" for the overview, None if it is not given."""
-    at = next((i for i, word in enumerate(argv) if word in ("-h", "--help")), None)
-    return None if at is None else next(iter(argv[at + 1 : at + 2]), "").replace("-", "_")
+def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:
+    """Return a dataclass from a command line. Fields without a default are positional, the others are options.
+
+    Raises ConfigError for bad input; --help raises SystemExit(0).
+    """
+    fields = list(fields_of(kind))
+    parser = Parser(prog=prog, description=description or summary(kind), add_help=True)
+    for field in fields:
+        field.add_to(parser, positional=field.default is MISSING)
+    with refusing():
+        return kind(**parser.read(argv, fields, {}))
 
 
-def _print_help(
-    topic: str, usage: str, description: str, own: Sequence[Field], sections: dict[str, list[Field]]
-) -> NoReturn:
-    print(section_text(topic, sections) if topic else overview(usage, description, own, sections))
-    raise SystemExit(0)
+def _overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:
+    """Return a parser of a program's own options and of --help, whose help lists the sections of the recipe."""
+    listed = "\n".join(["options of the recipe:", *(f"  {name:18}{_title(name)}" for name in sections)])
+    parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=listed)
+    parser.add_argument(
+        *("-h", "--help"),
+        nargs="?",
+        metavar="SECTION",
+        type=lambda section: section.replace("-", "_"),
+        choices=["all", *sections],
+        help="Show this, or the options of one section, or of all.",
+    )
+    for field in fields:
+        field.add_to(parser)
+    return parser
+
+
+def _section_parser(name: str, fields: Sequence[Field]) -> Parser:
+    """Return a parser of those options that are in one section of the recipe."""
+    parser = Parser(usage=argparse.SUPPRESS)
+    group = parser.add_argument_group(f"{name}: {_title(name)}")
+    for field in fields:
+        if _section(field) == name:
+            field.add_to(group)
+    return parser
+
+
+def _section(field: Field) -> str:
+    return field.path.split(".")[0] if "." in field.path else "run"
+
+
+def _title(section: str) -> str:
+    return summary(get_type_hints(RunConfig).get(section, RunConfig)).rstrip(".")

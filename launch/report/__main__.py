@@ -20,7 +20,7 @@ class ReportArgs:
 
 def main(argv: list[str]) -> int:
     """Write the report and say where it is."""
-    args = parse(ReportArgs, argv, "python -m launch.report", "Write the report of a run again.", ("directory",))
+    args = parse(ReportArgs, argv, "python -m launch.report", "Write the report of a run again.")
     print(write_report(Path(args.directory)))
     return 0
 

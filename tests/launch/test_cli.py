@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -9,9 +10,9 @@ import pytest
 
 from configs.algorithms import ALGORITHMS, with_algorithm
 from configs.override import override
-from configs.schema import AdvantageConfig, LossOptions, RunConfig, SelectionConfig
+from configs.schema import RunConfig
 from launch.cli import reads
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.fields import fields_of
 from launch.cli.options import parse, parse_run, parse_run_and, run_program, use_compile_cache
 from launch.cli.recipes import load_recipe, recipes
@@ -50,7 +51,7 @@ def test_recipes_by_name_and_by_path(tmp_path: Path):
         ("config = 3", "must define `config`, a RunConfig"),
         ("from configs.schema import nothing", "ImportError: cannot import name 'nothing'"),
         (
-            "from configs.schema import RolloutOptions\nRolloutOptions(group_size=0)",
+            "from configs.schema import *\nRolloutOptions(group_size=0)",
             "ValueError: group_size = 0: must be at least 1",
         ),
     ],
@@ -64,35 +65,27 @@ def test_no_such_recipe(tmp_path: Path, text: str | None, message: str):
 
 
 def test_the_recipe_comes_first():
-    assert refusal().startswith("CONFIG must come first: one of ")
-    assert refusal("--steps", "3").startswith("CONFIG must come first: one of ")
+    for argv in ([], ["--steps", "3"], ["--steps", "3", "tiny"]):
+        assert "tiny" in refusal(*argv)
 
 
 def test_options_change_the_recipe():
     recipe = load_recipe("tiny")
     assert run("tiny") == recipe
-    changed = run(
-        *("tiny", "--steps", "6", "--steps", "7", "--out", "there", "--resume", "--rollout.draft_length", "5"),
-        *("--policy-optimizer.learning-rate=1e-2", "--speedup.slots", "1,2", "--rollout.stop-tokens"),
-        *("--rollout.phases", "4", "40", "2", "40", "--loss.importance-cap", "None", "--data.enable-thinking", "False"),
-        *("--rollout.verifier", "block", "--draft.lookup.kind", "history", "--reward.workers", "3"),
+    options = (
+        "--steps 6 --steps 7 --out there --resume --data.enable-thinking False --rollout.draft_length 5 "
+        "--policy-optimizer.learning-rate=1e-2 --reward.scorer exact --reward.also format --reward.weights 1 -0.5 "
+        "--speedup.slots 1,2 --rollout.stop-tokens --rollout.phases 4 40 2 40 --loss.importance-cap None "
+        "--rollout.verifier block --rollout.function mine:roll --draft.kind own.drafts:draft --model.family own:Family"
     )
-    assert changed == override(
+    assert run("tiny", *options.split()) == override(
         recipe,
         {
-            "steps": 7,
-            "out": "there",
-            "resume": True,
-            "rollout.draft_length": 5,
-            "rollout.stop_tokens": (),
-            "rollout.phases": ((4, 40), (2, 40)),
-            "rollout.verifier": "block",
-            "policy_optimizer.learning_rate": 1e-2,
-            "speedup.slots": (1, 2),
-            "loss.importance_cap": None,
-            "data.enable_thinking": False,
-            "draft.lookup.kind": "history",
-            "reward.workers": 3,
+            **{"steps": 7, "out": "there", "resume": True, "data.enable_thinking": False, "rollout.draft_length": 5},
+            **{"policy_optimizer.learning_rate": 1e-2, "reward.scorer": "exact", "reward.also": ("format",)},
+            **{"reward.weights": (1.0, -0.5), "speedup.slots": (1, 2), "rollout.stop_tokens": ()},
+            **{"rollout.phases": ((4, 40), (2, 40)), "loss.importance_cap": None, "rollout.verifier": "block"},
+            **{"rollout.function": "mine:roll", "draft.kind": "own.drafts:draft", "model.family": "own:Family"},
         },
     )
 
@@ -104,9 +97,9 @@ def test_options_change_the_recipe():
         ("--draft-length 3", "--draft-length: unknown option; did you mean --rollout.draft-length?"),
         ("--zzz 3", "--zzz: unknown option"),
         ("--model.architecture.num-layers 3", "unknown option; set model.architecture.num_layers in a recipe file"),
-        ("more", "more: "),
-        ("--steps", "steps = nothing: must be INT"),
-        ("--steps 3 4", "steps = 3 4: must be INT"),
+        ("more", "more: unexpected"),
+        ("--steps", "--steps: expected one argument"),
+        ("--steps 3 4", "4: unexpected"),
         ("--steps many", "steps = many: must be INT"),
         ("--loss.importance-cap x", "loss.importance_cap = x: must be FLOAT|None"),
         ("--speedup.slots 1 x", "speedup.slots = 1 x: must be INT ..."),
@@ -117,6 +110,7 @@ def test_options_change_the_recipe():
         ("--draft-training.every 0", "draft_training.every = 0: must be at least 1"),
         ("--draft-training.fall 1", "draft_training.fall = 1.0: must be a share"),
         ("--draft-training.replay -1", "draft_training.replay = -1: must be at least 0"),
+        ("--draft-training.replay -.5", "draft_training.replay = -.5: must be INT"),
         ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
         ("--rollout.law.temperature nan", "rollout.law.temperature = nan: must be >= 0"),
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
@@ -139,15 +133,6 @@ def test_options_change_the_recipe():
 def test_bad_options_are_named_in_one_line(option: str, message: str):
     said = refusal("tiny", *option.split())
     assert message in said and "\n" not in said
-
-
-def test_functions_are_named_by_module_and_name():
-    config = run(
-        *("tiny", "--rollout.function", "mine:roll", "--loss.function", "my.own:loss"),
-        *("--draft.kind", "my.own.drafts:draft", "--model.family", "mine:Family"),
-    )
-    assert (config.rollout.function, config.loss.function) == ("mine:roll", "my.own:loss")
-    assert (config.draft.kind, config.model.family) == ("my.own.drafts:draft", "mine:Family")
 
 
 def test_a_recipe_reaches_what_options_do_not():
@@ -176,11 +161,11 @@ class Own:
             raise ValueError("prompt = '': must not be empty")
 
 
-def test_a_program_with_options_of_its_own(capsys: pytest.CaptureFixture[str]):
+def test_a_program_with_options_of_its_own():
     argv = "tiny --prompt 1+2= --checkpoint there --checkpoint.every 3 --rollout.draft-length 0".split()
-    config, own = parse_run_and(Own, argv, "python -m launch.generate", "Generate.")
+    config, own = parse_run_and(Own, argv, "python -m launch.generate", "Generate.", steps=9)
     assert own == Own("1+2=", Path("there"))
-    assert (config.checkpoint.every, config.rollout.draft_length) == (3, 0)
+    assert (config.checkpoint.every, config.rollout.draft_length, config.steps) == (3, 0, 9)
     for argv, message in [
         (["tiny"], "--prompt STR: must be given. what to say, and how."),
         (["tiny", "--prompt", ""], "prompt = '': must not be empty"),
@@ -192,15 +177,15 @@ def test_a_program_with_options_of_its_own(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_plain_dataclass(capsys: pytest.CaptureFixture[str]):
-    assert parse(Own, ["--prompt", "x"], "program") == Own("x")
-    assert parse(Own, ["x", "--checkpoint", "y"], "program", positional=("prompt",)) == Own("x", Path("y"))
-    for argv, positional in ([["--prompt", ""], ()], [["--checkpoint", "y"], ("prompt",)], [["x", "y"], ("prompt",)]):
+    assert parse(Own, ["x"], "program") == Own("x")
+    assert parse(Own, ["-3 my_own", "--checkpoint=a_b"], "program") == Own("-3 my_own", Path("a_b"))
+    for argv in ([""], ["--checkpoint", "y"], ["x", "y"], ["x", "--promt", "y"]):
         with pytest.raises(ConfigError):
-            parse(Own, argv, "program", positional=positional)
+            parse(Own, argv, "program")
     with pytest.raises(SystemExit):
-        parse(Own, ["--help"], "program", positional=("prompt",))
+        parse(Own, ["--help"], "program")
     said = capsys.readouterr().out
-    assert "usage: program PROMPT [" in said and "--checkpoint PATH|None" in said and "--prompt" not in said
+    assert "[--checkpoint PATH|None] PROMPT" in said and "what to say, and how." in said and "--prompt" not in said
 
 
 @pytest.mark.parametrize(
@@ -216,18 +201,18 @@ def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
         any(reads.reads((pattern,), field.path) for field in every) for pattern in (*reading, *reads.RECIPE_ONLY)
     )
     said = shown(capsys, "tiny", "--help", "all", reading=reading)
-    flags = [line.split()[0] for line in said.splitlines() if line.startswith("  --")]
+    flags = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
     assert 0.9 * most <= len(flags) == len(set(flags)) <= most
-    # Every option has a help text, and every section fits a screen of 24 lines; the overview has at most 30.
     assert all(field.help for field in every if field.flag in flags)
-    sections = said.split("\n\n")
-    assert max(len(section.splitlines()) for section in sections) <= 24
     overview = shown(capsys, "tiny", "--help", reading=reading)
-    assert len(overview.splitlines()) <= 30
-    for section in sections:
-        title = section.splitlines()[0].partition(":")[0]
-        assert f"\n  {title} " in overview
-        assert shown(capsys, "--help", title, reading=reading).count("\n  --") == section.count("\n  --")
+    assert len(overview.splitlines()) <= 31
+    sections = re.findall(r"^(\w+): ", said, re.MULTILINE)
+    listed = 0
+    for name in sections:
+        section = shown(capsys, "tiny", "--help", name.replace("_", "-"), reading=reading)
+        assert f"\n  {name} " in overview and section in said and len(section.splitlines()) <= 24
+        listed += section.count("\n  --")
+    assert listed == len(flags) == shown(capsys, "--help", "all", reading=reading).count("\n  --")
     for field in every:
         if field.flag not in flags:
             assert f"{field.flag}: unknown option" in refusal("tiny", field.flag, "1", reading=reading)
@@ -237,57 +222,47 @@ def test_a_program_tells_which_options_are_anothers():
     reading = reads.GENERATE
     assert refusal("tiny", "--warmup.steps", "3", reading=reading).endswith("launch.train does not read it")
     assert refusal("tiny", "--algorithm", "dapo", reading=reading) == "--algorithm: unknown option"
-    assert "must be one of all, run, rollout" in refusal("tiny", "--help", "warmup", reading=reading)
+    assert "invalid choice: 'warmup'" in refusal("tiny", "--help", "warmup", reading=reading)
 
 
 def test_help_shows_the_recipes_values(capsys: pytest.CaptureFixture[str]):
     said = " ".join(shown(capsys, "gsm8k", "--help", "rollout").split())
     assert "--rollout.max-new-tokens INT Most tokens of a completion. [512]" in said
-    assert "--rollout.draft-lengths INT ... " in said and "--rollout.law.top-k INT|None" in said
+    assert "--rollout.draft-lengths [INT ...]" in said and "--rollout.law.top-k INT|None" in said
 
 
-NAMED = {
-    "grpo": (AdvantageConfig(), LossOptions(clip_high=0.2, aggregate="sequence"), SelectionConfig()),
-    "dapo": (AdvantageConfig(), LossOptions(), SelectionConfig(groups=3, drop_truncated=True, overlong_buffer=4)),
-    "dr_grpo": (AdvantageConfig(scale="none"), LossOptions(clip_high=0.2, aggregate="budget"), SelectionConfig()),
-    "rloo": (
-        AdvantageConfig(baseline="others", scale="none"),
-        LossOptions(clip_high=0.2, aggregate="sequence"),
-        SelectionConfig(),
-    ),
-    "reinforce_pp": (
-        AdvantageConfig(baseline="batch", scale="batch"),
-        LossOptions(clip_high=0.2, aggregate="sequence", kl_in="token", kl_estimator="k1", kl_coefficient=0.01),
-        SelectionConfig(),
-    ),
-    "gspo": (
-        AdvantageConfig(),
-        LossOptions(ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregate="sequence"),
-        SelectionConfig(),
-    ),
-    "cispo": (AdvantageConfig(), LossOptions(surrogate="cispo", clip_low=1.0), SelectionConfig()),
+# What each paper is known for.
+SETTINGS = {
+    "grpo": {"advantage.scale": "group", "loss.clip_high": 0.2, "loss.aggregate": "sequence"},
+    "dapo": {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.groups": 3, "selection.overlong_buffer": 4},
+    "dr_grpo": {"advantage.scale": "none", "loss.aggregate": "budget"},
+    "rloo": {"advantage.baseline": "others", "advantage.scale": "none", "loss.aggregate": "sequence"},
+    "reinforce_pp": {"advantage.baseline": "batch", "loss.kl_in": "token", "loss.kl_coefficient": 0.01},
+    "gspo": {"loss.ratio": "sequence", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
+    "cispo": {"loss.surrogate": "cispo", "loss.clip_low": 1.0, "loss.aggregate": "token"},
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Whatever the recipe had of another algorithm is gone, and what belongs to none stays."""
+    kept = {"data.prompts": 3, "rollout.max_new_tokens": 20, "loss.importance_cap": 5.0}
+    replaced = {
+        **{"advantage.baseline": "batch", "advantage.scale": "batch", "selection.overlong_buffer": 9},
+        **{"loss.kl_in": "token", "loss.kl_coefficient": 0.1, "loss.dual_clip": 3.0},
+    }
     recipe = tmp_path / "own.py"
     recipe.write_text(
-        "from configs.schema import *\n"
-        "config = RunConfig(name='own', steps=1, data=DataConfig(prompts=3), rollout=RolloutOptions(max_new_tokens=20),"
-        "advantage=AdvantageConfig(baseline='batch', scale='batch'), selection=SelectionConfig(overlong_buffer=9),"
-        "loss=LossOptions(kl_in='token', kl_coefficient=0.1, dual_clip=3.0, importance_cap=5.0))"
+        "from configs.override import override\nfrom configs.tiny import config\n"
+        f"config = override(config, {kept | replaced})"
     )
     config = run(str(recipe), "--algorithm", name)
-    advantage, loss, selection = NAMED[name]
-    assert (config.advantage, config.selection) == (advantage, selection)
-    assert config.loss == replace(loss, importance_cap=5.0)
+    assert config == with_algorithm(override(load_recipe("tiny"), kept), name)
+    assert config == override(config, SETTINGS[name]) == with_algorithm(config, name)
     assert config.data.prompts == (6 if name == "dapo" else 3)
-    assert config == with_algorithm(load_recipe(str(recipe)), name) == with_algorithm(config, name)
     said = capsys.readouterr().out
-    assert said.startswith(f"algorithm {name} (arXiv 2") and f"baseline = {advantage.baseline}, " in said
-    assert "(given)" not in said and f"clip_high = {loss.clip_high}" in said
+    assert said.startswith(f"algorithm {name} (arXiv 2") and f"clip_high = {config.loss.clip_high}" in said
+    assert "(given)" not in said
 
 
 def test_options_win_over_the_algorithm(capsys: pytest.CaptureFixture[str]):
@@ -304,74 +279,64 @@ def test_options_win_over_the_algorithm(capsys: pytest.CaptureFixture[str]):
     assert (config.data.prompts, config.selection.groups) == (8, 4)
 
 
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(sys, "argv", ["program", "a", "b"])
-
-    def program(error: BaseException | None) -> int:
-        def main(argv: list[str]) -> int:
-            assert argv == ["a", "b"]
-            if error is not None:
-                raise error
-            return 5
-
-        return run_program(main)
-
-    for error, code, said in [
+@pytest.mark.parametrize(
+    "error, code, said",
+    [
         (None, 5, ""),
         (ConfigError("steps = 0:\n  must be more"), 2, "error: steps = 0: must be more\n"),
+        (RunStopped("no more"), 1, "error: no more\n"),
         (KeyboardInterrupt(), 130, ""),
-    ]:
-        assert program(error) == code
-        assert capsys.readouterr() == ("", said)
-    with pytest.raises(ValueError, match="a fault"):
-        program(ValueError("a fault"))
+    ],
+)
+def test_exit_codes(error: BaseException | None, code: int, said: str, capsys: pytest.CaptureFixture[str]):
+    def main(argv: list[str]) -> int:
+        assert argv == sys.argv[1:]
+        if error is not None:
+            raise error
+        return 5
+
+    assert run_program(main) == code
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_fault_of_the_program_passes():
+    with pytest.raises(ZeroDivisionError):
+        run_program(lambda argv: 1 // 0)
 
 
 def test_compile_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPECJAX_CACHE", "elsewhere")
     kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    use_compile_cache()
-    assert jax.config.jax_compilation_cache_dir == kept  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        use_compile_cache()
-        assert jax.config.jax_compilation_cache_dir == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
+        for before, after in ((kept, kept), (None, "elsewhere")):
+            jax.config.update("jax_compilation_cache_dir", before)
+            use_compile_cache()
+            assert jax.config.jax_compilation_cache_dir == after  # pyright: ignore[reportAttributeAccessIssue]
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
 
 
-def launch(*argv: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    return subprocess.run([sys.executable, "-m", *argv], env=environment, capture_output=True, text=True, timeout=120)
+def python(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, *argv], env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
 def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
     code = (
-        "import dataclasses, jax, launch.train; from configs.tiny import config; "
+        "import jax, launch.train; from configs.override import override; from configs.tiny import config; "
         "from launch.build.experiment import build_experiment; "
-        "from specjax.parallel.mesh import MeshConfig; "
-        "data = dataclasses.replace(config.data, prompts=4);"
-        "build_experiment(dataclasses.replace(config, mesh=MeshConfig(data=4), data=data));"
-        "assert jax.device_count() == 4"
+        "build_experiment(override(config, {'mesh.data': 4, 'data.prompts': 4})); assert jax.device_count() == 4"
     )
-
-    def with_cores(count: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", f"import os; os.cpu_count = lambda: {count}; {code}"],
-            env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-        )
-
-    assert with_cores(4).returncode == 0
-    assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in with_cores(2).stderr
+    enough, few = (python("-c", f"import os; os.cpu_count = lambda: {count}; {code}") for count in (4, 2))
+    assert enough.returncode == 0
+    assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in few.stderr
 
 
 def test_the_programs_exit_codes():
-    bad = launch("launch.train", "tiny", "--rollout.draft-lenght", "3")
+    bad = python("-m", "launch.train", "tiny", "--rollout.draft-lenght", "3")
     expected = "error: --rollout.draft-lenght: unknown option; did you mean --rollout.draft-length?\n"
     assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", expected)
-    helped = launch("launch.train", "--help")
-    assert (helped.returncode, helped.stderr) == (0, "") and "--help SECTION" in helped.stdout
+    helped = python("-m", "launch.train", "--help")
+    assert (helped.returncode, helped.stderr) == (0, "") and "--help [SECTION]" in helped.stdout

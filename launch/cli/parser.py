@@ -1,0 +1,49 @@
+"""argparse, with errors as ConfigError and reasons why an option is unknown."""
+
+import argparse
+import difflib
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from launch.cli.errors import ConfigError
+from launch.cli.fields import Field
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises ConfigError for bad input, and leaves out what is not given."""
+
+    def __init__(self, *, add_help: bool = False, **settings: Any) -> None:
+        settings |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": _formatter}
+        super().__init__(add_help=add_help, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message as a ConfigError."""
+        raise ConfigError(message)
+
+    def read(self, argv: Sequence[str], fields: Iterable[Field], elsewhere: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a command line gives by name: values of these fields by their paths, words of anything else.
+
+        elsewhere: why options that exist elsewhere are unknown here.
+        """
+        argv = [re.sub(r"^--[\w.-]+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+        found, unknown = self.parse_known_args(argv)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            if not flag.startswith("-"):
+                self.error(f"{flag}: unexpected")
+            closest = difflib.get_close_matches(flag, [field.flag for field in fields], n=1, cutoff=0.5)
+            hint = elsewhere.get(flag) or (f"did you mean {closest[0]}?" if closest else "")
+            self.error(f"{flag}: unknown option{hint and '; ' + hint}")
+        values = vars(found)
+        for field in fields:
+            if field.path in values:
+                words = values[field.path]
+                values[field.path] = field.read(words if isinstance(words, list) else [words])
+        return values
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    width = shutil.get_terminal_size((100, 24)).columns
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=38, width=width)
