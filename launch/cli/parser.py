@@ -17,6 +17,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, add_help: bool = False, **settings: Any) -> None:
         settings |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": _formatter}
         super().__init__(add_help=add_help, **settings)
+        # argparse itself takes -1e-3 and -1,3 for options.
+        self._negative_number_matcher = re.compile(r"-[\d.]")
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as a ConfigError."""

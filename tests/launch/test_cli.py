@@ -110,7 +110,7 @@ def test_options_change_the_recipe():
         ("--draft-training.every 0", "draft_training.every = 0: must be at least 1"),
         ("--draft-training.fall 1", "draft_training.fall = 1.0: must be a share"),
         ("--draft-training.replay -1", "draft_training.replay = -1: must be at least 0"),
-        ("--draft-training.replay -.5", "draft_training.replay = -.5: must be INT"),
+        ("--draft-training.replay -1e-3", "draft_training.replay = -1e-3: must be INT"),
         ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
         ("--rollout.law.temperature nan", "rollout.law.temperature = nan: must be >= 0"),
         ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
