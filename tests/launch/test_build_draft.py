@@ -104,7 +104,7 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     [
         ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): the draft of draft.path reads (0, 1)"),
         ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): must be distinct, ascending and within 0 .. 1"),
-        ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: must be 9"),
+        ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: must be 9, the policy's"),
         ({}, {"--draft.kind": "none"}, "must be None with kind none"),
         ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: no config.json there"),
         ({}, {"--draft.unroll": "8"}, "unroll = 8: must be within 1 .. 7"),
