@@ -13,9 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from launch.build.drafts.base import Draft, DraftContext
-from specjax import Drafter
-from specjax.drafters import Proposal
-from specjax.drafters.base import DraftLoss
+from specjax import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import acceptance, divergence
 from specjax.sampling import full_log_probs, process_logits, sample
 

@@ -8,7 +8,7 @@ quadratic penalty whose minimum lies at the region's edge. The metric is logged 
 
 import jax.numpy as jnp
 
-from specjax.train.loss import LossConfig, LossInputs, LossOutput
+from specjax import LossConfig, LossInputs, LossOutput
 
 
 def loss(inputs: LossInputs, config: LossConfig) -> LossOutput:

@@ -2,12 +2,14 @@
 
 from specjax.drafters import (
     Drafter,
+    DraftLoss,
     EitherDrafter,
     HeadDrafter,
     HistoryDrafter,
     ModelDrafter,
     NGramDrafter,
     NoDrafter,
+    Proposal,
 )
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -19,7 +21,7 @@ from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.config import TrainConfig
-from specjax.train.loss import LossConfig
+from specjax.train.loss import LossConfig, LossFn, LossInputs, LossOutput, policy_loss
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.timed_step import ProbeStep, StagedStep
@@ -30,11 +32,15 @@ from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 __all__ = [
     "AdvantageConfig",
     "DraftTrainingConfig",
+    "DraftLoss",
     "Drafter",
     "EitherDrafter",
     "HeadDrafter",
     "HistoryDrafter",
     "LossConfig",
+    "LossFn",
+    "LossInputs",
+    "LossOutput",
     "MeshConfig",
     "ModelDrafter",
     "NGramDrafter",
@@ -44,6 +50,7 @@ __all__ = [
     "Policy",
     "ProbeStep",
     "Prompts",
+    "Proposal",
     "Reward",
     "Rollout",
     "RolloutConfig",
@@ -58,6 +65,7 @@ __all__ = [
     "make_generate",
     "make_mesh",
     "make_train_step",
+    "policy_loss",
     "seed_step",
     "speculative_rollout",
 ]

@@ -1,6 +1,6 @@
 """Drafters: what proposes the tokens that the policy verifies."""
 
-from specjax.drafters.base import Drafter, Proposal
+from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.either import EitherDrafter
 from specjax.drafters.head import DraftHead, HeadDrafter
 from specjax.drafters.history import HistoryDrafter
@@ -10,6 +10,7 @@ from specjax.drafters.none import NoDrafter
 
 __all__ = [
     "DraftHead",
+    "DraftLoss",
     "Drafter",
     "EitherDrafter",
     "HeadDrafter",
