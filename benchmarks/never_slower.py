@@ -36,7 +36,7 @@ from specjax import (
     make_mesh,
     seed_step,
 )
-from specjax.cost import choose, init_drafting, remember, round_seconds
+from specjax.cost import choose, init_drafting, round_seconds, update_drafting
 from specjax.rollout.plan import lay_out
 
 MESH, WIDTH = make_mesh(MeshConfig()), 8
@@ -140,7 +140,7 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         alpha.append(float((rollout.lengths - 1).sum() / rollout.row_rounds.sum()))
         # As training does: of a lookup hindsight tells, which comes with the rollout.
         expected = job.predicted(params, prompts, rollout) if jax.tree.leaves(params.draft) else None
-        drafting = remember(drafting, rollout, expected, lengths)
+        drafting = update_drafting(drafting, rollout, expected, lengths)
     return Cell(over, chosen, alpha)
 
 

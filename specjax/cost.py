@@ -17,14 +17,14 @@ from jaxtyping import Array, Float, Int
 from specjax.rollout.plan import Phase
 from specjax.types import Rollout, pytree
 
-# How many drafted tokens the prediction of acceptance weighs as much as, how many rounds of a batch that of its
-# progress, and what a step leaves of the counts before it.
-PRIOR, PRIOR_TRIPS, DECAY = 32.0, 8.0, 0.8
+# Pseudo-counts: predicted acceptance counts as PRIOR_DRAFTED drafted tokens, predicted batch gain as PRIOR_ROUNDS
+# rounds. Older counts are multiplied by COUNT_DECAY in each step.
+PRIOR_DRAFTED, PRIOR_ROUNDS, COUNT_DECAY = 32.0, 8.0, 0.8
 
-# What a draft must promise over a shorter one, as a ratio of tokens a second, before it has run and once it has:
-# promises are too high at first by what a batch waits for the row that is accepted least, and what a round costs in
-# others of another length wanders by a tenth where other jobs use the machine's memory (`benchmarks.never_slower`).
-MARGIN, SURE = 1.15, 1.08
+# Expected speed over a shorter draft length, in tokens/s, from which a length is chosen: before it has run, and after.
+# Before, the expectation is too high: a batch waits for the row that is accepted least. After, round times of different
+# lengths still vary by a tenth where other jobs use the machine's memory (`benchmarks.never_slower`).
+UNTRIED_MARGIN, TRIED_MARGIN = 1.15, 1.08
 
 
 class Cell(NamedTuple):
@@ -56,7 +56,7 @@ class CostModel(NamedTuple):
     drafted: float
 
     def seconds(self, slots: int, window: int, draft_length: int) -> float:
-        """Of one round."""
+        """Return the seconds of one round."""
         return float(np.dot(self, _quantities(slots, window, draft_length)))
 
 
@@ -65,7 +65,7 @@ def _quantities(slots: int, window: int, k: int) -> tuple[float, ...]:
 
 
 def fit(cells: Sequence[Cell]) -> CostModel:
-    """The constants with the least squared relative error over the cells, each at least 0. Needs two cells."""
+    """Return the constants, each >= 0, with the least squared relative error over at least two cells."""
     seconds = np.array([cell.seconds for cell in cells])
     table = np.array([_quantities(cell.slots, cell.window, cell.draft_length) for cell in cells]) / seconds[:, None]
     best, least = np.zeros(table.shape[1]), np.inf
@@ -85,10 +85,10 @@ def fit(cells: Sequence[Cell]) -> CostModel:
 def round_seconds(
     cells: Sequence[Cell], phases: Sequence[Phase], draft_lengths: Sequence[int]
 ) -> Float[np.ndarray, "phases lengths"]:
-    """Seconds of a round of each phase at each draft length, float32.
+    """Return the seconds of a round of each phase at each draft length, float32.
 
-    The median where that very round was measured. Elsewhere by the model fitted to all cells, times what those of the
-    phase took of its seconds: an error that all of them share would favour some lengths over others.
+    Where that round was measured, the median. Elsewhere the fitted model, times the mean ratio of measured to modelled
+    seconds in the same phase: an error of the model that a phase's lengths share would favour some of them.
     """
     model, table = fit(cells), []
     for phase in phases:
@@ -136,32 +136,31 @@ class Drafting:
 
 
 def init_drafting(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
-    """Nothing drafted yet, and nothing to be accepted."""
+    """Return counts of zero with these seconds of a round."""
 
-    # Arrays of their own: a state is donated, and no buffer can be given away twice.
-    def none(*shape: int) -> Array:
+    # Separate arrays: a state is donated, and no buffer can be donated twice.
+    def zeros(*shape: int) -> Array:
         return jnp.zeros(shape, jnp.float32)
 
     longest = max(draft_lengths)
-    progress = Progress(none(*seconds.shape), none(*seconds.shape))
-    acceptance = Acceptance(none(longest), none(longest), none())
+    progress = Progress(zeros(*seconds.shape), zeros(*seconds.shape))
+    acceptance = Acceptance(zeros(longest), zeros(longest), zeros())
     return Drafting(acceptance, progress, jnp.asarray(seconds, jnp.float32))
 
 
-def remember(
+def update_drafting(
     before: Drafting, rollout: Rollout, predicted: Float[Array, ""] | None, draft_lengths: Sequence[int]
 ) -> Drafting:
-    """With the counts of one more rollout, as far as it has them.
+    """Return `before` with the counts of one more rollout, as far as it has them.
 
-    What it came to in hindsight counts before what it drafted: of a lookup that is but the rounds in which it found
-    something, where hindsight has all.
+    `lookup_counts` are preferred to what was drafted: a lookup drafts only in the rounds in which it finds something.
 
-    predicted: acceptance at position 1, of the training step behind it; None keeps the last.
+    predicted: acceptance at position 1, by the training step after the rollout; None keeps the last.
     """
     acceptance, progress = before.acceptance, before.progress
 
     def add(old: Array, new: Array) -> Array:
-        return DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
+        return COUNT_DECAY * old + jnp.sum(new, axis=0, dtype=jnp.float32)
 
     drafted, accepted = rollout.drafted, rollout.accepted
     if rollout.lookup_counts is not None:
@@ -171,7 +170,7 @@ def remember(
             acceptance, drafted=add(acceptance.drafted, drafted), accepted=add(acceptance.accepted, accepted)
         )
     if predicted is not None:
-        # It is a metric too: copied, so that donating the state to the next step leaves the metric be.
+        # A copy: it is a metric too, which must survive the donation of the state.
         acceptance = replace(acceptance, predicted=jnp.copy(predicted))
     if rollout.loop_rounds is not None and rollout.plain_rounds is not None and rollout.draft_length is not None:
         if rollout.plain_rounds.shape[1] != len(before.seconds):
@@ -187,14 +186,14 @@ def remember(
 
 
 def rates(acceptance: Acceptance) -> Float[Array, "K"]:
-    """Share of rounds in which position 1, 2, .. of a draft is accepted, of those that drafted it.
+    """Return the acceptance rate of position 1, 2, .. of a draft, over the rounds that drafted it.
 
-    Measured where there is data. What is missing follows a geometric law: the share that goes on from one position to
-    the next is that of the position before, and at the first the prediction.
+    Measured where there is data. Elsewhere geometric: the conditional rate of the position before, and at the first
+    position the predicted acceptance.
     """
     found, reached, onwards = [], jnp.float32(1), acceptance.predicted
     for drafted, accepted in zip(acceptance.drafted, acceptance.accepted, strict=True):
-        rate = (accepted + PRIOR * reached * onwards) / (drafted + PRIOR)
+        rate = (accepted + PRIOR_DRAFTED * reached * onwards) / (drafted + PRIOR_DRAFTED)
         # Drafts of a lookup are ragged: the few that reach a position may be accepted there more often than all before.
         onwards, reached = jnp.minimum(rate / jnp.maximum(reached, 1e-6), 1.0), rate
         found.append(rate)
@@ -202,38 +201,39 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
 
 
 def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> Float[Array, "lengths"]:
-    """Tokens that a row emits a round, to expect at each draft length; fewer where a lookup finds nothing to draft."""
+    """Return the expected tokens per row and round at each draft length; a lookup that finds nothing emits fewer."""
     gained = jnp.concatenate([jnp.ones(1), 1 + jnp.cumsum(rates(acceptance))])
     return gained[jnp.array(draft_lengths)]
 
 
 def batch_gain(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
-    """Rounds at draft length 0 that a round at each saves a batch, itself among them: measured where it has run.
+    """Return how many rounds at draft length 0 a round at each length replaces for a batch.
 
-    A batch is brought less far than its rows are on average, since it waits for the one that is accepted least, and a
-    lookup, whose acceptance is that of the rounds in which it found something, less far again. What other draft lengths
-    came to in the phase, of what acceptance promised of them, is expected where there is no data; all of it where none
-    has run.
+    Measured where the length has run. Elsewhere the expected acceptance length, times the share of it that the other
+    lengths of the phase reached: a batch waits for its row that is accepted least, so it gains less than a mean row.
     """
     promise, seen = acceptance_length(drafting.acceptance, draft_lengths)[None] - 1, drafting.progress
-    prior = PRIOR_TRIPS * jnp.max(promise)
+    prior = PRIOR_ROUNDS * jnp.max(promise)
     came = jnp.sum(seen.gained - seen.trips, axis=1, keepdims=True) + prior
     share = jnp.where(prior > 0, came / (jnp.sum(promise * seen.trips, axis=1, keepdims=True) + prior), 1.0)
-    return (seen.gained + PRIOR_TRIPS * (1 + share * promise)) / (seen.trips + PRIOR_TRIPS)
+    return (seen.gained + PRIOR_ROUNDS * (1 + share * promise)) / (seen.trips + PRIOR_ROUNDS)
 
 
-def promised(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
-    """How many times as fast as the first draft length each should be, in each phase."""
+def expected_speedup(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
+    """Return the expected speed of each draft length over the first, in each phase."""
     speed = batch_gain(drafting, draft_lengths) / drafting.seconds
     return speed / speed[:, :1]
 
 
 def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
-    """For each phase the index of the shortest draft length whose promise no other outdoes by more than its margin.
+    """Return for each phase the index of the shortest draft length that none is expected to beat by more than a margin.
 
-    A promise counts for less until its length has run, at 0 alone from the start. Draft lengths ascend.
+    The margin of a length shrinks from UNTRIED_MARGIN to TRIED_MARGIN as it runs; that of length 0 is always the latter.
+    Draft lengths ascend.
     """
-    untried = jnp.where(jnp.array(draft_lengths)[None] > 0, PRIOR_TRIPS / (drafting.progress.trips + PRIOR_TRIPS), 0.0)
-    speed = promised(drafting, draft_lengths) / (MARGIN / SURE) ** untried
-    near = SURE * speed >= jnp.max(speed, axis=1, keepdims=True)
+    untried = jnp.where(
+        jnp.array(draft_lengths)[None] > 0, PRIOR_ROUNDS / (drafting.progress.trips + PRIOR_ROUNDS), 0.0
+    )
+    speed = expected_speedup(drafting, draft_lengths) / (UNTRIED_MARGIN / TRIED_MARGIN) ** untried
+    near = TRIED_MARGIN * speed >= jnp.max(speed, axis=1, keepdims=True)
     return jnp.argmax(near, axis=1).astype(jnp.int32)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.costs.cost_table import cell_timer, load_cells
-from specjax.cost import Drafting, choose, remember, round_seconds
+from specjax.cost import Drafting, choose, round_seconds, update_drafting
 from specjax.drafters import NoDrafter
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
@@ -129,7 +129,7 @@ def make_variants(
     for index, length in enumerate(lengths):
         if length > 0:
             variants[str(length)] = Variant(experiment, step, drafted, [index] * len(experiment.phases))
-            drafting = remember(drafting, variants[str(length)].time_step().rollout, None, lengths)
+            drafting = update_drafting(drafting, variants[str(length)].time_step().rollout, None, lengths)
     drafted = replace(drafted, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
     variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist())
     variants[AUTOMATIC].time_step()

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.run.draft_alerts import acceptance_alarm
-from specjax.cost import Drafting, acceptance_length, batch_gain, choose, promised
+from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup
 from specjax.rollout.plan import Phase
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
@@ -66,7 +66,7 @@ def logprob_alarm(step: int, gap: float | None) -> str:
 
 def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
     """Say why each phase runs at its draft length, a line per phase."""
-    alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), promised(drafting, draft_lengths)
+    alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), expected_speedup(drafting, draft_lengths)
     gained = batch_gain(drafting, draft_lengths)
     lines = []
     for number, (phase, index) in enumerate(zip(phases, choose(drafting, draft_lengths).tolist(), strict=True)):

@@ -6,7 +6,7 @@ import jax
 
 from launch.build.drafts.base import Draft
 from launch.run.step_timer import Step
-from specjax.cost import Drafting, acceptance_length, batch_gain, promised
+from specjax.cost import Drafting, acceptance_length, batch_gain, expected_speedup
 from specjax.rollout.plan import Phase
 from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
 
@@ -91,7 +91,7 @@ class DraftSwitches:
     def _line(self, step: int, number: int, before: int, now: int, drafting: Drafting) -> str:
         phase, k = self._phases[number], max(before, now)
         index, known = self._lengths.index(k), drafting.acceptance
-        seconds, speed = drafting.seconds[number], promised(drafting, self._lengths)[number]
+        seconds, speed = drafting.seconds[number], expected_speedup(drafting, self._lengths)[number]
         rate = f"{float(known.accepted[0] / known.drafted[0]):.2f}" if known.drafted[0] > 0 else "-"
         gain = float(batch_gain(drafting, self._lengths)[number, index])
         return (

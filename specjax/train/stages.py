@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from specjax.cost import choose, remember
+from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
@@ -171,7 +171,7 @@ class Stages:
         if state.drafting is None:
             return state
         predicted = metrics.get("draft/predicted_acceptance")
-        return replace(state, drafting=remember(state.drafting, rollout, predicted, self.config.rollout.lengths))
+        return replace(state, drafting=update_drafting(state.drafting, rollout, predicted, self.config.rollout.lengths))
 
 
 def optimizers_of(config: TrainConfig) -> Params:

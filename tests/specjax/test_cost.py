@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specjax.cost import (
-    MARGIN,
-    PRIOR_TRIPS,
+    PRIOR_ROUNDS,
+    UNTRIED_MARGIN,
     Acceptance,
     Cell,
     CostModel,
@@ -16,11 +16,11 @@ from specjax.cost import (
     acceptance_length,
     batch_gain,
     choose,
+    expected_speedup,
     fit,
     init_drafting,
-    promised,
-    remember,
     round_seconds,
+    update_drafting,
 )
 from specjax.cost import rates as expected_rates
 from specjax.rollout.plan import Phase
@@ -122,7 +122,7 @@ def test_old_steps_fade():
     known = init_drafting((0, 2), np.ones((1, 2)))
     for accepted in (0, 10):
         seen = rollout(drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), accepted))
-        known = remember(known, seen, jnp.float32(0.3), (0, 2))
+        known = update_drafting(known, seen, jnp.float32(0.3), (0, 2))
     assert known.acceptance.predicted == jnp.float32(0.3)
     np.testing.assert_allclose(known.acceptance.drafted, 50 + 0.8 * 50)
     np.testing.assert_allclose(known.acceptance.accepted, 50)
@@ -136,7 +136,7 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
         plain_rounds=jnp.array([[0, 25, 0], [0, 45, 0]]),
         draft_length=jnp.array([[3, 3, 1], [3, 3, 1]]),
     )
-    known = remember(remember(known, seen, None, (0, 1, 3)), rollout(), None, (0, 1, 3))
+    known = update_drafting(update_drafting(known, seen, None, (0, 1, 3)), rollout(), None, (0, 1, 3))
     np.testing.assert_allclose(known.progress.gained, [[0, 0, 0], [0, 0, 70], [0, 0, 0]])
     np.testing.assert_allclose(known.progress.trips, [[0, 0, 0], [0, 0, 30], [0, 0, 0]])
     assert known.acceptance.predicted == 0
@@ -144,11 +144,11 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
 
 def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
     known = init_drafting((0, 2), np.ones((2, 2)))
-    same = remember(known, rollout(), None, (0, 2))
+    same = update_drafting(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
     foreign = rollout(loop_rounds=jnp.ones((1, 1)), plain_rounds=jnp.ones((1, 1)), draft_length=jnp.ones((1, 1)))
     with pytest.raises(ValueError, match="^plain_rounds: 1 phases; must be the 2 laid out$"):
-        remember(known, foreign, None, (0, 2))
+        update_drafting(known, foreign, None, (0, 2))
 
 
 def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
@@ -157,7 +157,7 @@ def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
     trips = jnp.array([[0, many], [0, 0]])
     known = Drafting(counted(10**6, 600_000, 300_000), Progress(1.5 * trips, trips), jnp.ones((2, 2)))
     np.testing.assert_allclose(batch_gain(known, (0, 2)), [[1, 1.5], [1, 1.9]], rtol=1e-3)
-    few = trips / many * PRIOR_TRIPS
+    few = trips / many * PRIOR_ROUNDS
     known = Drafting(known.acceptance, Progress(1.5 * few, few), known.seconds)
     # Eight measured rounds and eight expected ones, at a share halfway between what was measured and all of it.
     np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 + 1.7) / 2, rtol=1e-3)
@@ -188,7 +188,7 @@ def test_what_was_found_out_in_vain_is_not_soon_tried_again():
             draft_length=trips // 50 * index,
             plain_rounds=trips,
         )
-        state = remember(state, seen, jnp.float32(0.5), lengths)
+        state = update_drafting(state, seen, jnp.float32(0.5), lengths)
     assert chosen[:2] == [0, 1] and 15 < chosen.index(1, 2) < 30
 
 
@@ -205,7 +205,7 @@ def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: 
 
 def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
     known = drafting(counted(10**6, 600_000, 300_000), [[1.0, 1.6], [1.0, 3.8]])
-    np.testing.assert_allclose(promised(known, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
+    np.testing.assert_allclose(expected_speedup(known, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
     assert choose(known, (0, 2)).tolist() == [1, 0]
 
 
@@ -235,7 +235,7 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
         return 1 + jnp.sum(gained < 256, axis=0)
 
     taken = np.asarray(jax.vmap(rounds)(jax.random.split(jax.random.key(0), 50)))
-    assert 1.07 < taken.max(axis=1).mean() / taken.mean() < MARGIN - 0.02
+    assert 1.07 < taken.max(axis=1).mean() / taken.mean() < UNTRIED_MARGIN - 0.02
 
 
 def test_where_no_loss_foretells_anything_hindsight_does():
@@ -243,7 +243,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
     seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
-    known = remember(known, seen, None, (0, 2))
+    known = update_drafting(known, seen, None, (0, 2))
     np.testing.assert_allclose(known.acceptance.drafted, [160, 140])
     np.testing.assert_allclose(known.acceptance.accepted, [40, 14])
     many = jax.tree.map(lambda x: 1000 * x, known.acceptance)
@@ -260,7 +260,7 @@ def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tr
         chosen.append(index)
         trips = jnp.full((1, 1), 50)
         gained = trips * (10 + right * index) // 10
-        state = remember(
+        state = update_drafting(
             state,
             rollout(lookup_counts=counts, loop_rounds=trips, draft_length=0 * trips + index, plain_rounds=gained),
             None,

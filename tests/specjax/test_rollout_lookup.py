@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from specjax.cost import choose, init_drafting, remember
+from specjax.cost import choose, init_drafting, update_drafting
 from specjax.drafters import Drafter, HistoryDrafter, NGramDrafter, NoDrafter
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
@@ -262,7 +262,7 @@ def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout
                 kept[j] += proposal[: j + 1] == came[: j + 1]
     np.testing.assert_array_equal(rollout.lookup_counts, [[asked, kept]])
     assert 0.3 < kept[0] / asked[0] < 0.9
-    known = remember(init_drafting((0, 2), np.array([[1.0, 1.3]], np.float32)), rollout, None, (0, 2))
+    known = update_drafting(init_drafting((0, 2), np.array([[1.0, 1.3]], np.float32)), rollout, None, (0, 2))
     assert choose(known, (0, 2)).tolist() == [1]
 
 
