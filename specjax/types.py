@@ -213,3 +213,8 @@ class Rollout:
     writer: Int[Array, "R C"] | None = None
     reward: Reward | None = None
     batch: PyTree | None = None
+
+    @property
+    def verifications(self) -> Int[Array, "R"]:
+        """`row_rounds`, or without it those of plain decoding; the first token of a row comes from its prefill."""
+        return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds

@@ -30,8 +30,7 @@ class CheckpointConfig:
     Attributes:
         every: Steps between checkpoints; 0: none are saved.
         keep:  Number of newest checkpoints to keep.
-        best:  Also keep the checkpoint where this was highest: eval/accuracy, reward/mean, reward/accuracy, a part of
-               the reward, or rollout/acceptance_length.
+        best:  Also keep the checkpoint where this metric was highest: any name that the run logs.
     """
 
     every: int = 50

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
+from launch.build.draft import BUILDERS
 from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
@@ -81,7 +82,8 @@ class Experiment:
 def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
 
-    Without `training`, problems are read only where the draft's vocabulary was chosen from them.
+    Without `training`, problems are read only where the draft may depend on them: where its vocabulary was chosen from
+    them, or its builder is not a built-in one.
     """
     _check_windows(config)
     rollout_fn = _named("rollout.function", config.rollout.function, speculative_rollout)
@@ -94,7 +96,7 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     if training:
         _check_split(config, batch_shards(mesh))
     tokenizer = build_tokenizer(config)
-    needed = training or config.draft.vocab_size is not None
+    needed = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
     problems = build_problems(config) if needed else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train)
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens

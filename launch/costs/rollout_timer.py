@@ -78,11 +78,9 @@ class RolloutTimer:
         rollout = jax.block_until_ready(self._program(*args))
         seconds = time.perf_counter() - start
         lengths, rounds = np.asarray(rollout.lengths), int(np.max(rollout.lengths))
-        # A rollout function of one's own may leave out how many rounds it took: counted are those of plain decoding.
-        verifications = lengths - 1 if rollout.row_rounds is None else rollout.row_rounds
         if rollout.loop_rounds is not None:
             rounds = int(np.max(np.sum(rollout.loop_rounds, axis=-1)))
-        acceptance_length = float(lengths.sum() - len(lengths)) / max(int(np.sum(verifications)), 1)
+        acceptance_length = float(lengths.sum() - len(lengths)) / max(int(np.sum(rollout.verifications)), 1)
         return RolloutTime(lengths, acceptance_length, seconds, rounds)
 
     def _arguments(self, turn: int, data: tuple[PyTree, ...]) -> tuple[PyTree, ...]:

@@ -69,15 +69,15 @@ class RoundTimer(Generic[Name]):
         # One fixed draft length, the longest, so that all states have room for it.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
         self._kinds, self._count, self._prompts, self._mesh = kinds, count, place(prompts, mesh), mesh
-        jit_options = kernels.compiler_options(policy.dtype) | (options or {})
+        # The mesh says which platform the options are for.
+        with jax.set_mesh(mesh):
+            decoding_options = kernels.compiler_options(policy.dtype)
 
         def first(phase: Phase) -> Callable[[Params, Prompts], RoundState]:
             def run(params: Params, prompts: Prompts) -> RoundState:
                 return first_rows(Decoding(policy, drafter, params, config), prompts, phase, blank=blank)
 
-            return jax.jit(
-                _per_shard(run, mesh, P(BATCH_AXES)), compiler_options=kernels.compiler_options(policy.dtype)
-            )
+            return jax.jit(_per_shard(run, mesh, P(BATCH_AXES)), compiler_options=decoding_options)
 
         def some(kind: TimedRounds) -> jax.stages.Wrapped:
             def run(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
@@ -85,7 +85,7 @@ class RoundTimer(Generic[Name]):
                 return run_rounds(decoding, kind.draft_length, state, count)
 
             sharded = _per_shard(run, mesh, P(BATCH_AXES), P())
-            return jax.jit(sharded, donate_argnums=1, compiler_options=jit_options)
+            return jax.jit(sharded, donate_argnums=1, compiler_options=decoding_options | (options or {}))
 
         self._first = {phase: first(phase) for phase in {kind.phase for kind in kinds.values()}}
         self._rounds = {name: some(kind) for name, kind in kinds.items()}

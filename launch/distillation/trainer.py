@@ -152,7 +152,7 @@ class _AnswerGenerator:
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
             parts.append(answers_of(prompts, rollout))
-            rounds += int(np.sum(rollout.lengths if rollout.row_rounds is None else rollout.row_rounds))
+            rounds += int(np.sum(rollout.verifications))
         answers, seconds = join_answers(parts), time.perf_counter() - start
         self._cost.generation_s += seconds
         tokens = len(answers.completions)

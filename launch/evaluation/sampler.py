@@ -90,12 +90,10 @@ class Sampler:
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     """Fill in what a rollout function of one's own may leave out: `stopped`, and `row_rounds` as of plain decoding."""
-    lengths, stopped, rounds = rollout.lengths, rollout.stopped, rollout.row_rounds
+    lengths, stopped = rollout.lengths, rollout.stopped
     last = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     found = (lengths > 0) & jnp.isin(last, jnp.array(stop_tokens, jnp.int32))
-    return replace(
-        rollout, stopped=found if stopped is None else stopped, row_rounds=lengths if rounds is None else rounds
-    )
+    return replace(rollout, stopped=found if stopped is None else stopped, row_rounds=rollout.verifications)
 
 
 def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:

@@ -76,7 +76,8 @@ class DraftSwitches:
         self._speedup = "not measured yet"
 
     def __call__(self, step: Step) -> None:
-        if step.drafting is None:
+        # A rollout function of one's own may not say at which draft lengths it ran.
+        if step.drafting is None or step.rollout.draft_length is None:
             return
         # All shards run at the same draft lengths.
         by_shard, drafting = jax.device_get((step.rollout.draft_length, step.drafting))

@@ -147,7 +147,11 @@ class TrainingLoop:
 
     def save(self, number: int, state: TrainState) -> None:
         best = self.experiment.config.checkpoint.best
-        score = None if best is None else self.logs.timer.logged.get(best)
+        logged = self.logs.timer.logged
+        score = None if best is None else logged.get(best)
+        if best is not None and logged and score is None:
+            names = ", ".join(sorted(name for name, value in logged.items() if value is not None))
+            self.logs.events.warn(number, f"checkpoint.best = {best}: has no value in this step, which logged {names}")
         extra = checkpoint_extra(self.experiment, self.start, self.costs)
         self.saves.save(number, state, self.pipeline.get_state(), extra, score)
 

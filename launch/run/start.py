@@ -26,8 +26,6 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.types import TrainState
 
-# Metrics that `checkpoint.best` may name, beside the parts of a reward.
-HIGHER_IS_BETTER = ("eval/accuracy", "reward/mean", "reward/accuracy", "rollout/acceptance_length")
 # Held-out completions generated together, where a step has fewer: small batches would only be slow.
 LEAST_EVALUATED = 256
 
@@ -66,9 +64,6 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
 
 def _check_best(config: RunConfig) -> None:
     best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
-    names = (*HIGHER_IS_BETTER, *(f"reward/{name}" for name in config.reward.parts))
-    if best is not None and best not in names:
-        raise ConfigError(f"checkpoint.best = {best}: must be one of {', '.join(names)}")
     if best == "eval/accuracy" and (not measured or saved % measured):
         raise ConfigError(
             f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "

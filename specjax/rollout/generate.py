@@ -84,7 +84,11 @@ def make_generate(
     """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    @partial(jax.jit, compiler_options=kernels.compiler_options(policy.dtype))
+    # The mesh says which platform the options are for.
+    with jax.set_mesh(mesh):
+        options = kernels.compiler_options(policy.dtype)
+
+    @partial(jax.jit, compiler_options=options)
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return generate(prepare(params, policy.dtype), prompts, seed_step, chosen)
 

@@ -100,7 +100,14 @@ def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -
     """Return the options with these draft lengths filled in; the same where none are chosen."""
     if chosen is None:
         return config
-    return ChosenConfig(**{each.name: getattr(config, each.name) for each in fields(RolloutConfig)}, chosen=chosen)
+    kind = type(config)
+    if kind is RolloutConfig:
+        kind = ChosenConfig
+    elif not issubclass(kind, ChosenConfig):
+        # A subclass keeps what it adds.
+        kind = dataclass(frozen=True)(type(kind.__name__, (ChosenConfig, kind), {}))
+    values = {each.name: getattr(config, each.name) for each in fields(config) if each.init}
+    return kind(**values | {"chosen": chosen})
 
 
 def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[Phase, ...]:

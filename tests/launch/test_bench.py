@@ -33,7 +33,7 @@ from specjax.cost import Cell
 from specjax.keys import seed_step, sequence_keys
 from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.plan import RolloutConfig
-from tests.launch.programs import leave_run
+from tests.launch.programs import LEAST, changed_recipe, leave_run
 
 SMALL = replace(
     PRESETS["tiny"],
@@ -263,3 +263,9 @@ def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
     count = len(experiment.held_out_prompts.rows)
     with pytest.raises(ConfigError, match=f"^recipe = tiny: has {count} held-out prompts"):
         trained(tmp_path, "newest", "tiny", count + 1)
+
+
+def test_a_trained_run_with_a_rollout_of_its_own_is_refused(tmp_path: Path):
+    recipe = changed_recipe("tiny", repr(LEAST | {"rollout.function": "examples.fork_rollout:rollout"}))
+    with pytest.raises(ConfigError, match="^rollout.function = examples.fork_rollout:rollout: "):
+        trained(tmp_path, "newest", recipe, 1)

@@ -12,11 +12,16 @@ import pytest
 
 import launch.evaluate
 import launch.export
+import launch.generate
 import launch.train
 from configs.schema import DecoderConfig, ModelConfig
 from examples.bigram_drafter import Bigram
 from examples.new_family import gated_unit
-from specjax import MeshConfig, NGramDrafter, Params, Prompts, RolloutConfig, make_mesh
+from launch.build.drafts.base import Draft, DraftContext
+from launch.build.experiment import build_experiment
+from launch.cli.options import parse_run
+from specjax import MeshConfig, NGramDrafter, Params, Prompts, Rollout, RolloutConfig, make_mesh, speculative_rollout
+from specjax.checkpoint import Checkpointer
 from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy
 from tests.launch.programs import LEAST, Refusal, argv, metrics
 
@@ -64,10 +69,17 @@ def test_a_drafter_learns_and_is_resumed_and_reported(tmp_path: Path):
     assert "examples.bigram_drafter:build" in (tmp_path / "part/report.html").read_text()
 
 
-def test_a_loss_logs_its_own_metric(tmp_path: Path):
-    logged = run("custom_loss", tmp_path, "--updates.minibatches", "2")
-    assert logged[0]["loss/ratio_deviation"] > 0
-    assert "loss/ratio_deviation" in (tmp_path / "report.html").read_text()
+def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Path):
+    options = ("--updates.minibatches", "2", "--checkpoint.best", "loss/ratio_deviation", "--checkpoint.every", "2")
+    whole = run("custom_loss", tmp_path / "whole", *options, "--steps", "4")
+    assert whole[0]["loss/ratio_deviation"] > 0
+    assert "loss/ratio_deviation" in (tmp_path / "whole/report.html").read_text()
+    run("custom_loss", tmp_path / "part", *options)
+    resumed = run("custom_loss", tmp_path / "part", *options, "--steps", "4", "--resume")
+    same = ("loss/ratio_deviation", "loss/policy", "rollout/tokens")
+    assert [[step[name] for name in same] for step in resumed] == [[step[name] for name in same] for step in whole]
+    with Checkpointer(tmp_path / "part/checkpoints", best="loss/ratio_deviation") as saves:
+        assert saves.best_step() == max((2, 4), key=lambda step: (whole[step - 1]["loss/ratio_deviation"], step))
 
 
 def test_a_reward_gives_partial_credit(tmp_path: Path):
@@ -89,6 +101,34 @@ def test_a_family_trains_and_its_save_is_evaluated(
     capsys.readouterr()
     line = refusal(launch.export.main, [*least, "--out", str(tmp_path / "out")])
     assert "model.family = examples.new_family:gated_unit" in line
+
+
+def bare_rollout(*arguments: Any) -> Rollout:
+    """The built-in rollout, of which only what is required is returned."""
+    rollout = speculative_rollout(*arguments)
+    return Rollout(rollout.tokens, rollout.lengths)
+
+
+def by_problems(context: DraftContext) -> Draft:
+    """A draft whose parameters have the shape of the problems."""
+    return Draft(Bigram(), {"table": jnp.zeros((len(context.problems), context.policy.vocab_size))})
+
+
+def test_a_rollout_of_tokens_and_lengths_alone_trains_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bare = ("--rollout.function", f"{__name__}:bare_rollout")
+    logged = run(None, tmp_path / "run", *bare, "--rollout.draft-lengths", "0", "2")
+    assert len(logged) == 2 and logged[1]["rollout/acceptance_length"] is None
+    assert "checkpoint.best = rollout/acceptance_length" in (tmp_path / "run/diary.jsonl").read_text()
+    least = [*argv("tiny", LEAST), *bare, "--checkpoint", str(tmp_path / "run")]
+    assert launch.evaluate.main(least) == 0
+    assert launch.generate.main([*least, "--prompt", "1+1="]) == 0
+    assert "tokens" in capsys.readouterr().out
+
+
+def test_a_builder_of_ones_own_sees_the_problems_without_training():
+    config = parse_run(argv("tiny", LEAST | {"--draft.kind": f"{__name__}:by_problems"}), "", "")
+    tables = [build_experiment(config, training).networks.params.draft["table"] for training in (True, False)]
+    assert tables[0].shape == tables[1].shape and len(tables[0]) > 0
 
 
 def test_the_bigram_drafter_is_lossless():

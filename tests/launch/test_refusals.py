@@ -52,7 +52,6 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0: must be at least 1"),
         ({"--steps": "-1"}, "steps = -1: must be at least 1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0: must be at least 1"),
-        ({"--checkpoint.best": "kl/reference"}, "checkpoint.best = kl/reference: must be one of eval/accuracy, "),
         (BEST, "must be a multiple of eval.every = 0 for checkpoint.best = eval/accuracy"),
         (BEST | {"--checkpoint.every": "4", "--eval.every": "3"}, "checkpoint.every = 4: must be a multiple of "),
         ({"--seed": "-1"}, "seed = -1: must be between 0 and"),

@@ -1,6 +1,6 @@
 """Phases, the queue and chosen draft lengths change how a rollout is made, and nothing of what it returns."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import pytest
 
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
-from specjax.rollout.plan import ChosenConfig, Phase, RolloutConfig, lay_out
+from specjax.rollout.plan import ChosenConfig, Phase, RolloutConfig, choose_lengths, lay_out
 from specjax.rollout.rounds import Decoding, rounds
 from specjax.rollout.speculative import begin, speculative_rollout
 from specjax.sampling import SamplingLaw
@@ -225,6 +225,22 @@ class Untouched(NoDrafter):
         raise AssertionError("called")
 
     catch_up = propose = observe = refuse
+
+
+@dataclass(frozen=True)
+class ForkConfig(RolloutConfig):
+    budget: int = 5
+
+    def doubled(self) -> int:
+        return 2 * self.budget
+
+
+def test_a_subclass_of_the_options_keeps_what_it_adds_when_lengths_are_chosen():
+    chosen = choose_lengths(ForkConfig(draft_lengths=(0, 3), budget=7), jnp.array([1]))
+    assert isinstance(chosen, ForkConfig) and isinstance(chosen, ChosenConfig)
+    assert (chosen.doubled(), chosen.length_index(0)) == (14, 1)
+    assert replace(chosen, draft_length=1).budget == 7
+    assert choose_lengths(chosen, jnp.array([0])).length_index(0) == 0
 
 
 def test_rounds_at_draft_length_0_call_no_drafter():

@@ -24,6 +24,8 @@ from specjax.parallel.mesh import MeshConfig
 def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[[Networks, Preset], Section]:
     """The section, once the run is read: bad input is found before anything is measured."""
     experiment = build_experiment(replace(load_recipe(recipe), mesh=MeshConfig()))
+    if (named := experiment.config.rollout.function) is not None:
+        raise ConfigError(f"rollout.function = {named}: must be unset, only the built-in rollout is measured")
     own = experiment.networks
     if own.decoder is None or isinstance(own.drafter, NoDrafter):
         raise ConfigError(f"recipe = {recipe}: has no draft of a built-in policy to measure")
