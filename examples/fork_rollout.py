@@ -26,7 +26,7 @@ def rollout(
     generate = partial(speculative_rollout, policy, drafter, params, seed_step=seed_step, config=config)
     parts = jax.tree.map(lambda x: x.reshape(PARTS, -1, *x.shape[1:]), prompts)
     by_part = jax.lax.map(lambda part: generate(prompts=part), parts)
-    by_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), by_part)
+    by_row = jax.tree.map(lambda x: x.reshape(PARTS * x.shape[1], *x.shape[2:]), by_part)
 
     # These have a row for each shard, not for each sequence.
     def total(counts: jax.Array | None) -> jax.Array | None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
@@ -20,12 +21,14 @@ from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.tokenizers import Tokenizer
+from specjax import kernels
 from specjax.parallel.mesh import batch_shards, make_mesh
-from specjax.rollout.generate import RolloutFn
-from specjax.rollout.plan import Phase, lay_out
+from specjax.rollout.generate import RolloutFn, per_shard, prepare
+from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
+from specjax.types import Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,32 @@ class Experiment:
         shards = batch_shards(self.mesh)
         return lay_out(self.train.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
+    def trace_rollout(self, config: RolloutConfig, prompts: int) -> Rollout:
+        """Return the shapes of a rollout of so many prompts, without compiling or running anything.
+
+        Raises ConfigError where the rollout function refuses its input or returns sequences of other shapes.
+        """
+        width, policy, params = self.config.data.max_prompt_tokens, self.networks.policy, self.networks.params
+        phases = len(lay_out(config, prompts * config.group_size // batch_shards(self.mesh), width))
+        each, scalar = jax.ShapeDtypeStruct((prompts,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((prompts, width), jnp.int32)
+        chosen = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
+        generate = per_shard(self.rollout_fn, policy, self.networks.drafter, config, self.mesh)
+        try:
+            with jax.set_mesh(self.mesh):
+                rollout = jax.eval_shape(
+                    lambda params, *rest: generate(prepare(params, policy.dtype), *rest),
+                    *(replace(params, memory=()), Prompts(tokens, each, each), (scalar, scalar), chosen),
+                )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rollout.function = {self.config.rollout.function}: {error}") from error
+        rows = prompts * config.group_size
+        found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
+        if found != expected:
+            name = self.config.rollout.function
+            raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {found}, must be {expected}")
+        return rollout
+
 
 def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
@@ -91,6 +120,8 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     _offer_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
+        # Refuses a bad SPECJAX_KERNELS.
+        kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if training:

@@ -14,12 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from configs.schema import SpeedupConfig
-from configs.schema.networks import DraftConfig
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.costs.rollout_timer import RolloutTime, RolloutTimer
-from launch.data.batches import PromptTable
 from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
@@ -92,8 +89,10 @@ class Speedup:
     lengths: np.ndarray
 
 
-def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, shards: int) -> None:
-    """Raise ConfigError if plans of these options cannot be made, or would not generate the same prompts."""
+def check_plans(experiment: Experiment) -> None:
+    """Raise ConfigError if plans of the run's options cannot be made, or would not generate the same prompts."""
+    options, draft = experiment.config.speedup, experiment.config.draft
+    table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
     if not options.slots:
         return
     if not draft.proposes:
@@ -105,6 +104,21 @@ def check_plans(options: SpeedupConfig, table: PromptTable, draft: DraftConfig, 
         raise ConfigError(
             f"speedup.prompts = {options.prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}"
         )
+    if experiment.config.rollout.function is not None:
+        group_size = experiment.train.rollout.group_size
+        count, few = _tail_size(options.prompts // shards, shards, group_size)
+        plans = [(options.prompts, group_size, slots) for slots in options.slots]
+        try:
+            for prompts, samples, slots in [*plans, (count * shards, few, count * few)]:
+                experiment.trace_rollout(replace(_plan_config(experiment, slots), group_size=samples), prompts)
+        except ConfigError as error:
+            raise ConfigError(f"speedup.slots = {options.slots}: {error}") from error
+
+
+def _plan_config(experiment: Experiment, slots: int) -> RolloutConfig:
+    # Draft length 0 is among them for phases before the last.
+    lengths = (0, *sorted(set(experiment.config.speedup.draft_lengths)))
+    return replace(experiment.train.rollout, draft_lengths=lengths, phases=shrinking(slots))
 
 
 def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
@@ -123,8 +137,6 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
     """
     options, dtype, drafter = experiment.config.speedup, experiment.networks.policy.dtype, experiment.networks.drafter
     table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
-    # Draft length 0 is among them for phases before the last; plain plans hold no drafter, as a run without one.
-    config = replace(experiment.train.rollout, draft_lengths=(0, *sorted(set(options.draft_lengths))))
     # What a drafter remembers it knows by the ids of other prompts.
     params = replace(params, memory=())
     undrafted = replace(params, draft={})
@@ -135,15 +147,17 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
         prompts = [table.batch(rows) for rows in turns]
         plain, drafting = [], []
         for count in slots:
-            groups = replace(config, group_size=samples, phases=shrinking(count))
+            groups = replace(_plan_config(experiment, count), group_size=samples)
+            # Plain plans hold no drafter, as a run without one.
             alone = replace(groups, draft_lengths=(0,))
             plain.append(PhasedRollout(experiment, NoDrafter(), prepared_alone, alone, prompts))
             drafting.append(PhasedRollout(experiment, drafter, prepared, groups, prompts))
         return best_against_best(plain, drafting, options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
-    everything = compare(turns, config.group_size, options.slots)
-    tail, samples = tail_of(turns, everything.lengths, shards, config.group_size)
+    group_size = experiment.train.rollout.group_size
+    everything = compare(turns, group_size, options.slots)
+    tail, samples = tail_of(turns, everything.lengths, shards, group_size)
     return everything, compare(tail, samples, (tail.shape[1] // shards * samples,))
 
 
@@ -152,13 +166,19 @@ def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int
 
     turns: int [turns, prompts], in the order of the shards. lengths: int [turns, prompts * group_size].
     """
-    sequences = -(-TAIL // shards)
     parts = turns.reshape(len(turns), shards, -1)
-    count = min(-(-sequences // group_size), parts.shape[2])
+    count, samples = _tail_size(parts.shape[2], shards, group_size)
     means = lengths.reshape(*parts.shape, group_size).mean(axis=-1)
     longest = np.argsort(means, axis=-1)[..., -count:]
     chosen = np.take_along_axis(parts, longest, axis=-1).reshape(len(turns), -1)
-    return chosen, min(-(-sequences // count), group_size)
+    return chosen, samples
+
+
+def _tail_size(prompts: int, shards: int, group_size: int) -> tuple[int, int]:
+    """Return the prompts of each shard's tail and the samples of each; prompts: those of a shard."""
+    sequences = -(-TAIL // shards)
+    count = min(-(-sequences // group_size), prompts)
+    return count, min(-(-sequences // count), group_size)
 
 
 def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout], repeats: int) -> Speedup:

@@ -67,6 +67,17 @@ class HeldOutAcceptance:
         return found | counts | {"by_length": [{"up_to": length} | part for length, part in by_length.items()]}
 
 
+def check_counts(experiment: Experiment) -> None:
+    """Raise ConfigError where the rollout function returns no counts to measure acceptance by."""
+    if (name := experiment.config.rollout.function) is None:
+        return
+    rollout = experiment.train.rollout
+    options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
+    done = experiment.trace_rollout(options, experiment.config.data.prompts)
+    if done.row_rounds is None or done.drafted is None or done.accepted is None:
+        raise ConfigError(f"rollout.function = {name}: must return row_rounds, drafted and accepted to be measured")
+
+
 def measure_acceptance(
     experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
 ) -> HeldOutAcceptance:
@@ -83,9 +94,6 @@ def measure_acceptance(
     # The noise of evaluation, which no training step uses.
     generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
     done = generate(params, prompts, seed_step(config.seed, -1))
-    if done.row_rounds is None or done.drafted is None or done.accepted is None:
-        name = config.rollout.function
-        raise ConfigError(f"rollout.function = {name}: must return row_rounds, drafted and accepted to be measured")
     answers = answers_of(prompts, done)
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size

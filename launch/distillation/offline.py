@@ -10,7 +10,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.paths import write_results
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
-from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.acceptance import check_counts, measure_acceptance
 from launch.distillation.break_even import measure_break_even
 from launch.distillation.export import check_trained, made_for_distillation, write_trained
 from launch.distillation.options import DistillArgs
@@ -35,6 +35,7 @@ def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, ou
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
     if not experiment.held_out_prompts.rows:
         raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
+    check_counts(experiment)
     kept = None if own.save_responses is None else JsonLinesWriter("save_responses", own.save_responses)
 
     def keep(answers: Answers) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import RunConfig
@@ -22,8 +23,8 @@ from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.run.wandb import check_wandb
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
-from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
+from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import TrainState
 
 # Held-out completions generated together, where a step has fewer: small batches would only be slow.
@@ -56,7 +57,11 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     if config.distill.steps and not continuing:
         check_distillation(experiment)
     _check_best(config)
-    check_plans(config.speedup, experiment.held_out_prompts, config.draft, batch_shards(experiment.mesh))
+    if config.rollout.function is not None:
+        experiment.trace_rollout(experiment.train.rollout, config.data.prompts)
+    if config.loss.function is not None:
+        _check_loss(experiment)
+    check_plans(experiment)
     if config.cost_table is None or continuing:
         return []
     return load_cells(Path(config.cost_table), experiment.phases, config.rollout.draft_lengths)
@@ -69,6 +74,18 @@ def _check_best(config: RunConfig) -> None:
             f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "
             "and that not 0"
         )
+
+
+def _check_loss(experiment: Experiment) -> None:
+    """Trace the loss for one row. Raises ConfigError where it refuses its input or is not per token."""
+    config, loss = experiment.config, experiment.train.loss
+    width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    x, mask = (jax.ShapeDtypeStruct((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
+    inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
+    try:
+        jax.eval_shape(lambda inputs: per_token_loss(experiment.loss_fn, inputs, loss), inputs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss.function = {config.loss.function}: {error}") from error
 
 
 def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None) -> Start:

@@ -229,6 +229,7 @@ def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, sh
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
 
 
+BARE = {"--rollout.function": "test_examples:bare_rollout"}
 LEARNING = {"--distill.steps": "60", "--distill.batch-size": "16", "--draft-optimizer.learning-rate": "0.02"}
 MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 SMALL_MODEL = DecoderConfig(
@@ -294,6 +295,7 @@ def test_what_it_says_is_readable(distilled: tuple[Path, str]):
         ({"--distill.steps": "-1"}, "distill.steps = -1: "),
         ({"--data.prompts": "13"}, "data.prompts = 13: must be between 1 and 12"),
         ({"--repeats": "0"}, "repeats = 0: "),
+        (BARE, "must return row_rounds, drafted and accepted"),
         ({"--temperatures": "-1"}, "temperatures = (-1.0,): "),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--responses": "nowhere.jsonl"}, "nowhere.jsonl: "),

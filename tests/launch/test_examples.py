@@ -3,6 +3,7 @@
 import ast
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from launch.cli.options import parse_run
 from specjax import MeshConfig, NGramDrafter, Params, Prompts, Rollout, RolloutConfig, make_mesh, speculative_rollout
 from specjax.checkpoint import Checkpointer
 from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy
+from specjax.train.loss import LossConfig, LossInputs, LossOutput
 from tests.launch.programs import LEAST, Refusal, argv, metrics
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -107,6 +109,47 @@ def bare_rollout(*arguments: Any) -> Rollout:
     """The built-in rollout, of which only what is required is returned."""
     rollout = speculative_rollout(*arguments)
     return Rollout(rollout.tokens, rollout.lengths)
+
+
+def short_rollout(*arguments: Any) -> Rollout:
+    """One column too few."""
+    rollout = bare_rollout(*arguments)
+    return replace(rollout, tokens=rollout.tokens[:, 1:])
+
+
+def mean_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
+    """Not per token."""
+    return LossOutput(jnp.mean(inputs.theta), {})
+
+
+FORK = "--rollout.function examples.fork_rollout:rollout"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (f"--rollout.function {__name__}:short_rollout", f"rollout.function = {__name__}:short_rollout: "),
+        (f"--loss.function {__name__}:mean_loss", f"loss.function = {__name__}:mean_loss: "),
+        (f"{FORK} --speedup.slots 64", "speedup.slots = (64,): rollout.function = examples.fork_rollout:rollout: "),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused_before_the_run(
+    options: str, message: str, refusal: Refusal, tmp_path: Path
+):
+    words = [
+        *argv("tiny", LEAST | {"speedup.prompts": 8}),
+        "--out",
+        str(tmp_path / "run"),
+        "--speedup.slots",
+        *options.split(),
+    ]
+    assert refusal(launch.train.main, words).startswith(message)
+
+
+def test_unknown_kernels_are_refused(refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPECJAX_KERNELS", "fast")
+    line = refusal(launch.train.main, [*argv("tiny", LEAST), "--out", str(tmp_path / "run")])
+    assert line.startswith("SPECJAX_KERNELS = fast: ")
 
 
 def by_problems(context: DraftContext) -> Draft:
