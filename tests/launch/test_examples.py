@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import launch.compare
 import launch.evaluate
 import launch.export
 import launch.generate
@@ -82,6 +83,14 @@ def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Pa
     assert [[step[name] for name in same] for step in resumed] == [[step[name] for name in same] for step in whole]
     with Checkpointer(tmp_path / "part/checkpoints", best="loss/ratio_deviation") as saves:
         assert saves.best_step() == max((2, 4), key=lambda step: (whole[step - 1]["loss/ratio_deviation"], step))
+
+
+def test_a_rollout_and_a_loss_of_ones_own_are_compared(tmp_path: Path):
+    options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--steps": "1", "--draft-lengths": "2"}
+    options |= {"--loss.function": "examples.custom_loss:loss", "--rollout.function": "examples.fork_rollout:rollout"}
+    found = tmp_path / "found.json"
+    assert launch.compare.main(argv("tiny", LEAST | options | {"--json": str(found)})) == 0
+    assert list(json.loads(found.read_text())["arms"]) == ["autoregressive", "2", "automatic"]
 
 
 def test_a_reward_gives_partial_credit(tmp_path: Path):
