@@ -88,9 +88,9 @@ class Experiment:
         """
         width, policy, params = self.config.data.max_prompt_tokens, self.networks.policy, self.networks.params
         phases = len(lay_out(config, prompts * config.group_size // batch_shards(self.mesh), width))
-        each, scalar = jax.ShapeDtypeStruct((prompts,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        tokens = jax.ShapeDtypeStruct((prompts, width), jnp.int32)
-        chosen = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
+        shaped: Any = jax.ShapeDtypeStruct
+        tokens, each, scalar = (shaped(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
+        chosen = shaped((phases,), jnp.int32) if config.draft_lengths else None
         generate = per_shard(self.rollout_fn, policy, self.networks.drafter, config, self.mesh)
         try:
             with jax.set_mesh(self.mesh):

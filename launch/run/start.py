@@ -80,7 +80,8 @@ def _check_loss(experiment: Experiment) -> None:
     """Trace the loss for one row. Raises ConfigError where it refuses its input or is not per token."""
     config, loss = experiment.config, experiment.train.loss
     width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    x, mask = (jax.ShapeDtypeStruct((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
+    shaped: Any = jax.ShapeDtypeStruct
+    x, mask = (shaped((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
     inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
     try:
         jax.eval_shape(lambda inputs: per_token_loss(experiment.loss_fn, inputs, loss), inputs)

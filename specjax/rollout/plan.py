@@ -1,7 +1,7 @@
 """How a rollout is laid out: its options, and the static phases that they become for a number of sequences."""
 
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -106,8 +106,9 @@ def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -
     elif not issubclass(kind, ChosenConfig):
         # A subclass keeps what it adds.
         kind = dataclass(frozen=True)(type(kind.__name__, (ChosenConfig, kind), {}))
-    values = {each.name: getattr(config, each.name) for each in fields(config) if each.init}
-    return kind(**values | {"chosen": chosen})
+    values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config) if each.init}
+    values["chosen"] = chosen
+    return kind(**values)
 
 
 def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[Phase, ...]:
