@@ -228,7 +228,7 @@ def expected_speedup(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[
 def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
     """Return by phase the index of the shortest draft length that none is expected to beat by more than a margin.
 
-    The margin of a length shrinks from UNTRIED_MARGIN to TRIED_MARGIN as it runs; that of length 0 is always the latter.
+    The margin of a length shrinks from UNTRIED_MARGIN to TRIED_MARGIN as it runs; that of length 0 is the latter.
     Draft lengths ascend.
     """
     untried = jnp.where(
