@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax import kernels
+
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -117,7 +119,7 @@ def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: Rop
     """The rotary embedding of heads of `size` dimensions at these positions, angles in float32."""
     frequency = frequencies(size // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos, sin = kernels.computed_once(jnp.cos(angle)), kernels.computed_once(jnp.sin(angle))
     if isinstance(scaling, YarnScaling):
         cos, sin = scaling.magnitude * cos, scaling.magnitude * sin
     return Rotation(cos, sin)

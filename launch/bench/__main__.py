@@ -7,11 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.bench.models import random_networks
-from launch.bench.options import BenchArgs
+from launch.bench.options import SECTIONS, TRAINED, BenchArgs
 from launch.bench.plots import save_plots
 from launch.bench.presets import find_preset
 from launch.bench.report import as_json, print_section
-from launch.bench.sections import SECTIONS, TRAINED
 from launch.bench.sections.trained import trained
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory

@@ -1,11 +1,29 @@
-"""Options of launch.bench."""
+"""Sections and options of launch.bench."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from launch.bench.presets import PRESETS
-from launch.bench.sections import SECTIONS, TRAINED
+from launch.bench.models import Networks
+from launch.bench.presets import PRESETS, Preset
+from launch.bench.report import Section
+from launch.bench.sections.decoding import draft, floor, verify
+from launch.bench.sections.generation import acceptance
+from launch.bench.sections.layout import layout
+from launch.bench.sections.peers import peers, rollouts
 from launch.cli.paths import check_writable
 from specjax.checkpoint import Which
+
+SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
+    "floor": floor,
+    "verify": verify,
+    "draft": draft,
+    "acceptance": acceptance,
+    "layout": layout,
+    "peers": peers,
+    "rollouts": rollouts,
+}
+# Another one, which needs a checkpoint: launch.bench.sections.trained.
+TRAINED = "trained"
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ write = _selected(plain.write)
 while_loop = _selected(plain.while_loop)
 switch = _selected(plain.switch)
 argmax = _selected(plain.argmax)
+computed_once = _selected(plain.computed_once)
 compiler_options = _selected(plain.compiler_options)
 
 

@@ -15,6 +15,7 @@ from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.hf.rope import rope_from_hf, rope_to_hf
 from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, rotation, scaling_from_json
+from specjax.testing.hlo import Program
 from tests.models.parity import GOLDEN
 
 CASES = json.loads((GOLDEN / "rope.json").read_text())
@@ -92,6 +93,9 @@ def test_the_layers_of_a_forward_share_one_rotation(cached: bool) -> None:
     caches = (jax.eval_shape(lambda: policy.init_cache(2, 9)),) if cached else ()
     traced = jax.make_jaxpr(policy.apply)(params, jax.ShapeDtypeStruct((2, 5), jnp.int32), start, *caches)
     assert (str(traced).count(" cos "), str(traced).count(" sin ")) == (1, 1)
+    compiled = jax.jit(policy.apply).lower(params, jax.ShapeDtypeStruct((2, 5), jnp.int32), start, *caches).compile()
+    lines = [line for computation in Program(compiled.as_text()).computations.values() for line in computation]
+    assert sum(line.opcode == "cosine" for line in lines) == 1
 
 
 def test_a_rotation_at_one_token_of_each_row_is_that_of_its_position() -> None:

@@ -92,6 +92,7 @@ CASES = (
         for rows, heads in ((4, 2), (1, 2), (1, 1))
     ),
     Case("argmax", ((4, 3, 50),), (ROWS,), exact=True),
+    Case("computed_once", ((4, 3, 1, 8),), (ROWS,), exact=True),
 )
 
 
