@@ -91,8 +91,8 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
 def computed_once(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     """Multiply by the identity, whose product is an array in memory with the same bits.
 
-    Without it every layer computes the angles of its rotary embedding again, and keeps them under rematerialisation: in
-    tests/models/test_remat.py a fifth more memory. Rounds of the 8 layers of preset 25m take as long with it as without.
+    Without it every layer computes the angles of its rotary embedding again, and keeps them under rematerialisation:
+    a fifth more memory in tests/models/test_remat.py. Rounds of preset 25m take as long with it as without.
     """
     return x @ jnp.eye(x.shape[-1], dtype=x.dtype)
 
