@@ -143,17 +143,22 @@ class TrainingLoop:
         if is_due(number, every) or (every and last):
             # Logged first: a run that is killed after the save resumes after the line of this step.
             self.logs.timer.finish()
+            if is_due(number, every):
+                self.warn_of_missing_score(number)
             self.save(number, state)
 
     def save(self, number: int, state: TrainState) -> None:
         best = self.experiment.config.checkpoint.best
-        logged = self.logs.timer.logged
-        score = None if best is None else logged.get(best)
-        if best is not None and logged and score is None:
-            names = ", ".join(sorted(name for name, value in logged.items() if value is not None))
-            self.logs.events.warn(number, f"checkpoint.best = {best}: has no value in this step, which logged {names}")
+        score = None if best is None else self.logs.timer.logged.get(best)
         extra = checkpoint_extra(self.experiment, self.start, self.costs)
         self.saves.save(number, state, self.pipeline.get_state(), extra, score)
+
+    def warn_of_missing_score(self, number: int) -> None:
+        """Warn if this step has not logged the metric that the best save is chosen by."""
+        best, logged = self.experiment.config.checkpoint.best, self.logs.timer.logged
+        if best is not None and logged.get(best) is None:
+            names = ", ".join(sorted(name for name, value in logged.items() if value is not None))
+            self.logs.events.warn(number, f"checkpoint.best = {best}: has no value in this step, which logged {names}")
 
     def warn_of_stop(self, number: int) -> None:
         saving = self.experiment.config.checkpoint.every

@@ -168,7 +168,7 @@ def by_problems(context: DraftContext) -> Draft:
 
 def test_a_rollout_of_tokens_and_lengths_alone_trains_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bare = ("--rollout.function", f"{__name__}:bare_rollout")
-    logged = run(None, tmp_path / "run", *bare, "--rollout.draft-lengths", "0", "2")
+    logged = run(None, tmp_path / "run", *bare, "--rollout.draft-lengths", "0", "2", "--checkpoint.every", "1")
     assert len(logged) == 2 and logged[1]["rollout/acceptance_length"] is None
     assert "checkpoint.best = rollout/acceptance_length" in (tmp_path / "run/diary.jsonl").read_text()
     least = [*argv("tiny", LEAST), *bare, "--checkpoint", str(tmp_path / "run")]
