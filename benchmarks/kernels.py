@@ -1,4 +1,4 @@
-"""What each tuned kernel and each of XLA's flags does to a round: seconds without it over seconds with it, in turns.
+"""Time rounds with and without each tuned kernel and each of XLA's flags, in turns.
 
 Run from the repository's root: python -m benchmarks.kernels [--dtype bfloat16] [--cells 1,0 4,3] [--flags]
 

@@ -37,7 +37,7 @@ _GRPO: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What an algorithm changes in GRPO.
+    """The settings in which an algorithm differs from GRPO.
 
     Attributes:
         paper:   arXiv id, and where in it the settings are.

@@ -43,7 +43,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run records besides its metrics.
+    """Records of a run besides its metrics.
 
     Attributes:
         samples:       Completions kept in full at the first, last and every evaluated step; 0: none.

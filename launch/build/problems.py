@@ -31,7 +31,7 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def build_problems(config: RunConfig) -> Problems:
-    """What the data section names: files, or the built-in task."""
+    """Return the problems that the data section names: files, or the built-in task."""
     data = config.data
     if data.train is not None:
         problems = load_problems(data.train, data)

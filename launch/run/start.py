@@ -150,7 +150,7 @@ def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) ->
     if continuing:
         return
     if experiment.config.resume:
-        events.warn(0, "nothing had been saved: the run begins anew")
+        events.warn(0, "No checkpoint found; starting from scratch")
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:
             events.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")

@@ -36,7 +36,7 @@ class Proposal(NamedTuple):
 
 
 class DraftLoss(NamedTuple):
-    """What the draft's training computes of one microbatch.
+    """Result of the draft's loss for one microbatch.
 
     loss:    scalar, the sum over its tokens, to be divided by the global count; differentiable in the draft's
              parameters alone.
@@ -50,7 +50,7 @@ class DraftLoss(NamedTuple):
 
 @runtime_checkable
 class Memory(Protocol):
-    """What a drafter keeps of earlier rollouts, as functions over `Params.memory`."""
+    """A drafter's memory of earlier rollouts, as functions over `Params.memory`."""
 
     def blank(self, prompts: int, max_new_tokens: int) -> PyTree:
         """Return the memory before the first rollout, for prompt ids 0 .. prompts - 1."""
@@ -71,7 +71,7 @@ class Drafter(Protocol):
 
     @property
     def memory(self) -> Memory | None:
-        """What it keeps of earlier rollouts; None for most drafters."""
+        """Return its memory of earlier rollouts; None for most drafters."""
         return None
 
     def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:

@@ -23,7 +23,7 @@ from specjax.types import Params, Policy, PyTree, pytree
 
 @pytree
 class DistillState:
-    """What a step updates: the draft's parameters and its optimiser's state. Donated to each step."""
+    """The state that a step updates: the draft's parameters and its optimiser's state. Donated to each step."""
 
     draft: PyTree
     moments: PyTree

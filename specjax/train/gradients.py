@@ -34,7 +34,7 @@ from specjax.verify import Verifier, VerifierName
 
 @dataclass(frozen=True)
 class LossContext:
-    """What both losses are computed with.
+    """The functions and options that both losses share.
 
     Attributes:
         law:          the rollout's.

@@ -86,7 +86,7 @@ class LossConfig:
 
 @pytree
 class LossInputs:
-    """What a loss reads of a microbatch of whole sequences; every array is 0 outside the mask.
+    """Inputs of a loss for a microbatch of whole sequences; every array is 0 outside the mask.
 
     theta:     float32 [B, T], log-prob of each token under the policy being trained, temperature alone.
     old:       float32 [B, T], its log-prob under the anchor of the ratio.
@@ -105,7 +105,7 @@ class LossInputs:
 
 
 class LossOutput(NamedTuple):
-    """What a loss returns; nothing outside the mask is read.
+    """Result of a loss; nothing outside the mask is read.
 
     loss:    float32 [B, T], the loss of each token, to be weighted by `token_weights` and summed.
     metrics: by name, [B, T] of any dtype; the mean over all trained tokens is logged as `loss/NAME`.

@@ -46,7 +46,7 @@ class DraftSums(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What both losses report."""
+    """Sums that both losses report."""
 
     policy: PolicySums
     draft: DraftSums

@@ -52,7 +52,7 @@ class UpdateConfig:
 
 
 class Report(NamedTuple):
-    """What the updates of a step report.
+    """Report of the updates of a step.
 
     sums:         over all `updates`.
     first_update: those of the first update, whose policy is the one that generated.

@@ -155,7 +155,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
         shutil.rmtree(again / "checkpoints" / str(step))
     (again / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     assert run(config) == 0
-    assert "nothing had been saved: the run begins anew" in capsys.readouterr().out.splitlines()
+    assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
     assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
     jax.tree.map(np.testing.assert_array_equal, saved_state(again, 6), saved_state(whole, 6))
 

@@ -1,4 +1,4 @@
-"""What a builder of drafts is given, and what it returns."""
+"""The arguments and the result of a draft builder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from specjax.types import Policy, PyTree
 
 
 class DraftContext(NamedTuple):
-    """What a draft is built from.
+    """Arguments of a draft builder.
 
     Attributes:
         config:   the run; its `draft` section is the draft's.
@@ -77,7 +77,7 @@ class Draft:
 
     @property
     def has_params(self) -> bool:
-        """Whether there is anything to train."""
+        """Return whether there are parameters to train."""
         return bool(jax.tree.leaves(self.params))
 
     @property
@@ -95,7 +95,7 @@ class Draft:
 
     def policy_head(self, params: PyTree) -> MTPHead:
         """Return the head with these parameters, for the policy to be written with; of a draft that is `in_policy`."""
-        raise NotImplementedError
+        raise ValueError(f"draft.kind = {self.kind}: is not a part of the policy")
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
         """Raise ConfigError if the draft cannot be written by itself, in our format or in `dialect`."""
