@@ -16,6 +16,7 @@ from launch.run.results import record_results
 from launch.run.start import check_run, held_out_evaluator, resume_from, start_new, warn_of_start
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
+from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import make_train_step
 
@@ -39,9 +40,9 @@ def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn
     config, networks, continuing = experiment.config, experiment.networks, resumes(experiment.config)
     pipeline = experiment.train_batches()
     evaluate = held_out_evaluator(experiment, held_out_reward)
-    parts = networks.policy, networks.drafter, reward_fn, experiment.train, experiment.mesh
+    parts = networks.policy, networks.drafter, reward_fn, experiment.config, experiment.mesh
     parts = *parts, experiment.rollout_fn, experiment.loss_fn
-    step, probe = make_train_step(*parts), ProbeStep(*parts)
+    step, probe = make_train_step(*parts), ProbeStep(Stages(*parts))
     cells = check_run(experiment, continuing)
     directory = open_run(config, report=lambda text: console.print(text, markup=False))
     console.print(f"run directory: {directory}")

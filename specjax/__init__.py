@@ -24,6 +24,7 @@ from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig, LossFn, LossInputs, LossOutput, policy_loss
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
+from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep, StagedStep
 from specjax.train.train_step import init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig
@@ -57,6 +58,7 @@ __all__ = [
     "SamplingLaw",
     "SelectionConfig",
     "StagedStep",
+    "Stages",
     "TrainConfig",
     "TrainState",
     "UpdateConfig",

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from specjax.rollout.generate import Choice, place
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
 from specjax.train.metrics import Metrics
+from specjax.train.stages import Stages
 from specjax.train.timed_step import StagedStep
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout, TrainState
@@ -93,7 +93,7 @@ def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
 
     Raises ConfigError at once if the table is of no use.
     """
-    config, lengths = experiment.config, experiment.train.rollout.lengths
+    config, lengths = experiment.config, experiment.config.rollout.lengths
     if config.cost_table is not None:
         cells = load_cells(Path(config.cost_table), experiment.phases, lengths)
         return lambda params: round_seconds(cells, experiment.phases, lengths)
@@ -112,18 +112,19 @@ def make_variants(
 
     experiment: of a run that chooses among the draft lengths. seconds: [phases, lengths], of a round.
     """
-    lengths, policy, mesh = experiment.train.rollout.lengths, experiment.networks.policy, experiment.mesh
-    plain = plain_config(experiment.train)
-    functions: Any = dict(rollout_fn=experiment.rollout_fn, loss_fn=experiment.loss_fn)
+    lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
+    policy, drafter = experiment.networks.policy, experiment.networks.drafter
+    plain = plain_config(experiment.config)
     without = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
     drafted = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
     # Of one policy, and nothing is updated in place: once is enough.
     moments = replace(drafted.optimizer, policy=without.optimizer.policy)
     drafted = replace(drafted, optimizer=moments, reference=without.reference)
-    plain_step = StagedStep(policy, NoDrafter(), reward_fn, plain, mesh, **functions)
+    stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
+    plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
     variants = {PLAIN: Variant(experiment, plain_step, without, None)}
     variants[PLAIN].time_step()
-    step = StagedStep(policy, experiment.networks.drafter, reward_fn, experiment.train, mesh, **functions)
+    step = StagedStep(stages)
     drafting: Drafting | None = drafted.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):

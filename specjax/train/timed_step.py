@@ -7,20 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from specjax import kernels
-from specjax.drafters import Drafter
-from specjax.rewards import RewardFn
-from specjax.rollout.generate import Choice, RolloutFn, gathered_shardings, place
-from specjax.rollout.speculative import speculative_rollout
+from specjax.rollout.generate import Choice, gathered_shardings, place
 from specjax.train.batch import ScoredSequences, TrainBatch
-from specjax.train.config import TrainConfig
-from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult
-from specjax.types import Params, Policy, Prompts, PyTree, Rollout, TrainState
+from specjax.types import Params, Prompts, PyTree, Rollout, TrainState
 
 Seconds = dict[str, float]
 
@@ -67,18 +61,8 @@ class StagedStep:
     which is slower than those behind it. The state is donated.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        drafter: Drafter,
-        reward_fn: RewardFn,
-        config: TrainConfig,
-        mesh: Mesh,
-        rollout_fn: RolloutFn = speculative_rollout,
-        loss_fn: LossFn = policy_loss,
-    ) -> None:
-        self._stages = Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
-        self._timed = Clock(policy.dtype)
+    def __init__(self, stages: Stages) -> None:
+        self._stages, self._timed = stages, Clock(stages.policy.dtype)
         self._layout = self._gathered = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
@@ -127,20 +111,11 @@ class ProbeStep:
     programs are, but where the step before was a rehearsal (`rehearse`). The state is donated.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        drafter: Drafter,
-        reward_fn: RewardFn,
-        config: TrainConfig,
-        mesh: Mesh,
-        rollout_fn: RolloutFn = speculative_rollout,
-        loss_fn: LossFn = policy_loss,
-    ) -> None:
-        plain = replace(config, rollout=replace(config.rollout, draft_length=0, draft_lengths=()))
-        self._mesh, self._timed = mesh, Clock(policy.dtype)
-        self._step = StagedStep(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
-        self._generate_plain = Stages(policy, drafter, reward_fn, plain, mesh, rollout_fn).generate
+    def __init__(self, stages: Stages) -> None:
+        config, rollout = stages.config, stages.config.rollout
+        plain = replace(config, rollout=replace(rollout, draft_length=0, draft_lengths=()))
+        self._mesh, self._timed, self._step = stages.mesh, Clock(stages.policy.dtype), StagedStep(stages)
+        self._generate_plain = replace(stages, config=plain).generate
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         with jax.set_mesh(self._mesh):

@@ -13,6 +13,7 @@ from specjax.checkpoint import Checkpointer
 from specjax.drafters import HistoryDrafter
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.config import TrainConfig
+from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import init_train_state, make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout, TrainState
@@ -47,7 +48,7 @@ def prompts_of(*ids: int) -> Prompts:
 def history() -> tuple[TrainState, TrainState, list[tuple[Prompts, Rollout]]]:
     """The state after three steps on four data shards and two tensor shards, the second of them a probe's."""
     mesh = mesh_of(2, 2, 2)
-    step, probe = make_train_step(*PARTS, mesh), ProbeStep(*PARTS, mesh)
+    step, probe = make_train_step(*PARTS, mesh), ProbeStep(Stages(*PARTS, mesh))
     start, state, seen = fresh(mesh), fresh(mesh), []
     for run, ids in ((step, (3, 0, 5, 1)), (probe, (1, 2, -1, 3)), (step, (2, 1, 4, 0))):
         prompts = prompts_of(*ids)

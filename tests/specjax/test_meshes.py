@@ -18,6 +18,7 @@ from specjax.testing.hlo import Program, collectives, within_tensor
 from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import Metrics
+from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState
@@ -188,7 +189,7 @@ def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> 
 def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
     shape = (2, 2, 2)
     fused, mesh = stepped(shape), stepped(shape).mesh
-    probe = ProbeStep(POLICY, DRAFTER, count_fives, config_on(shape), mesh)
+    probe = ProbeStep(Stages(POLICY, DRAFTER, count_fives, config_on(shape), mesh))
     start = fresh_state(mesh)
     state, rollout, metrics = probe(start, make_prompts())
     assert all(x.is_deleted() for x in jax.tree.leaves(start))
