@@ -57,7 +57,7 @@ ALGORITHMS = {
         # Clip-higher, section 3.1; token-level loss, 3.3; overlong filtering and punishment, 3.4. `with_algorithm` adds
         # what depends on the run: dynamic sampling, 3.2, and the length of the punished buffer.
         {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.drop_truncated": True},
-        note="generates twice the prompts and trains on as many as before; --data.prompts sets another number",
+        note="generates twice the prompts that it trains on; --data.prompts sets how many it generates",
     ),
     "dr_grpo": Algorithm("2503.20783, section 3.2", {"advantage.scale": "none", "loss.aggregate": "budget"}),
     "rloo": Algorithm(
@@ -88,16 +88,17 @@ ALGORITHMS = {
 
 
 def with_algorithm(config: RunConfig, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
-    """Return the run with the settings of a named algorithm, but for the fields in `given`, values by path.
+    """Return the run with the settings of a named algorithm; fields in `given`, values by path, override them.
 
-    DAPO generates twice the prompts and trains on as many groups as before, so that what divided over the mesh and the
-    microbatches still does. It punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
+    A step trains on as many prompts as before. DAPO generates twice as many, or `data.prompts` where that is given, of
+    which it trains on half. It punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
     """
-    settings = _GRPO | ALGORITHMS[name].changes
+    trained = config.selection.groups or config.data.prompts
+    settings = _GRPO | ALGORITHMS[name].changes | {"data.prompts": trained}
     if name == "dapo":
-        prompts = given.get("data.prompts", config.selection.groups or config.data.prompts)
+        generated = given.get("data.prompts", 2 * trained)
         budget = given.get("rollout.max_new_tokens", config.rollout.max_new_tokens)
-        settings |= {"data.prompts": 2 * prompts, "selection.groups": prompts}
+        settings |= {"data.prompts": generated, "selection.groups": generated // 2}
         settings["selection.overlong_buffer"] = max(budget // 5, 1)
     return override(config, {**settings, **given})
 
