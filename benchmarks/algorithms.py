@@ -185,7 +185,7 @@ def learn(
     experiment: Experiment, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float
 ) -> Learned:
     """A run of one algorithm from these parameters, whose accuracy is `before`."""
-    config = ALGORITHMS[algorithm](experiment.train)
+    config = ALGORITHMS[algorithm](experiment.config)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     if algorithm == CONTROL:
         reward = of_others(reward)

@@ -82,7 +82,7 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
     lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
     tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
     prompts = Prompts(*(jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number))))
-    options = replace(experiment.train.rollout, group_size=1, draft_length=0)
+    options = replace(experiment.config.rollout, group_size=1, draft_length=0)
     rollout = make_generate(experiment.networks.policy, NoDrafter(), options, experiment.mesh)(
         params, prompts, seed_step(1, 0)
     )
@@ -103,13 +103,13 @@ def by_draft_length(
     experiment: Experiment, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int
 ) -> list[Drafted]:
     """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
-    rows = np.arange(experiment.config.speedup.prompts * experiment.train.rollout.group_size)
+    rows = np.arange(experiment.config.speedup.prompts * experiment.config.rollout.group_size)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
     dtype, turns = experiment.networks.policy.dtype, count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
         # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
-        config = replace(experiment.train.rollout, group_size=1, draft_lengths=(0, length))
+        config = replace(experiment.config.rollout, group_size=1, draft_lengths=(0, length))
         rollout = PhasedRollout(experiment, experiment.networks.drafter, prepared, config, [prompts])
 
         def measure() -> tuple[RolloutTime, RolloutTime]:
@@ -134,9 +134,9 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     """Steps of RL from these parameters, the draft learning from its rollouts as MODES says."""
     draft_training, share = MODES[mode]
     optimizer = replace(
-        experiment.train.draft_optimizer, learning_rate=share * experiment.train.draft_optimizer.learning_rate
+        experiment.config.draft_optimizer, learning_rate=share * experiment.config.draft_optimizer.learning_rate
     )
-    config = replace(experiment.train, draft_training=draft_training, draft_optimizer=optimizer)
+    config = replace(experiment.config, draft_training=draft_training, draft_optimizer=optimizer)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
     pipeline = experiment.train_batches()
@@ -163,7 +163,7 @@ def by_position(experiment: Experiment, drafts: Mapping[str, Params]) -> dict[st
     positions = {}
     for name, params in drafts.items():
         counts = measure_acceptance(
-            experiment, experiment.networks.drafter, params, experiment.train.rollout.law.temperature
+            experiment, experiment.networks.drafter, params, experiment.config.rollout.law.temperature
         ).counts
         positions[name] = [Position(*pair) for pair in zip(counts.drafted, counts.accepted, strict=True)]
     return positions

@@ -28,7 +28,7 @@ def experiment() -> Experiment:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_stay_what_they_were(experiment: Experiment, kind: str, temperature: float):
     """Whatever drafts, and through every later change of the code."""
-    networks, base = experiment.networks, experiment.train.rollout
+    networks, base = experiment.networks, experiment.config.rollout
     drafters: dict[str, Drafter] = {
         "none": NoDrafter(),
         "eagle3": networks.drafter,

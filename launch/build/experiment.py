@@ -33,10 +33,13 @@ from specjax.types import Prompts, Rollout
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run's mesh, networks, problems and functions. train: its configuration with the tokenizer's stop tokens."""
+    """A run's mesh, networks, problems and functions.
+
+    config: resolved: with the tokenizer's stop tokens where the recipe names none, and without the training of a draft
+            that has no parameters.
+    """
 
     config: RunConfig
-    train: RunConfig
     mesh: Mesh
     tokenizer: Tokenizer
     problems: Problems
@@ -73,13 +76,13 @@ class Experiment:
     @property
     def sequences(self) -> int:
         """Those of a step's rollout, on all shards."""
-        return self.config.data.prompts * self.train.rollout.group_size
+        return self.config.data.prompts * self.config.rollout.group_size
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Those of the run's rollouts, on each shard."""
         shards = batch_shards(self.mesh)
-        return lay_out(self.train.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
+        return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
     def trace_rollout(self, config: RolloutConfig, prompts: int) -> Rollout:
         """Return the shapes of a rollout of so many prompts, without compiling or running anything.
@@ -127,14 +130,14 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
     if training:
         _check_split(config, batch_shards(mesh))
     tokenizer = build_tokenizer(config)
+    stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+    config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
     needed = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
     problems = build_problems(config) if needed else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train)
-    stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
-    train = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
     if not networks.draft.has_params:
-        train = replace(train, draft_training=DraftTrainingConfig(mode="frozen"))
-    return Experiment(config, train, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)
+        config = replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
+    return Experiment(config, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)
 
 
 def _named(option: str, name: str | None, builtin: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         # Read first, because it tells which layers the policy must give.
         saved = read_head(config, mesh)
         policy, weights, decoder = build_policy(config, saved, mesh, policy_key)
-        _check_tokens(tokenizer, config.rollout.stop_tokens or tokenizer.stop_tokens, policy.vocab_size)
+        _check_tokens(tokenizer, config.rollout.stop_tokens, policy.vocab_size)
         context = DraftContext(config, policy, weights, decoder, mesh, draft_key, problems, tokenizer, saved)
         draft = build_draft(context)
         drafter = with_lookup(draft.drafter, config.draft.lookup, policy, config.rollout)

@@ -11,4 +11,6 @@ def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | No
     """The state of a run before its first step. seconds: of a round, where draft lengths are chosen."""
     config = experiment.config
     prompts = config.data.prompts, config.data.max_prompt_tokens
-    return init_train_state(params, experiment.train, experiment.mesh, config.loss.kl_coefficient > 0, seconds, prompts)
+    return init_train_state(
+        params, experiment.config, experiment.mesh, config.loss.kl_coefficient > 0, seconds, prompts
+    )

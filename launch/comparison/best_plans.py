@@ -105,7 +105,7 @@ def check_plans(experiment: Experiment) -> None:
             f"speedup.prompts = {options.prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}"
         )
     if experiment.config.rollout.function is not None:
-        group_size = experiment.train.rollout.group_size
+        group_size = experiment.config.rollout.group_size
         count, few = _tail_size(options.prompts // shards, shards, group_size)
         plans = [(options.prompts, group_size, slots) for slots in options.slots]
         try:
@@ -118,7 +118,7 @@ def check_plans(experiment: Experiment) -> None:
 def _plan_config(experiment: Experiment, slots: int) -> RolloutConfig:
     # Draft length 0 is among them for phases before the last.
     lengths = (0, *sorted(set(experiment.config.speedup.draft_lengths)))
-    return replace(experiment.train.rollout, draft_lengths=lengths, phases=shrinking(slots))
+    return replace(experiment.config.rollout, draft_lengths=lengths, phases=shrinking(slots))
 
 
 def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
@@ -155,7 +155,7 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
         return best_against_best(plain, drafting, options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
-    group_size = experiment.train.rollout.group_size
+    group_size = experiment.config.rollout.group_size
     everything = compare(turns, group_size, options.slots)
     tail, samples = tail_of(turns, everything.lengths, shards, group_size)
     return everything, compare(tail, samples, (tail.shape[1] // shards * samples,))

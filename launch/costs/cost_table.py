@@ -37,7 +37,7 @@ class CostTable:
     def __init__(self, experiment: Experiment, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
         """cells: already known. replayed: measure no others."""
         self.cells = list(cells)
-        self._path, self._phases, self._lengths = path, experiment.phases, experiment.train.rollout.lengths
+        self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
         self._timer = None if replayed else cell_timer(experiment)
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
@@ -110,7 +110,7 @@ def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
     """Return the timer for a run's rounds, on its first training prompts."""
     prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
     return CellTimer(
-        experiment.networks, experiment.train.rollout, experiment.phases, prompts, experiment.mesh, fit_others
+        experiment.networks, experiment.config.rollout, experiment.phases, prompts, experiment.mesh, fit_others
     )
 
 

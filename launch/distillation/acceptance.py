@@ -71,7 +71,7 @@ def check_counts(experiment: Experiment) -> None:
     """Raise ConfigError where the rollout function returns no counts to measure acceptance by."""
     if (name := experiment.config.rollout.function) is None:
         return
-    rollout = experiment.train.rollout
+    rollout = experiment.config.rollout
     options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
     done = experiment.trace_rollout(options, experiment.config.data.prompts)
     if done.row_rounds is None or done.drafted is None or done.accepted is None:
@@ -83,7 +83,7 @@ def measure_acceptance(
 ) -> HeldOutAcceptance:
     """Generate the held-out prompts that evaluation takes at the run's longest draft length, and count."""
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
-    rollout = experiment.train.rollout
+    rollout = experiment.config.rollout
     law = replace(rollout.law, temperature=temperature)
     options = replace(
         rollout, law=law, group_size=config.eval.samples, draft_length=max(rollout.lengths), draft_lengths=()

@@ -74,7 +74,7 @@ def measure_break_even(
 
     A turn has the same noise for all.
     """
-    rollout, mesh, policy = experiment.train.rollout, experiment.mesh, experiment.networks.policy
+    rollout, mesh, policy = experiment.config.rollout, experiment.mesh, experiment.networks.policy
     prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
 
     def measure(drafter: Drafter, params: Params, draft_length: int) -> Callable[[], float]:

@@ -128,7 +128,7 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     if networks.draft.target_ids is None:
         return networks.drafter
     counts = np.bincount(answers.completions, minlength=networks.policy.vocab_size)
-    ids = most_frequent(counts, experiment.train.rollout.stop_tokens, len(networks.draft.target_ids))
+    ids = most_frequent(counts, experiment.config.rollout.stop_tokens, len(networks.draft.target_ids))
     return networks.draft.with_target_ids(ids).drafter
 
 
@@ -139,7 +139,7 @@ class _AnswerGenerator:
         self, experiment: Experiment, drafter: Drafter, report: Report, cost: DistillationCost, keep: Keep | None
     ) -> None:
         self._seed, self._report, self._cost, self._keep = experiment.config.seed, report, cost, keep
-        rollout = experiment.train.rollout
+        rollout = experiment.config.rollout
         length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
         config = replace(rollout, draft_length=length, draft_lengths=())
         self._generate = make_generate(
@@ -183,7 +183,7 @@ class _DraftTrainer:
         self._step = make_distill_step(
             experiment.networks.policy,
             drafter,
-            experiment.train.rollout.law,
+            experiment.config.rollout.law,
             optimizer,
             experiment.mesh,
             microbatches=config.distill.microbatches,

@@ -57,7 +57,7 @@ class Sampler:
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
-        rollout = experiment.train.rollout
+        rollout = experiment.config.rollout
         # A run that chooses among draft lengths chooses for other batches than these. Any has the same law.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
         config = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())

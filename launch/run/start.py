@@ -58,7 +58,7 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
         check_distillation(experiment)
     _check_best(config)
     if config.rollout.function is not None:
-        experiment.trace_rollout(experiment.train.rollout, config.data.prompts)
+        experiment.trace_rollout(experiment.config.rollout, config.data.prompts)
     if config.loss.function is not None:
         _check_loss(experiment)
     check_plans(experiment)
@@ -78,7 +78,7 @@ def _check_best(config: RunConfig) -> None:
 
 def _check_loss(experiment: Experiment) -> None:
     """Trace the loss for one row. Raises ConfigError where it refuses its input or is not per token."""
-    config, loss = experiment.config, experiment.train.loss
+    config, loss = experiment.config, experiment.config.loss
     width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     shaped: Any = jax.ShapeDtypeStruct
     x, mask = (shaped((1, width), dtype) for dtype in (jnp.float32, jnp.bool))

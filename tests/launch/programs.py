@@ -134,7 +134,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def leave_run(directory: Path, experiment: Experiment) -> None:
     """What a run leaves that has not taken a step, as far as other programs read it."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
-        state = init_train_state(experiment.networks.params, experiment.train, experiment.mesh)
+        state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
         made.save(1, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})
 
 

@@ -221,8 +221,8 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
 @pytest.mark.slow
 def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, shrunk: Options):
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk), "", ""))
-    law = replace(experiment.train.rollout.law, top_k=2)
-    train = replace(experiment.train, allow_truncated_law=True, rollout=replace(experiment.train.rollout, law=law))
+    law = replace(experiment.config.rollout.law, top_k=2)
+    train = replace(experiment.config, allow_truncated_law=True, rollout=replace(experiment.config.rollout, law=law))
     experiment = replace(experiment, train=train)
     networks = experiment.networks
     cut, greedy = (measure_acceptance(experiment, networks.drafter, networks.params, x) for x in (1.0, 0.0))

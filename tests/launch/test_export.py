@@ -38,7 +38,7 @@ def save(run: Path, options: Options) -> Experiment:
     """A run whose networks are no longer those that it started with; the experiment that has them."""
     experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
     trained = jax.tree.map(lambda x: 2 * x, experiment.networks.params)
-    state = init_train_state(trained, experiment.train, experiment.mesh)
+    state = init_train_state(trained, experiment.config, experiment.mesh)
     with Checkpointer(run / "checkpoints", keep=2) as saves:
         for step in (1, 2):
             saves.save(step, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})

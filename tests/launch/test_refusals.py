@@ -92,7 +92,7 @@ def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, fi
 def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:
     """A checkpoint of networks that nobody has trained."""
     experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
-    state = init_train_state(experiment.networks.params, experiment.train, experiment.mesh)
+    state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
     with Checkpointer(run / "checkpoints", keep=1) as saves:
         saves.save(1, state, {}, {"draft_vocabulary": draft_vocabulary})
 

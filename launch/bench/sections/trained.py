@@ -32,7 +32,7 @@ def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[
     networks = Networks(
         own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which), experiment.mesh
     )
-    rollout = replace(experiment.train.rollout, group_size=1, draft_lengths=(), phases=())
+    rollout = replace(experiment.config.rollout, group_size=1, draft_lengths=(), phases=())
 
     if (found := len(experiment.held_out_prompts.rows)) < batch:
         raise ConfigError(f"recipe = {recipe}: has {found} held-out prompts that can be used, must be at least {batch}")

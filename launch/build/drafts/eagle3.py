@@ -97,7 +97,7 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
     if draft.vocab_size is not None:
-        stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+        stop_tokens = config.rollout.stop_tokens
         ids = frequent_tokens(context.problems, tokenizer, stop_tokens, draft.vocab_size, policy.vocab_size)
     head = Eagle3Config(
         hidden_size=policy.hidden_size,
