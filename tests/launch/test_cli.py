@@ -273,11 +273,13 @@ def test_options_win_over_the_algorithm(capsys: pytest.CaptureFixture[str]):
     assert (config.loss.kl_estimator, config.advantage.baseline) == ("k1", "batch")
     said = capsys.readouterr().out
     assert "clip_high = 0.3 (given)" in said and "clip_low = 0.2," in said
-    # A number of prompts of one's own is not doubled, and goes with the groups.
+    # data.prompts is how many DAPO generates; it trains on half of them.
     config = run(*"tiny --data.prompts 8 --algorithm dapo --rollout.max-new-tokens 50".split())
-    assert (config.data.prompts, config.selection.groups, config.selection.overlong_buffer) == (8, 8, 10)
-    config = run(*"tiny --data.prompts 8 --selection.groups 4 --algorithm dapo".split())
-    assert (config.data.prompts, config.selection.groups) == (8, 4)
+    assert (config.data.prompts, config.selection.groups, config.selection.overlong_buffer) == (8, 4, 10)
+    config = run(*"tiny --data.prompts 8 --selection.groups 6 --algorithm dapo".split())
+    assert (config.data.prompts, config.selection.groups) == (8, 6)
+    # Another algorithm after it trains on as many prompts as before, and generates no more.
+    assert with_algorithm(config, "grpo").data.prompts == 6
 
 
 @pytest.mark.parametrize(
