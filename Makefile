@@ -1,37 +1,47 @@
-# On a machine with Python >= 3.11 and make, every target sets up .venv first.
+# On a machine with Python >= 3.11 and make, every target sets up $(VENV) first.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 # The newest jax of each Python differs, and so do the pins.
-PINS := constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
+PINS ?= constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow lint bench
+.PHONY: train test test-slow test-all lint bench
 
-train: .venv/installed
+train: $(VENV)/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
 
-test: .venv/installed
+test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
-test-slow: .venv/installed
+test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
-lint: .venv/installed
+# The suite under each of these that the machine has: Python, and the pins of its jax.
+test-all:
+	@for run in "python3.11 py311" "python3.12 py311" "python3.12 py312"; do \
+		set -- $$run; \
+		if ! command -v $$1 >/dev/null; then echo "$$1 is not installed: skipped"; continue; fi; \
+		echo "== $$1 with constraints/$$2.txt"; \
+		$(MAKE) test PYTHON=$$1 VENV=.venv-$$1-$$2 PINS=constraints/$$2.txt || exit 1; \
+	done
+
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-bench: .venv/bench
+bench: $(VENV)/bench
 	$(BIN)/python -m launch.bench $(ARGS)
 
-.venv/installed: pyproject.toml $(PINS)
+$(VENV)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "specjax needs Python >= 3.11, set PYTHON=..."'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[dev]'
 	touch $@
 
 # Why google-tunix comes without what it asks for: see the extra in pyproject.toml.
-.venv/bench: .venv/installed
+$(VENV)/bench: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[bench]'
 	$(BIN)/pip install --quiet --constraint $(PINS) --no-deps google-tunix
 	touch $@

@@ -30,6 +30,8 @@ from specjax.train.train_step import init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AdvantageConfig",
     "DraftTrainingConfig",
