@@ -4,7 +4,7 @@ The head pairs the feature of position t with the token at t + 1 and predicts th
 round reads the policy's own features; the later ones read the state the head itself returned.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -157,11 +157,32 @@ class HeadDrafter(Drafter):
         )
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        """The objective against the policy's law at the rollout temperature, where the predicted token counts.
+        """Return the weighted sum of the training-time test's passes, and the overlap of the first."""
+        loss, overlaps = jnp.float32(0), []
+        for depth, (lost, overlap) in enumerate(self._passes(params, tokens, output, mask, law)):
+            loss += self.decay**depth * jnp.sum(lost)
+            overlaps.append(overlap)
+        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlaps[0], ((0, 0), (2, 0)))))
+
+    def overlaps(
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
+    ) -> Float[Array, "passes B T"]:
+        """Return the acceptance to expect of each token at position 1, 2, .. of a draft, given those before it.
+
+        As `DraftLoss.overlap`, for each pass of the training-time test.
+        """
+        passes = enumerate(self._passes(params, tokens, output, mask, law))
+        length = tokens.shape[1]
+        return jnp.stack([jnp.pad(overlap, ((0, 0), (2 + i, 0)))[:, :length] for i, (_, overlap) in passes])
+
+    def _passes(
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
+    ) -> Iterator[tuple[Float[Array, "B T-2"], Float[Array, "B T-2"]]]:
+        """Yield the divergence and the overlap of each pass; 0 where the predicted token does not count.
 
         The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
         returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
-        token t + 2 + i, whose law the policy gives at t + 1 + i.
+        token t + 2 + i, whose law the policy gives at t + 1 + i, at the rollout temperature.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
         target, law_of, chunk = laws(params.policy, output, law)
@@ -178,17 +199,13 @@ class HeadDrafter(Drafter):
 
         hidden = self.head.fuse(params, self.features(output)[:, :length])
         cache = self.head.init_cache(rows, 0)
-        loss, overlap = jnp.float32(0), jnp.zeros((rows, length), jnp.float32)
         for depth in range(self.unroll):
             view = unrolled_view(rows, length, depth, self.head.window)
             cache = resize(cache, length)
             read, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
             kept = counts[depth + 1].astype(jnp.float32)
             lost, accepted = by_position(compare, chunk, targets[depth], read)
-            loss += self.decay**depth * jnp.sum(lost * kept)
-            if depth == 0:
-                overlap = accepted * kept
-        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlap, ((0, 0), (2, 0)))))
+            yield lost * kept, accepted * kept
 
     def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
         """A gather, which fuses with what reads it: of all this a round needs a few numbers and one row."""
