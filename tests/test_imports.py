@@ -40,7 +40,7 @@ ROOMS = {
         ("build",),
         ("costs",),
         ("comparison", "distillation", "evaluation"),
-        ("run",),
+        ("diagnosis", "run"),
         ("bench", "report"),
     ),
 }

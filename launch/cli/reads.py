@@ -30,6 +30,7 @@ _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
 GENERATE = (*_PROBLEMS, *_NETWORKS, "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
+DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "rollout.law")
 # Prompts and samples of a step say how many sequences fit into a batch.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (

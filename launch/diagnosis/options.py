@@ -1,0 +1,28 @@
+"""The options of launch.diagnose."""
+
+from dataclasses import dataclass
+
+from launch.cli.paths import check_writable
+from specjax.checkpoint import Which
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseArgs:
+    """Options of launch.diagnose alone.
+
+    Attributes:
+        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
+        checkpoint_step: Its checkpoint: newest, best or a step.
+        prompts:         Held-out prompts to generate; more give smaller errors.
+        json:            File for the results.
+    """
+
+    checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
+    prompts: int = 32
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1:
+            raise ValueError(f"prompts = {self.prompts}: must be at least 1")
+        check_writable("json", self.json)
