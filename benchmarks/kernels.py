@@ -5,7 +5,8 @@ Run from the repository's root: python -m benchmarks.kernels [--dtype bfloat16] 
 A kernel is left out by compiling the round with the plain operation of `specjax.kernels`. A flag is set for one program
 alone, as XLA_FLAGS=--NAME=VALUE does for all; what this version of XLA does not know is named and left out.
 
-Two ratios are printed: of the least times, which other work on a shared machine disturbs least, and of the pairs.
+Two ratios are printed: of the least times, which other work on a shared machine disturbs least, and of the pairs. The
+row "compiled again" is the same program a second time: what differs there is noise.
 """
 
 import argparse
@@ -80,13 +81,16 @@ def main() -> None:
     parser.add_argument("--preset", choices=sorted(PRESETS), help="of launch.bench; by default the one for this device")
     parser.add_argument("--dtype", choices=get_args(Dtype), help="of the computation; by default the preset's")
     cells = ["1,0", "2,0", "4,0", "1,3", "4,3", "8,3"]
+    parser.add_argument("--context", type=int, help="positions each row can see; by default the preset's first")
     parser.add_argument("--cells", nargs="+", default=cells, help="rows,draft length of each")
     parser.add_argument("--without", nargs="*", choices=TRICKS, default=list(TRICKS), help="tuned kernels to measure")
     parser.add_argument("--flags", action="store_true", help="measure XLA's flags too")
     parser.add_argument("--repeats", type=int, default=9, help="measurements of each, in turns")
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
-    preset = replace(preset, decoder=replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype))
+    contexts = preset.contexts if options.context is None else (options.context,)
+    decoder = replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype)
+    preset = replace(preset, decoder=decoder, contexts=contexts)
     where = f"{name}, {preset.decoder.dtype}, context {preset.contexts[0]}"
     print(f"{format_provenance('benchmarks.kernels')}\npreset    {where}")
     print("rows k tokens  what                        least ms  ratio  of the pairs, with its 95% interval")
@@ -95,7 +99,7 @@ def main() -> None:
     for cell in options.cells:
         rows, k = map(int, cell.split(","))
         program = partial(compiled, networks, rows, k, preset)
-        programs = {"as it is": program()}
+        programs = {"as it is": program(), "compiled again": program()}
         for trick, operations in tuned.items() if platform in kernels.TUNED else ():
             if rows == 1 or trick != "lone row":
                 with plain(*operations):
