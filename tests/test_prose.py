@@ -1,0 +1,49 @@
+"""Prose that a reader takes in at once: how docstrings open, two words that hide the time, and README's size."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("specjax", "models", "configs", "launch", "examples", "benchmarks", "tests")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+OPENINGS = ("Of", "What", "Whether", "By")
+# As a word for "after", and for "again".
+RARE = re.compile(r"\b(behind|anew)\b", re.IGNORECASE)
+MOST_RARE, MOST_README_LINES = 10, 150
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_open_with_what_they_are_about(folder: str):
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    opened = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in OPENINGS
+    ]
+    assert not opened, "\n".join(opened)
+
+
+def test_rare_words_are_rare():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in [*SOURCES, *PAGES]
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if RARE.search(line)
+    ]
+    assert len(found) <= MOST_RARE, "\n".join(found)
+
+
+def test_readme_is_short_and_has_its_numbers_in_the_table():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= MOST_README_LINES
+    prose = re.sub(r"```.*?```|^\|.*?$|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    # Names and versions are no measurements.
+    names = r"EAGLE-3(\.1)?|Python\W+3\.\d+|arXiv[ :]\d+\.\d+|Qwen[\d.]+|Llama [\d.]+x?|Apache[- ]2\.0"
+    prose = re.sub(names, "", prose)
+    assert re.findall(r"\S*\d\S*", prose) == []
