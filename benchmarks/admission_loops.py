@@ -125,7 +125,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
     def upcoming(first: Array) -> Array:
         return jnp.take_along_axis(own, jnp.minimum(first[:, None] + column, own.shape[1] - 1), axis=1)
 
-    # A row that reads emits its first token behind its prompt, where `visible` stands already.
+    # A row that reads emits its first token after its prompt, where `visible` stands already.
     noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal, draft = no_proposal(len(read), policy), state.draft
     if k:

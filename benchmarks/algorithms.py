@@ -160,7 +160,7 @@ def evaluator(experiment: Experiment) -> Evaluate:
 def coarse_rollout(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """By weights rounded to bfloat16: what generates is not quite what is trained, as where an engine generates."""
+    """Generate with weights rounded to bfloat16: not quite what is trained, as with a separate engine."""
     coarse = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params.policy)
     return speculative_rollout(policy, drafter, replace(params, policy=coarse), prompts, seed_step, config)
 

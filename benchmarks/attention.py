@@ -67,7 +67,7 @@ def by_length(q: Array, k: Array, v: Array, view: kv.View) -> Array:
 
 
 def candidates(queries: int) -> dict[str, Attend]:
-    """By name; the one in use reads caches whose heads stand before positions, the others [rows, length, heads, ..]."""
+    """Return implementations by name. Ours reads caches with heads before positions."""
     found: dict[str, Attend] = {IN_USE: in_use, "jax, XLA": partial(masked, "xla")}
     if jax.default_backend() == "gpu":
         found["cuDNN, mask"] = partial(masked, "cudnn")

@@ -1,4 +1,4 @@
-"""What a draft starts from, how long it drafts and whether it goes on learning: the paper's findings on a small task.
+"""The paper's findings on a small task: draft initialisation, draft length and online learning.
 
 Run from the repository's root: python -m benchmarks.draft_findings --plots DIR --json FILE
 

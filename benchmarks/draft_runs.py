@@ -159,7 +159,7 @@ def parted(runs: Sequence[Run]) -> int | None:
 
 
 def by_position(experiment: Experiment, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
-    """What becomes of each position of a draft on held-out prompts, whatever became of those before it."""
+    """Return the acceptance of each position of a draft on held-out prompts, whatever became of those before it."""
     positions = {}
     for name, params in drafts.items():
         counts = measure_acceptance(

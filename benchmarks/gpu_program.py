@@ -1,10 +1,10 @@
-"""What XLA makes of the rounds of a preset on a GPU, found without one: kernels, memory, what they write and wait for.
+"""Compile rounds of a preset for a GPU without one: kernels, memory, what they write and wait for.
 
 Run from the repository's root: python -m benchmarks.gpu_program --preset qwen3-0.6b
 
 Needs jax's CUDA plugin, which the extra [cuda] installs. XLA compiles ahead of time for the GPU that TARGET describes;
 on a real one it would also try which way of multiplying is fastest, so that matmuls, and the partial sums that some
-leave behind, may come out otherwise. Nothing is run, and no time is known. A loop or condition may wait for the host to
+leave, may come out otherwise. Nothing is run, and no time is known. A loop or condition may wait for the host to
 read what it goes by: the loop of rounds once a round, and those within a round at most as often as counted here.
 """
 
@@ -109,7 +109,7 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
 
 
 def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
-    """Whether it makes keys or values of one layer, their axes in any order; those of the draft have more room."""
+    """Return whether it makes keys or values of one layer, their axes in any order; the draft's have more room."""
     rows, heads, length, size = cache
     return any(
         len(dims) == 4 and max(dims) >= length and prod(dims) % (rows * heads * size) == 0 for dims in line.arrays

@@ -1,4 +1,4 @@
-"""What the ladder saves: the gradient of a long-tailed batch at padded length over the same with windows, paired.
+"""Time the gradient of a long-tailed batch at padded length over the same with buckets, in pairs.
 
 Run from the repository's root: python -m benchmarks.ladder
 """

@@ -1,4 +1,4 @@
-"""What phases and a queue save where a few rows are eight times as long as the median: each against a single phase.
+"""Time phases and a queue against a single phase, where a few rows are eight times as long as the median.
 
 Run from the repository's root: python -m benchmarks.long_tail
 """
@@ -81,7 +81,7 @@ def plans(sequences: int, median: int) -> dict[str, Plan]:
 
 
 def check(job: Job, programs: dict[str, Generate], expected: Rollout | None = None) -> dict[str, Rollout]:
-    """What each program generates: rows as long as they are to be, and the `expected` tokens, or those of the first."""
+    """Check what each program generates: the wanted lengths, and the `expected` tokens or those of the first."""
     rollouts = {name: jax.block_until_ready(run()) for name, run in programs.items()}
     expected = expected or next(iter(rollouts.values()))
     for name, rollout in rollouts.items():

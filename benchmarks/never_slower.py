@@ -59,7 +59,7 @@ class Job:
 
     @cached_property
     def programs(self) -> list[dict[str, Callable[..., Rollout]]]:
-        """Of several instances "auto", and "plain", as a run decodes that knows of no drafts."""
+        """Return instances of "auto", and of "plain", which decodes as a run without drafts."""
         plain = replace(self.config, draft_lengths=(), draft_length=0)
         policy, drafter = self.networks.policy, self.networks.drafter
         return [

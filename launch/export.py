@@ -1,4 +1,4 @@
-"""What a run has trained, for others to load: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
+"""Write what a run has trained for others to load: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
 
 CONFIG and the options after it are those of the run. Written is the policy in Hugging Face's layout with its tokenizer,
 an MTP head stitched in under the names of its family; or the draft by itself.

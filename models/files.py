@@ -1,4 +1,4 @@
-"""What import and export share about files: JSON objects, directories that appear whole, optional packages."""
+"""Files for import and export: JSON objects, directories that appear whole, optional packages."""
 
 import importlib
 import json

@@ -66,7 +66,7 @@ class YarnScaling:
 
     @property
     def magnitude(self) -> float:
-        """What queries and keys are multiplied by."""
+        """Return the factor that queries and keys are multiplied by."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:
@@ -91,7 +91,7 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:
-    """By how many radians each of the `half` pairs of dimensions turns from one position to the next, float32."""
+    """Return the radians by which each of the `half` pairs of dimensions turns per position, float32."""
     plain = 1.0 / theta ** (np.arange(half, dtype=np.float32) / half)
     match scaling:
         case None:
@@ -105,7 +105,7 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[n
 
 
 class Rotation(NamedTuple):
-    """By how much each token turns, times what YaRN stretches it by: float32 [B, T, 1, head_dim / 2]."""
+    """Cosine and sine of each token's angles, times YaRN's factor: float32 [B, T, 1, head_dim / 2]."""
 
     cos: Float[Array, "B T 1 h"]
     sin: Float[Array, "B T 1 h"]

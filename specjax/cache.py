@@ -70,7 +70,7 @@ class View:
 
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
-    """What x holds for token `index` of each row."""
+    """Return x at token `index` of each row."""
     return jnp.take_along_axis(x, index[:, None, None], axis=1)
 
 

@@ -13,7 +13,7 @@ from specjax.types import Params, PyTree, TrainState
 
 
 class Checkpoint(NamedTuple):
-    """What was saved at a step: the state, the position of the data pipeline, and whatever else the run keeps."""
+    """Contents of a checkpoint: the state, the position of the data pipeline, and whatever else the run keeps."""
 
     step: int
     state: TrainState
@@ -26,7 +26,7 @@ Which = int | Literal["newest", "best"]
 
 
 class Score(NamedTuple):
-    """What a save is compared with others by: a metric of its step, the higher the better."""
+    """Score of a checkpoint: a metric of its step, the higher the better."""
 
     metric: str
     value: float
@@ -158,7 +158,7 @@ class Checkpointer:
         return which
 
     def _compare(self, step: int, item: str, abstract: PyTree, prefix: str = "") -> None:
-        """Of the arrays whose names begin so. Orbax says it in many lines, and casts where only the dtype differs."""
+        """Raise ValueError on a missing array or another shape or dtype. (Orbax silently casts dtypes.)"""
         saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
             there, here = saved.get(name, "absent"), expected.get(name, "absent")

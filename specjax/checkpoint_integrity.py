@@ -51,7 +51,7 @@ def saved_steps(directory: Path) -> list[int]:
 def set_damaged_aside(directory: Path) -> list[str]:
     """Rename the damaged saves that are newer than the newest whole one, so that this is the newest of all.
 
-    A run that goes on from there saves their steps anew. Older ones stay: they may be half swept by a process that was
+    A run that goes on from there saves their steps again. Older ones stay: they may be half swept by a process that was
     killed, and are swept by the next. Returns a line for each that is renamed, and raises DamagedSave where no save is
     whole: then none is.
     """
@@ -73,7 +73,7 @@ def set_damaged_aside(directory: Path) -> list[str]:
 
 
 def _files(save: Path) -> dict[str, Path]:
-    """Of its items; beside these, orbax keeps notes that it still writes to, and restores without."""
+    """Return the files of its items. Orbax still writes to the notes beside them, and restores without these."""
     return {path.relative_to(save).as_posix(): path for path in sorted(save.glob("*/**/*")) if path.is_file()}
 
 

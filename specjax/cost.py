@@ -1,4 +1,4 @@
-"""What a round costs and how far it brings a batch, and from the two which draft length to run.
+"""The draft length to run, from the seconds of a round and how far it brings a batch.
 
 One model of a round's seconds for the choice of draft lengths and for whoever asks what another would cost: linear in
 a handful of quantities that weights, tokens, cached positions and draft steps are paid by, fitted to measured rounds.
@@ -128,7 +128,7 @@ class Progress:
 
 @pytree
 class Drafting:
-    """What the choice of draft lengths rests on. seconds: float32 [phases, lengths], of a round."""
+    """State that draft lengths are chosen by. seconds: float32 [phases, lengths], of a round."""
 
     acceptance: Acceptance
     progress: Progress

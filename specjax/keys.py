@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 class Purpose(IntEnum):
-    """What a draw is for; streams of different purposes never meet."""
+    """Purpose of a draw; streams of different purposes never meet."""
 
     COUPLED = 0
     DRAFT = 1

@@ -30,8 +30,8 @@ def teacher_forced(policy: Policy, params: PyTree, tokens: Int[Array, "B T"], lo
 def laws(
     params: PyTree, output: PolicyOutput, law: SamplingLaw
 ) -> tuple[Float[Array, "B T D"], Callable[[Array], Array], int]:
-    """What holds the policy's law at each position, the function that reads the log-probs [.., V] from it, under
-    temperature alone, and the chunk size to read it by; 0 where the output has its logits.
+    """Return an array per position, a function from it to log-probs [.., V] under temperature alone, and the chunk size
+    to apply it by; 0 where the output has its logits.
 
     params: of the policy whose output it is.
     """
@@ -44,9 +44,7 @@ def laws(
 def token_log_probs(
     params: PyTree, output: PolicyOutput, tokens: Int[Array, "B T"], law: SamplingLaw
 ) -> tuple[Float[Array, "B N"], Float[Array, "B N"]]:
-    """Of the tokens from the second on, N = T - 1: the log-probs, and the entropies of the laws that they are drawn
-    from, which are not differentiated.
-    """
+    """Return log-probs of the tokens from the second on, N = T - 1, and entropies of their laws, not differentiated."""
     source, law_of, chunk = laws(params, output, law)
 
     def read(source: Array, tokens: Array) -> tuple[Array, Array]:

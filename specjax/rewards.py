@@ -1,4 +1,4 @@
-"""Rewards inside the program: traced functions as they are, host scorers behind a callback."""
+"""Rewards inside the program: traced functions as they are, host scorers through a callback."""
 
 import logging
 from collections.abc import Callable

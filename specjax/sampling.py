@@ -40,7 +40,7 @@ class SamplingLaw:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are cut out of the law, so that their log-prob is minus infinity."""
+        """Return whether the law cuts out some tokens: their log-prob is minus infinity."""
         return self.temperature == 0 or self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
 

@@ -101,7 +101,7 @@ class ChunkedLogits:
 
 @pytree
 class PolicyOutput:
-    """What one forward of the policy returns.
+    """Result of one forward of the policy.
 
     logits:   [B, T, V] in the compute dtype; [B, 0, V] where they were left out.
     features: [B, T, F], the concatenated residual streams that the drafter reads.
@@ -144,11 +144,11 @@ class Policy:
 class Writer(enum.IntEnum):
     """How a token of a completion came to be there. The law is the same for all of them.
 
-    NOBODY:    behind the end of the completion.
+    NOBODY:    after the end of the completion.
     POLICY:    drawn where nothing was drafted: the first token of a row, and all of them at draft length 0.
     DRAFT:     drafted and accepted.
     RECOVERED: drawn in the place of the drafted token that was refused.
-    BONUS:     drawn behind a draft that was accepted whole.
+    BONUS:     drawn after a draft that was accepted whole.
     """
 
     NOBODY = 0

@@ -33,4 +33,4 @@ def chain(vocab: int) -> Policy:
 
 
 COUNTING = jnp.array([[0, 3, 0, 0, -9], [0, 0, 3, 0, -9], [0, 0, 0, 3, -9], [3, 0, 1, 0, 1], [0] * 5], jnp.float32)
-"""Of a chain that counts from 0 to 3 and begins again, most of the time; behind 3 it may say 4."""
+"""Logits of a chain that mostly counts from 0 to 3 and starts again; after 3 it may say 4."""

@@ -1,4 +1,4 @@
-"""What the documents show, taken out of them to be run."""
+"""Take examples out of the documents, to run them."""
 
 import re
 import shlex

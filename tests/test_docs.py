@@ -1,4 +1,4 @@
-"""What the guides show runs: their Python as it stands, their commands on networks of almost no size."""
+"""The guides' examples run: Python as it stands, commands on networks of almost no size."""
 
 import importlib
 import re
@@ -39,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def furnish(guide: str, place: Path) -> None:
-    """What a guide takes to be there: its own files, a checkpoint, problems, the recipe of another guide."""
+    """Provide what a guide expects: its own files, a checkpoint, problems, the recipe of another guide."""
     if guide in WITH_COMMANDS:
         pytest.importorskip("math_verify")
         write_checkpoint(place / "Qwen3-0.6B")

@@ -1,4 +1,4 @@
-"""What the README shows runs, and what any document names exists."""
+"""README's examples run, and every file that a document names exists."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 
 
 def run(title: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the one Python example of a section prints."""
+    """Return the output of the one Python example of a section."""
     (example,) = blocks(section(README, title), "python")
     execute(example, README, {})
     return capsys.readouterr().out

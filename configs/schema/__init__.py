@@ -1,4 +1,4 @@
-"""What a run is: typed, frozen dataclasses that recipes compose and the command line overrides.
+"""The schema of a run: typed, frozen dataclasses that recipes compose and the command line overrides.
 
 The options of an algorithm stand beside it in `specjax`; they are listed here too, so that a recipe has one import.
 """

@@ -160,5 +160,5 @@ class DraftConfig:
 
     @property
     def proposes(self) -> bool:
-        """Whether there is anything to draft with."""
+        """Return whether there is anything to draft with."""
         return self.kind != "none" or self.lookup.kind != "none"

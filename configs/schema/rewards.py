@@ -1,4 +1,4 @@
-"""What a completion is worth: one scorer, or several with weights."""
+"""Rewards: one scorer, or several with weights."""
 
 import math
 import re
@@ -90,5 +90,5 @@ class RewardConfig:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What the parts of a sum are logged as; none where there is but one."""
+        """Return the names that the parts of a sum are logged by; none for a single scorer."""
         return tuple(name.replace(":", ".") for name in self.names) if self.also else ()

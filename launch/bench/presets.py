@@ -1,4 +1,4 @@
-"""What is measured: shapes of networks, and the batches, contexts and draft lengths that suit their device."""
+"""Presets: shapes of networks, and the batches, contexts and draft lengths that suit their device."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +84,7 @@ def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_d
 
 @dataclass(frozen=True, kw_only=True)
 class _Gpu(Preset):
-    """What the Qwen3 shapes share: bfloat16, their vocabulary, and the grid of one GPU."""
+    """Preset that the Qwen3 shapes share: bfloat16, their vocabulary, and the grid of one GPU."""
 
     draft_vocab: int | None = 32_000
     batches: tuple[int, ...] = (1, 8, 32, 64, 256)

@@ -1,4 +1,4 @@
-"""What a section found, as a table and as JSON."""
+"""Results of a section, as a table and as JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ class Experiment:
 
     @property
     def checksum(self) -> int:
-        """Of the training prompts as token ids, and of their answers: by it a run knows its problems again."""
+        """Return a checksum of the training prompts, as token ids, and their answers: resume compares it."""
         table, answers = self.train_prompts, [problem.answer for problem in self.problems.train]
         return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
 

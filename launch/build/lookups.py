@@ -23,7 +23,7 @@ def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout:
 
 
 def blank_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
-    """What the drafter remembers before the first rollout, on every device of the mesh; () where nothing is read."""
+    """Return the drafter's memory before the first rollout, on every device; () if it has none."""
     if drafter.memory is None or not prompts:
         return ()
     return jax.device_put(drafter.memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

@@ -2,7 +2,7 @@
 
 import jax
 
-# One behind the other; of functions within a traced one jax tells nothing.
+# One after the other; of functions within a traced one jax tells nothing.
 _STAGES = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
 _EVENTS = {f"/jax/core/compile/{stage}_duration" for stage in _STAGES}
 

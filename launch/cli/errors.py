@@ -1,4 +1,4 @@
-"""What a program tells its user."""
+"""Errors that end a program with one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

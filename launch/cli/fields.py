@@ -35,7 +35,7 @@ class Field:
 
     @property
     def metavar(self) -> str:
-        """What its words look like, once if they repeat."""
+        """Return the shape of its words for --help, once if they repeat."""
         return "|".join(map(_shape, self.kinds))
 
     def add_to(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup, positional: bool = False) -> None:

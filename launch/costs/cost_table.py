@@ -1,4 +1,4 @@
-"""What a round costs on this machine, in every phase of a run: measured, fitted, saved and reused."""
+"""The cost table: seconds of a round in every phase of a run, measured, fitted, saved and reused."""
 
 import json
 import math

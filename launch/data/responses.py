@@ -30,7 +30,7 @@ class Answers:
     """A list of prompts with an answer each.
 
     ids:            int32 [N], the prompt's problem; -1 where it came from a file.
-    tokens:         int32 [N, S], prompt and answer, left-aligned, zero behind.
+    tokens:         int32 [N, S], prompt and answer, left-aligned, then zeros.
     prompt_lengths: int32 [N]. lengths: int32 [N], of prompt and answer together.
     """
 
@@ -51,7 +51,7 @@ class Answers:
 
     @property
     def completions(self) -> np.ndarray:
-        """The tokens of all answers without their prompts, int32, one behind the other."""
+        """The tokens of all answers without their prompts, int32, one after the other."""
         return self.tokens[self._completion(np.arange(len(self)))]
 
     def batch(self, picks: np.ndarray) -> Sequences:

@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the programs need of a tokenizer. Ids are below `vocab_size`; a policy's own vocabulary may be wider."""
+    """The interface of a tokenizer. Ids are below `vocab_size`; a policy's own vocabulary may be wider."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -69,7 +69,7 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """The characters of `alphabet`, ids 0, 1, .., and one stop token behind them.
+    """The characters of `alphabet`, ids 0, 1, .., and one stop token after them.
 
     `instruction` as in `HuggingFaceTokenizer`.
     """
@@ -147,7 +147,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             texts.append("")
             continue
         texts.append(after[len(before) :])
-        if texts[-1]:  # else there is nothing here that a space could stand behind
+        if texts[-1]:  # else there is nothing here that a space could follow
             begin = shown
         shown = end
     return texts

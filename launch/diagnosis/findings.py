@@ -1,4 +1,4 @@
-"""What a diagnosis finds, and what it says of it in plain words."""
+"""Findings of a diagnosis, and their report in plain words."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field

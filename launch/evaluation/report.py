@@ -91,7 +91,7 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
 
 
 def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: Callable[[str], str | None]) -> list[str | None]:
-    """Of each completion, where it needs one to be told from others: right ones are all the same."""
+    """Return a final answer for each wrong completion; right ones all count as the same answer."""
     rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
     return [
         final_answer(tokenizer.decode(tokens[:length].tolist())) if scored and not correct else None

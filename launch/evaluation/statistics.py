@@ -1,4 +1,4 @@
-"""What samples of each prompt tell of a policy: pass@k, majority@k, and how sure either is over prompts."""
+"""Estimates from samples of each prompt: pass@k, majority@k, and their intervals over prompts."""
 
 from collections import Counter
 from collections.abc import Sequence

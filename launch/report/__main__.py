@@ -1,4 +1,4 @@
-"""Make the report of a run anew: `python -m launch.report DIR`."""
+"""Write the report of a run again: `python -m launch.report DIR`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -15,7 +15,7 @@ from launch.report.series import Series, limits, stretches, thin
 WIDTH, HEIGHT = 400, 210
 TOP, BOTTOM, RIGHT = 8, 24, 14
 CHARACTER = 7.2
-# What is drawn behind this and before its end is cut off at the plane's edges, and a line's width beyond.
+# What is drawn between this and its end is cut off at the plane's edges, and a line's width beyond.
 PLANE = f'<svg width="{WIDTH}" height="{HEIGHT - BOTTOM + 3}">'
 
 
@@ -67,7 +67,7 @@ def line_chart(
     reference: float | None = None,
     span: tuple[int, int] | None = None,
 ) -> str:
-    """Values over steps, each series with its mean and behind it faintly what was measured; empty without values.
+    """Values over steps, each series with its mean, and faintly what was measured; empty without values.
 
     zero: the axis has 0. reference: a dashed level. span: the steps of the whole run.
     """
@@ -165,7 +165,7 @@ def _path(frame: Frame, steps: np.ndarray, values: np.ndarray) -> str:
 
 
 def _hover(frame: Frame, series: Sequence[Series], percent: bool) -> str:
-    """What the page's script shows where the pointer is."""
+    """Return what the page's script shows at the pointer."""
     shown = []
     for each in series:
         kept = thin(each.smooth)

@@ -12,7 +12,7 @@ WRITERS = {
     Writer.POLICY: "policy, nothing drafted (the first token, and all at draft length 0)",
     Writer.DRAFT: "draft, accepted",
     Writer.RECOVERED: "policy, in place of a refused draft",
-    Writer.BONUS: "policy, behind a draft accepted whole",
+    Writer.BONUS: "policy, after a draft accepted whole",
 }
 # Of a completion, tokens shown at its beginning and at its end.
 HEAD, TAIL = 400, 100

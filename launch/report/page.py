@@ -154,7 +154,7 @@ def _drafting(run: Run) -> Iterator[str]:
         run,
         "Tokens a round",
         {"rollout/acceptance_length": "emitted", "rollout/draft_length": "drafted"},
-        hint="acceptance length: accepted tokens and the one behind them",
+        hint="acceptance length: accepted tokens and the one after them",
         zero=True,
     )
     positions = sorted(int(match[1]) for name in run.metrics if (match := POSITION.fullmatch(name)))

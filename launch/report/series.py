@@ -26,7 +26,7 @@ class Series:
 
     @property
     def noisy(self) -> bool:
-        """Whether a mean is drawn over the values."""
+        """Return whether a mean is drawn over the values."""
         return len(self.values) > FEW
 
     @property

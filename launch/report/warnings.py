@@ -1,4 +1,4 @@
-"""What went wrong in a run, from its metrics and its events."""
+"""Warnings about a run, from its metrics and its events."""
 
 import numpy as np
 

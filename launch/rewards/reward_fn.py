@@ -73,7 +73,7 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
 
 
 def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
-    """What completions of so many tokens are worth by their length alone, -1 .. 0."""
+    """Return the reward of completions by their length in tokens alone, -1 .. 0."""
     assert config.most is not None
     outside = np.maximum(np.maximum(config.least - lengths, lengths - config.most), 0)
     return -np.minimum(outside / config.slack, 1.0)

@@ -57,7 +57,7 @@ def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
 
 
 def resumes(config: RunConfig) -> bool:
-    """Whether there is a save to go on from. With `resume`, a run that ended before its first save begins anew.
+    """Return whether there is a checkpoint to resume from. A run that ended before its first one starts from scratch.
 
     Raises ConfigError where no run began, and where it was not to save anything.
     """
@@ -70,7 +70,7 @@ def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "ne
 
 
 def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
-    """Drop the lines of a JSONL file behind step `last`, and one that a killed process left unfinished.
+    """Drop the lines of a JSONL file after step `last`, and one that a killed process left unfinished.
 
     every: a step may have several lines; otherwise its last one stays. Returns the last step left.
     """
@@ -151,7 +151,7 @@ def _next(name: str) -> Path:
 
 
 def _holds_a_run(directory: Path) -> bool:
-    """Whether there is something to lose: a run that failed before its first step leaves nothing."""
+    """Return whether there is something to lose: a run that failed before its first step leaves nothing."""
     metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 

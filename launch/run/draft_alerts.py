@@ -1,4 +1,4 @@
-"""What a run says of drafting: that it is broken, that it loses, and when it turns off or on, each with the reason."""
+"""Warnings about drafting: it is broken, it loses time, it turns off or on; each with the reason."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What a run says beside its metrics: where and when it ran, its warnings, its results. The file is diary.jsonl."""
+"""The event log, diary.jsonl: where and when a run ran, its warnings and its results."""
 
 import datetime
 import importlib.metadata

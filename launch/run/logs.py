@@ -31,7 +31,7 @@ class RunLogs:
 
     @property
     def must_stop(self) -> bool:
-        """Whether the run was told to stop, or learns nothing any more."""
+        """Return whether the run was told to stop, or learns nothing any more."""
         return self.signals.received is not None or self.skipped.reason is not None
 
 

@@ -26,7 +26,7 @@ class SampleLog:
             cut_lines(self._path, resume_step)
 
     def due(self, step: int) -> bool:
-        """Whether completions of this step are wanted: of the first, of those that are evaluated, and of the last."""
+        """Return whether to log completions of this step: the first, evaluated ones, and the last."""
         config = self._experiment.config
         evaluated = config.eval.every > 0 and step % config.eval.every == 0
         return config.log.samples > 0 and (step in (1, config.steps) or evaluated)

@@ -24,7 +24,7 @@ def check_wandb(project: str | None) -> None:
 
 @contextmanager
 def wandb_log(config: RunConfig, directory: Path) -> Iterator[Log | None]:
-    """What logs the metrics of a step there, or None where the configuration names no project.
+    """Return a function that logs the metrics of a step there, or None if the configuration names no project.
 
     A run that is resumed goes on under its id, which `wandb_id` in its directory holds; of steps that were logged
     before it was killed, Weights & Biases keeps what it had.

@@ -1,4 +1,4 @@
-"""What a draft was made for, in a file of its own beside it: loaders of any format pass it by."""
+"""`made_for.json`: which policy a draft was made for, in a file that loaders of any format ignore."""
 
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +13,7 @@ _FILE = "made_for.json"
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a draft was made for and what it was worth there, against which a run can hold it: no shape tells.
+    """Policy that a draft was made for, and its acceptance there; no array's shape says either.
 
     policy:               the directory of the policy, or of the run that has it.
     hidden_size:          of the policy. num_layers: of the policy.
@@ -36,7 +36,7 @@ def state_made_for(directory: Path, made_for: MadeFor | None) -> None:
 
 
 def read_made_for(directory: Path) -> MadeFor | None:
-    """What the draft in a directory states, None for nothing. Raises ValueError with one line where that is none."""
+    """Return the statement of the draft in a directory, None without one. Raises ValueError if it is broken."""
     path = directory / _FILE
     if not path.exists():
         return None

@@ -31,7 +31,7 @@ class Eagle3Config(LayerConfig):
     draft_vocab_size:     size of the head's own, at most as large.
     feature_size:         width of what it reads: the policy's concatenated features, 3 x its hidden size.
     max_positions:        the longest sequence that its rotary embedding was trained or made for.
-    num_layers:           the first reads embedding and feature, those behind it are the policy's kind of block.
+    num_layers:           the first reads embedding and feature, later ones are the policy's kind of block.
     sliding_window:       how many of the last positions its attention sees; None for all.
     use_aux_hidden_state: read feature layers, through `fc`; else the policy's last hidden state as it is.
     norm_before_fc:       one norm over the concatenated features.
@@ -123,7 +123,7 @@ class Eagle3(nn.Module):
         logits_at: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
         """
         c = self.config
-        # All but the last layer give every token, for its keys in the layer behind.
+        # All but the last layer give every token, for its keys in the next layer.
         asked = [None] * (c.num_layers - 1) + [logits_at]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)

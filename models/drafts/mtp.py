@@ -1,4 +1,4 @@
-"""Native multi-token-prediction heads: one decoder block behind the policy's last hidden state (DeepSeek-V3, section
+"""Native multi-token-prediction heads: one decoder block after the policy's last hidden state (DeepSeek-V3, section
 2.2 of arXiv 2412.19437; Qwen3-Next and Qwen3.5; MiMo, arXiv 2505.07608).
 
 The published families share one network and differ in a few conventions. A head of one layer drafts K tokens by reading
@@ -27,10 +27,10 @@ ConventionName = Literal["qwen3_next", "deepseek_v3", "mimo"]
 
 @dataclass(frozen=True)
 class Convention:
-    """What tells one family's heads from another's.
+    """Conventions in which the heads of one family differ from another's.
 
     embedding_first: the embedding stands before the hidden state in the concatenation.
-    feeds_back:      what the next step reads: the residual stream behind the block, or that after the final norm.
+    feeds_back:      what the next step reads: the residual stream after the block, or that after the final norm.
     zeroes_first:    the embedding that is paired with position 0 is zero.
     own_head:        the vocabulary head is the head's own; otherwise the policy's is borrowed.
     """

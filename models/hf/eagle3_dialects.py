@@ -132,7 +132,7 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
 
 
 def _architectures(policy: DecoderConfig | None) -> list[str]:
-    """What the policy's own config.json says; nothing where no family has such a policy."""
+    """Return the architectures of the policy's own config.json; none if no family has such a policy."""
     try:
         return [] if policy is None else config_to_hf(policy)["architectures"]
     except ValueError:

@@ -100,7 +100,7 @@ def save_eagle3(
 
 
 def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[str, np.ndarray] | None:
-    """What a head came with beside its parameters: the maps of its vocabulary, a copy of the policy's embedding.
+    """Return what a head came with beside its parameters: vocabulary maps, a copy of the policy's embedding.
 
     Read where it was published, or where `write_carried` has put it; None of a head of ours that was made here. By
     default the embedding keeps its dtype, as the maps do.
@@ -133,7 +133,7 @@ def check_embedding(directory: Path, table: jax.Array) -> None:
 
 
 def _mean_cosine(copy: Any, table: jax.Array) -> float:
-    """Of the rows of both, a view and an array [V, D]; two rows of zeros point the same way."""
+    """Return the mean cosine of the rows of both, a view and an array [V, D]; two rows of zeros count as equal."""
     total = 0.0
     for rows in row_slices(len(table)):
         ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))

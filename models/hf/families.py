@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Family:
-    """What `model_type` stands for beyond its fields.
+    """Conventions that a `model_type` stands for beyond its fields.
 
     attention_bias: the allowed values of the field of this name; MiMo's own code writes it and does not read it.
     windows:        no layer attends to a sliding window; any may, where `use_sliding_window` says so; or each does, of

@@ -84,7 +84,7 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
         local = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
         return stored.unpack(view[stored.index(index, shape)], local).astype(dtype, copy=False)
 
-    # Waiting keeps the promise of one tensor at a time where transfers to the device run behind.
+    # Waiting keeps the promise of one tensor at a time where transfers to the device are slower.
     return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
 
 
@@ -117,7 +117,7 @@ def file_views(path: Path) -> dict[str, Any]:
 
 
 def follows_from_config(name: str) -> bool:
-    """Whether a tensor is one that old checkpoints hold beside parameters, and that nothing reads any more."""
+    """Return whether a tensor of old checkpoints is no parameter and read by nothing."""
     return name.endswith(".rotary_emb.inv_freq")
 
 

@@ -13,7 +13,7 @@ _QWEN, _MIMO = "mtp.", "model.mtp_layers."
 
 @dataclass(frozen=True)
 class Names:
-    """What a convention calls the parts of a head.
+    """Names of a head's parts in a convention.
 
     prefix: of all of them, {layer} being the number of the policy's layers, after which the head's is counted.
     parts:  what follows it, for all tensors but those of the decoder block.
@@ -84,7 +84,7 @@ def embedding_copy(config: MTPConfig, policy_layers: int) -> str | None:
 def mtp_names(names: Iterable[str], policy_layers: int) -> dict[ConventionName, list[str]]:
     """The names that belong to MTP heads, by convention, of the names in a policy's checkpoint.
 
-    A layer behind the policy's last counts as a head where it has an `eh_proj`: otherwise config.json cuts the policy.
+    A layer after the policy's last counts as a head where it has an `eh_proj`: otherwise config.json cuts the policy.
     """
     names = set(names)
     found: dict[ConventionName, list[str]] = {convention: [] for convention in NAMES}

@@ -1,4 +1,4 @@
-"""Torch's own files of tensors, behind the methods of safetensors' lazy views. Torch alone reads them."""
+"""Torch's own files of tensors, with the methods of safetensors' lazy views. Torch alone reads them."""
 
 import zipfile
 from collections.abc import Mapping

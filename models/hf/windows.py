@@ -41,7 +41,7 @@ def windows_from_hf(
 
 
 def has_windows(family: Family, config: DecoderConfig) -> bool:
-    """Whether the family has words for the windows of the decoder."""
+    """Return whether the family's config.json can state the decoder's windows."""
     match family.windows:
         case "none":
             return not any(config.windows)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Proposal(NamedTuple):
-    """What a drafter proposes for a round.
+    """Tokens proposed for one round.
 
     tokens: int32 [B, K].
     log_q:  float32 [B, K, V], the log-probs each token was sampled from, over the policy's vocabulary: minus infinity

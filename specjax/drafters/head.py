@@ -27,7 +27,7 @@ from specjax.types import Cache, Params, PolicyOutput, Prompts
 class DraftHead:
     """A head as functions of the parameters of both networks; Vd is the size of the draft vocabulary.
 
-    What it borrows of the policy (embedding, vocabulary head) it reads behind stop_gradient.
+    What it borrows of the policy (embedding, vocabulary head) it reads through stop_gradient.
 
     features:   PolicyOutput -> features [B, T, F].
     fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
@@ -113,11 +113,11 @@ class HeadDrafter(Drafter):
         )
 
     def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
-        behind = state.length + state.waiting != visible
+        missed = state.length + state.waiting != visible
         return state._replace(
-            visible_from=jnp.where(behind, visible, state.visible_from),
-            length=jnp.where(behind, visible, state.length),
-            waiting=jnp.where(behind, 0, state.waiting),
+            visible_from=jnp.where(missed, visible, state.visible_from),
+            length=jnp.where(missed, visible, state.length),
+            waiting=jnp.where(missed, 0, state.waiting),
         )
 
     def propose(

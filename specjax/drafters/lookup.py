@@ -1,6 +1,6 @@
 """Looking up how a text ends in texts that are known, for drafters that propose what followed there.
 
-A text holds a token as its id + 1, and 0 where none is known, as behind its end. So zeros are an empty text, caches may
+A text holds a token as its id + 1, and 0 where none is known, as after its end. So zeros are an empty text, caches may
 be resized with them, and a search never takes a hole for words.
 """
 
@@ -53,7 +53,7 @@ def with_tokens(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"])
 
 
 def with_completion(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]) -> Text:
-    """The row's prompt, which the text holds, and behind it all of its completion, as `Drafter.catch_up` gets it."""
+    """The row's prompt, which the text holds, and after it all of its completion, as `Drafter.catch_up` gets it."""
     place = jnp.arange(text.cache.tokens.shape[1])[None] - (visible + 1 - emitted)[:, None]
     completion = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
     known = jnp.where(place < 0, text.cache.tokens, encode(completion, place < emitted[:, None]))
@@ -67,7 +67,7 @@ def last_tokens(text: Text, count: int) -> Int[Array, "B n"]:
 
 
 def look_up(texts: Int[Array, "B M S"], end: Int[Array, "B n"], min_n: int, count: int) -> Found:
-    """What followed the longest match of the last tokens of `end`, of min_n .. n, in the M texts of each row.
+    """Return what followed the longest match, of min_n .. n last tokens of `end`, in the M texts of each row.
 
     Among matches of the same length the first text counts, and in it the last match; one that nothing follows, as the
     end of the row's own text, is none. One pass over all places for each n.
@@ -93,7 +93,7 @@ def look_up(texts: Int[Array, "B M S"], end: Int[Array, "B n"], min_n: int, coun
 
 
 def longer_match(one: Found, other: Found) -> Found:
-    """Of each row the one that matched more; the first where they are even."""
+    """Return for each row the longer match; the first if both are as long."""
     use = other.matched > one.matched
     return Found(*(jnp.where(use if x.ndim == 1 else use[:, None], y, x) for x, y in zip(one, other, strict=True)))
 

@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         cache = self.model.init_cache(rows, prompts.tokens.shape[1])
         cache = self.model.apply(params.draft, prompts.tokens, zeros, cache, prompts.lengths - 1).cache
         return ModelState(
-            # Written are `width` tokens behind the pending one, which the policy's own cache does not hold.
+            # Written are `width` tokens after the pending one, which the policy's own cache does not hold.
             cache=resize(cache, width),
             visible_from=zeros,
             length=prompts.lengths,
@@ -62,11 +62,11 @@ class ModelDrafter(Drafter):
 
     def catch_up(self, state: ModelState, visible: Array, tokens: Array, emitted: Array) -> ModelState:
         # The pending token, too, is one that the row was not told of.
-        behind = state.length + state.waiting != visible + 1
+        missed = state.length + state.waiting != visible + 1
         return state._replace(
-            visible_from=jnp.where(behind, visible + 1, state.visible_from),
-            length=jnp.where(behind, visible + 1, state.length),
-            waiting=jnp.where(behind, 0, state.waiting),
+            visible_from=jnp.where(missed, visible + 1, state.visible_from),
+            length=jnp.where(missed, visible + 1, state.length),
+            waiting=jnp.where(missed, 0, state.waiting),
         )
 
     def propose(

@@ -1,6 +1,6 @@
 """The passes of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2) over whole rows of T tokens.
 
-The cache holds the keys of every pass behind one another. A query of pass d attends causally to those of pass 0, which
+The cache holds the keys of all passes in turn. A query of pass d attends causally to those of pass 0, which
 come from true features, and to those of the later passes at its own index alone, as it would when decoding: T + d keys
 of the (d + 1) T. A window, too, is of positions as they are when decoding: pass s at index t stands at position t + s.
 """
@@ -22,7 +22,7 @@ def unrolled_view(rows: int, count: int, depth: int, window: int | None = None) 
 
 
 def unrolled_mask(count: int, depth: int, window: int | None) -> Bool[Array, "T T+{depth}"]:
-    """What each index of the last pass sees: of the T keys of pass 0, and behind them of its own of passes 1 .. d."""
+    """Return which keys each index of the last pass sees: T of pass 0, then its own of passes 1 .. d."""
     index, made_in = jnp.arange(count), jnp.arange(1, depth + 1)
     first = index[None] <= index[:, None]
     own = jnp.ones((count, depth), bool)

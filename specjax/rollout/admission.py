@@ -49,7 +49,7 @@ class Queue:
 
 
 class Carry(NamedTuple):
-    """What goes from phase to phase: the rows at work, the sequences that wait (None where none do), the finished."""
+    """State that goes from phase to phase: rows in their slots, waiting (None if none wait) and finished sequences."""
 
     state: RoundState
     queue: Queue | None

@@ -86,7 +86,7 @@ class PhaseRun:
         return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
     def _over(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
-        """Whether the live rows fit the slots of a later phase, or one has outgrown the window."""
+        """Return whether the live rows fit the slots of a later phase, or one has outgrown the window."""
         left = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
         return ((waiting == 0) & (jnp.sum(~state.done) <= left)) | self._outgrown(state)
 

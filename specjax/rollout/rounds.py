@@ -62,7 +62,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What all rounds of a rollout share: the networks as functions, their parameters, and the options."""
+    """Arguments that all rounds of a rollout share: networks as functions, their parameters, and the options."""
 
     policy: Policy
     drafter: Drafter

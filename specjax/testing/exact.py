@@ -1,4 +1,4 @@
-"""What sampled completions must follow, computed in float64 without the code under test, and how well they do."""
+"""Exact laws of completions, in float64 and without the code under test, and the test of samples against them."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a compiled program does in its decode loop, read from its text."""
+"""Read from its text what a compiled program does in its decode loop."""
 
 import math
 import re
@@ -55,7 +55,7 @@ class Instruction:
 
     @property
     def scope(self) -> str:
-        """What it was traced from, as jax names it; empty where XLA does not say."""
+        """Return the operation it was traced from, as jax names it; empty where XLA does not say."""
         found = re.search(r'op_name="([^"]*)"', self.line)
         return found[1] if found else ""
 
@@ -91,7 +91,7 @@ class Program:
         return [run for run in map(self._run_by, every) if not any(_carries(x, carries, times) for x in run)]
 
     def launched(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
-        """What the body of that one loop runs itself, without what its fusions and calls hold."""
+        """Return the lines of that one loop's body, without those of its fusions and calls."""
         every = [x for lines in self.computations.values() for x in lines if _carries(x, carries, times)]
         bodies = {found[1] for x in every if (found := re.search(r"body=%?([\w.\-]+)", x.line))}
         assert len(bodies) == 1, f"{len(bodies)} loops carry {times} arrays of {carries}"
@@ -114,7 +114,7 @@ class Program:
         return [line for name in sorted(reached) for line in self.computations[name]]
 
     def copies(self, lines: list[Instruction], elements: int) -> list[Instruction]:
-        """Of these lines, those that make an array of at least so many elements."""
+        """Return those of the lines that make an array of at least so many elements."""
         return [line for line in lines if line.opcode not in FREE and line.elements >= elements]
 
 
@@ -150,7 +150,7 @@ def groups(line: str) -> Groups | None:
 
 
 def within_tensor(line: str, mesh: Mesh) -> bool:
-    """Whether a collective joins only devices that differ along the tensor axis."""
+    """Return whether a collective joins only devices that differ along the tensor axis."""
     width = mesh.shape["tensor"]
     joined = groups(line)
     return joined is not None and all(len({device // width for device in group}) == 1 for group in joined)

@@ -111,7 +111,7 @@ def following(p: Tree) -> list[np.ndarray]:
 
 
 def chances(drawn: Tree, k: int) -> np.ndarray:
-    """Of each of `every_draft`, float64 [V^K]."""
+    """Return the probability of each of `every_draft`, float64 [V^K]."""
     return following(drawn[:k])[0].ravel() if k else np.ones(1)
 
 

@@ -84,7 +84,7 @@ class Replay:
 
 @pytree
 class Adaptation:
-    """What draft training goes by from step to step; scalars, counts of position 1 of the drafts.
+    """State of draft training from step to step: scalars, counted at position 1 of the drafts.
 
     drafted, accepted: float32, decayed counts since the draft was last trained.
     best:              float32, the highest share accepted that they reached.

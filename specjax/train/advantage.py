@@ -11,7 +11,7 @@ from specjax.choices import check_choices
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """What a reward is compared with, and by what the difference is scaled.
+    """Baseline of a reward, and the scale of the difference.
 
     GRPO (arXiv 2402.03300, section 4.1.2) by default. All choices go together but baseline batch with scale group.
 
@@ -79,7 +79,7 @@ def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Of the scored values along an axis, or of all of them: [N, 1] or [1, 1]."""
+    """Moments of the scored values along an axis, or of all of them: [N, 1] or [1, 1]."""
 
     count: Array
     mean: Array

@@ -1,4 +1,4 @@
-"""What training reads: prompts joined with their completions, one row each. S = P + C."""
+"""Batches that training reads: prompts joined with their completions, one row each. S = P + C."""
 
 from dataclasses import KW_ONLY
 

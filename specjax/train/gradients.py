@@ -1,6 +1,6 @@
 """Gradients of both losses from one teacher-forced forward, accumulated over microbatches.
 
-The draft's loss reads the policy's output behind stop_gradient and is differentiated apart, so that the policy's
+The draft's loss reads the policy's output through stop_gradient and is differentiated apart, so that the policy's
 gradient is the same program whether the draft is trained or not.
 """
 
@@ -171,7 +171,7 @@ def draft_loss(
 ) -> DraftLoss:
     """Return the loss of the parameters `draft`, and differentiate it in these alone.
 
-    output: of the policy, behind stop_gradient.
+    output: of the policy, through stop_gradient.
     """
     both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
     return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law)

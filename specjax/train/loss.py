@@ -80,7 +80,7 @@ class LossConfig:
 
     @property
     def in_reward(self) -> bool:
-        """Whether the reward pays for KL."""
+        """Return whether KL is subtracted from the reward."""
         return self.kl_in != "loss"
 
 

@@ -11,7 +11,7 @@ Metrics = dict[str, Array]
 
 
 def rollout_metrics(rollout: Rollout) -> Metrics:
-    """What a rollout tells of itself; statistics that it does not carry are left out."""
+    """Return the metrics of a rollout; statistics that it does not carry are left out."""
     tokens = _total(rollout.lengths)
     metrics = {
         "rollout/tokens": tokens,

@@ -73,7 +73,7 @@ class OptimizerConfig:
 
 
 def make_optimizer(c: OptimizerConfig, steps: int | None = None) -> optax.GradientTransformation:
-    """The chain for one network. With `steps`, the rate falls behind the warm-up, by a cosine to zero in that step."""
+    """The chain for one network. With `steps`, the rate falls after the warm-up, by a cosine to zero in that step."""
     if steps is not None:
         c = replace(c, schedule="cosine", decay_steps=max(steps - c.warmup_steps, 1), floor=0.0)
     adam = optax.scale_by_adam(c.b1, c.b2)
@@ -131,7 +131,7 @@ def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: 
 
 
 def usable(gradient: PyTree, loss: Array) -> Bool[Array, ""]:
-    """Whether a loss and its gradient are finite."""
+    """Return whether a loss and its gradient are finite."""
     return jnp.isfinite(optax.tree.norm(gradient)) & jnp.isfinite(loss)
 
 

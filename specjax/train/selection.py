@@ -1,4 +1,4 @@
-"""What the policy learns from: the groups and sequences that count, and what length costs them (DAPO)."""
+"""Selection of the groups and sequences to learn from, and the punishment of length (DAPO)."""
 
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ class SelectionConfig:
 
 
 def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) -> Float[Array, "R"]:
-    """What a completion of each length is given beside its reward, <= 0 (DAPO, equation 13)."""
+    """Return what is added to the reward of a completion of each length, <= 0 (DAPO, equation 13)."""
     buffer = max(config.overlong_buffer, 1)
     over = (lengths - (budget - buffer)).astype(jnp.float32) / buffer
     return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)

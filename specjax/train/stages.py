@@ -50,7 +50,7 @@ class Stages:
 
     @property
     def loss_context(self) -> LossContext:
-        """What gradients and log-probs are computed with, for one update."""
+        """Return what gradients and log-probs are computed with, for one update."""
         config, rollout = self.config, self.config.rollout
         return LossContext(
             *(self.policy, self.drafter, rollout.law, config.loss, self.loss_fn),

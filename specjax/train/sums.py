@@ -1,4 +1,4 @@
-"""What both losses report, summed over microbatches and updates."""
+"""Sums that both losses report, over microbatches and updates."""
 
 from typing import NamedTuple
 

@@ -20,7 +20,7 @@ Seconds = dict[str, float]
 
 
 class Clock:
-    """Functions compiled on first use, as the fused program is, and run to their end, one behind the other."""
+    """Functions compiled on first use, as the fused program is, and run to their end, one after the other."""
 
     def __init__(self, dtype: jnp.dtype) -> None:
         self._dtype = dtype
@@ -34,10 +34,10 @@ class Clock:
     def __call__(
         self, name: str, run: Callable, *args: PyTree, pure: bool = False, **jit_options: Any
     ) -> tuple[Any, float]:
-        """What `run(*args)` returns, and the seconds since the call before ended, so that they add up.
+        """Return the result of `run(*args)`, and the seconds since the previous call ended, so that they add up.
 
         Compiling, the first time that a name comes, is not in them, nor, where nothing is donated and no host is
-        asked (`pure`), the first run, which is slower than those behind it.
+        asked (`pure`), the first run, which is slower than later ones.
         """
         if name not in self._compiled:
             program = jax.jit(run, compiler_options=kernels.compiler_options(self._dtype), **jit_options)
@@ -58,7 +58,7 @@ class StagedStep:
     selected by them, `logprob` the forwards of policies that are not trained, `train` the advantages, and forward,
     backward and updates.
     Compilation, on first use, is in none of them, nor the first run of a rollout; the first run of another program is,
-    which is slower than those behind it. The state is donated.
+    which is slower than later ones. The state is donated.
     """
 
     def __init__(self, stages: Stages) -> None:

@@ -1,6 +1,6 @@
 """Verification: how many drafted tokens are kept, and which token comes next.
 
-Pure, static shapes, ragged draft lengths, noise in as arrays. Three verifiers behind one interface:
+Pure, static shapes, ragged draft lengths, noise in as arrays. Three verifiers with one interface:
 
 - `rejection`, token-level speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1; Chen et al. 2023,
   arXiv 2302.01318): the emitted tokens follow the policy's law exactly.

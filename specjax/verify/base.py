@@ -1,4 +1,4 @@
-"""What a verifier is: the noise it wants for a round, and its verdict on a proposal."""
+"""The interface of a verifier: the noise it wants for a round, and its verdict on a proposal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

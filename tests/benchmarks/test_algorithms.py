@@ -59,7 +59,7 @@ def test_digits_are_put_in_order(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_has_learnt_both_tasks() -> None:
-    """What is committed is of the algorithms that there are."""
+    """The committed results cover the algorithms that exist."""
     found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
     runs = [algorithms.Learned(**run) for run in found]
     assert {(run.task, run.algorithm) for run in runs} == {

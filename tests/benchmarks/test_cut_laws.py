@@ -1,4 +1,4 @@
-"""What the benchmark times against each other is the same law."""
+"""The implementations that the benchmark times compute the same law."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a program is found to hold is what it holds; here it is compiled for the CPU, which every machine has."""
+"""The report finds what a program holds; here programs are compiled for the CPU, which every machine has."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from specjax.types import PolicyOutput
 
 
 def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What is printed of rounds at each draft length."""
+    """Return the printed lines of rounds at each draft length."""
     here = SimpleNamespace(devices=jax.devices()[:1])
     monkeypatch.setattr(gpu_program.topologies, "get_topology_desc", lambda **_: here)
     arguments = f"--preset tiny --batch 3 --context 16 --draft-lengths {draft_lengths}".split()
@@ -42,7 +42,7 @@ def test_a_line_for_every_draft_length_and_array_of_logits(
 
 
 def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Of those that XLA makes itself a CPU has some or none, by the version of jax."""
+    """A CPU has some or none of those that XLA makes itself, depending on the version of jax."""
     (before,) = reported("0", monkeypatch, capsys)
 
     def looping(preset: Preset) -> Functions:

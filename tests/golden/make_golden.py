@@ -86,7 +86,7 @@ def write(name: str, config: PreTrainedConfig, seed: int, length: int, transform
 
 
 def rope_parity(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """What transformers makes of the rope parameters, beside them."""
+    """Return the rope parameters with the angles that transformers computes from them."""
     config = LlamaConfig(head_dim=head_dim, rope_parameters=dict(rope))
     frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     return {"rope": rope, "head_dim": head_dim, "frequencies": frequencies.tolist(), "attention_factor": factor}

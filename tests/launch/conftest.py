@@ -1,4 +1,4 @@
-"""What the tests of the programs run them on."""
+"""Fixtures that the programs are tested on."""
 
 import sys
 from collections.abc import Callable

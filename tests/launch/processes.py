@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, zombies aside."""
+    """Return whether there is such a process, zombies aside."""
     return _stat(pid)[:1] not in ([], ["Z"])
 
 
@@ -23,7 +23,7 @@ def children(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and what else /proc says behind a process's name; nothing where there is no such process."""
+    """State, parent and what else /proc says after a process's name; nothing where there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

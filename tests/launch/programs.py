@@ -40,7 +40,7 @@ def flags(*lines: str) -> Options:
 
 
 def changes(*lines: str) -> Options:
-    """What options as one types them change in a recipe, so that programs are not asked to read them."""
+    """Return the fields that typed options change in a recipe, so that programs need not read the options."""
     fields = {FIELDS[flag]: words.split() for flag, words in flags(*lines).items()}
     return {field.path: field.read(words) for field, words in fields.items()}
 
@@ -108,7 +108,7 @@ def start(config: str, options: Options, *flags: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What the program printed; it must have ended well."""
+    """Wait for the program to end well, and return its output."""
     try:
         out, errors = process.communicate(timeout=300)
     finally:
@@ -118,7 +118,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What will be called of the package, in its order: the options of `init`, (step, values), "finish"."""
+    """Return the list that later calls of the package append to: options of `init`, (step, values), "finish"."""
     calls: list[Any] = []
 
     def init(**options: Any) -> Any:
@@ -132,7 +132,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def leave_run(directory: Path, experiment: Experiment) -> None:
-    """What a run leaves that has not taken a step, as far as other programs read it."""
+    """Write the files that other programs read of a run that has not taken a step."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
         state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
         made.save(1, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})

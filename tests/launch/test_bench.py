@@ -90,7 +90,7 @@ def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("k, rate", [(1, 0.3), pytest.param(3, 0.8, marks=pytest.mark.slow)])
 def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
-    """Of the rounds that reach a position, the share that goes on is the rate, within five standard deviations."""
+    """The share of rounds that pass a position is the forced rate, within five standard deviations."""
     rows = 64
     config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
     timer = rollout_timer(networks, random_prompts(networks, rows, 4), config)

@@ -1,4 +1,4 @@
-"""What the closing comparison compares."""
+"""The plans that the closing comparison compares."""
 
 from dataclasses import replace
 from types import SimpleNamespace

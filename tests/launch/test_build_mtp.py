@@ -48,12 +48,12 @@ def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path,
 
 
 def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTree]):
-    """Whether the checkpoint holds another or none."""
+    """The head has random weights, whether the checkpoint holds another or none."""
     networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
     assert networks.draft.read_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
     directory, held = stitched
-    anew = {"--draft.mtp-convention": "mimo", "--model.path": str(directory)}
-    networks = run(shrunk | MTP | anew).networks
+    fresh = {"--draft.mtp-convention": "mimo", "--model.path": str(directory)}
+    networks = run(shrunk | MTP | fresh).networks
     assert networks.draft.read_from is None
     assert not np.array_equal(networks.params.draft["fc"]["kernel"], held["fc"]["kernel"])
 

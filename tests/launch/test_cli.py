@@ -29,7 +29,7 @@ def refusal(*argv: str, reading: tuple[str, ...] = reads.TRAIN) -> str:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str, reading: tuple[str, ...] = reads.TRAIN) -> str:
-    """What --help prints."""
+    """Return the output of --help."""
     with pytest.raises(SystemExit) as end:
         run(*argv, reading=reading)
     assert not end.value.code

@@ -39,7 +39,7 @@ SMALL = FEW | flags(
 
 
 def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:
-    """What a comparison wrote, and what it said."""
+    """Run a comparison; return its JSON and its output."""
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.compare.console, "file", SimpleNamespace(write=said.append, flush=lambda: None))
@@ -143,7 +143,7 @@ def test_where_two_runs_part():
     tokens = np.array([[5, 6, 0, 0], [5, 6, 7, 0], [5, 6, 7, 8], [1, 0, 0, 0]], np.int32)
     ids, plain = np.array([7, 9]), Rollout(tokens=tokens, lengths=np.array([2, 3, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert first_difference(3, ids, plain, plain) is None
-    # What lies behind an end counts for nothing.
+    # What comes after an end counts for nothing.
     junk = Rollout(tokens=np.where(tokens > 0, tokens, 4), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
     assert first_difference(3, ids, plain, junk) is None
     other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
@@ -179,7 +179,7 @@ def test_steps_in_which_nothing_was_scored_are_gaps():
 
 
 def test_two_runs_that_part_are_found_to():
-    """At their second step, and what comes behind it changes nothing."""
+    """At their second step, and what comes after it changes nothing."""
 
     def arm(*last: int) -> SimpleNamespace:
         metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}

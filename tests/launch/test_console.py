@@ -1,4 +1,4 @@
-"""What a person reads of a choice, and of compiling."""
+"""Console lines about chosen draft lengths and compiling."""
 
 import jax
 import jax.numpy as jnp

@@ -80,7 +80,7 @@ def test_another_vocabulary_map(trained: tuple[Experiment, Params]):
 
 
 class OneFeatureLate(HeadDrafter):
-    """A head whose features lag one position behind its tokens."""
+    """A head whose features are one position late."""
 
     def observe(self, state: Any, features: Any, tokens: Any, emitted: Any) -> Any:
         return super().observe(state, jnp.roll(features, 1, axis=1), tokens, emitted)

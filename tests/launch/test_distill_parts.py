@@ -1,4 +1,4 @@
-"""What launch.distill is made of: answers, vocabularies, counts, and when a draft is paid for."""
+"""The parts of launch.distill: answers, vocabularies, counts, and the break-even point."""
 
 import json
 from dataclasses import fields
@@ -70,7 +70,7 @@ def test_the_most_frequent_tokens_and_the_stop_tokens_are_kept():
 
 
 def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
-    """Three whole rounds of draft length 3 a row behind the first token; another row ends on the second it drafted."""
+    """Three whole rounds of draft length 3 a row after the first token; another row ends on the second it drafted."""
     same, filler = [3, 3, 3], [9, 9, 9]
     rollout = Rollout(
         tokens=jnp.zeros((4, 13), jnp.int32),

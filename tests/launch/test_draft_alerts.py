@@ -1,4 +1,4 @@
-"""What a person is told of drafting."""
+"""Warnings and explanations about drafting."""
 
 import re
 from dataclasses import replace

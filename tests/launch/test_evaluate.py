@@ -47,7 +47,7 @@ def evaluated(tmp_path: Path, options: Options) -> tuple[dict[str, Any], list[di
 def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
     files: Path, run: Path, asked: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """By the draft of a run and, with the recipe's random one, without."""
+    """Evaluate with the draft of a run, and with the recipe's random one."""
     paths = files / "test.jsonl", tmp_path / "more.jsonl"
     write_problems(paths[1], ["1", "2", "3", "1", "2"])
     asked = asked | {"--files": " ".join(map(str, paths)), "--k": "4 2"}

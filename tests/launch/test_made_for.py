@@ -1,4 +1,4 @@
-"""What the programs state of a draft, and where they look for it."""
+"""The programs write `made_for.json` beside a draft, and read it again."""
 
 from dataclasses import replace
 from pathlib import Path

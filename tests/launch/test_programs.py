@@ -64,7 +64,7 @@ def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
 
 @pytest.fixture(scope="module")
 def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
-    """What the killed run said when it was resumed, and two steps later told to stop; it saves for that alone."""
+    """Resume the killed run, tell it to stop two steps later, and return its output. It saves only then."""
     run, save, _ = killed
     out = {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1000"}
     process = start("gsm8k", shrunk | out, "--resume")
@@ -83,7 +83,7 @@ def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
 
 @pytest.fixture(scope="module")
 def steps(killed: tuple[Path, int, list[int]], stopped: str) -> int:
-    """Of which the last is not complete before the run was told to stop."""
+    """Return the newest checkpoint, written when the run was told to stop."""
     return saves(killed[0])[-1]
 
 

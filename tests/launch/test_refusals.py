@@ -1,4 +1,4 @@
-"""What the programs refuse: exit code 2, one line that says why, and nothing done."""
+"""Refusals of the programs: exit code 2, one line that says why, and nothing done."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
 
 
 def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):
-    """Of the same size, and of other tokens than the problems would have chosen."""
+    """The vocabulary has the same size, and other tokens than the problems would have chosen."""
     options = shrunk | {"--draft.vocab-size": "4"}
     save_as_it_starts(tmp_path, options, [0, 1, 2, 3])
     said = refusal(launch.generate.main, [*argv("gsm8k", options | {"--checkpoint": str(tmp_path)}), "--prompt", "1 ?"])

@@ -181,7 +181,7 @@ def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_pa
 
 
 def test_other_networks_are_no_damage(whole: Path, tmp_path: Path):
-    """What does not fit the newest save is refused, and not tried on the one before."""
+    """A run that does not fit the newest checkpoint is refused, and the one before is not tried."""
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
     stored = json.loads((again / "config.json").read_text())
     stored["model"]["architecture"]["intermediate_size"] = 16

@@ -25,8 +25,8 @@ OPTIONS = LEAST | flags(
 
 
 def finite(experiment: Experiment, params: Params, batch: TrainBatch) -> Params:
-    """Whether the gradient of each network is."""
-    networks, config = experiment.networks, experiment.train
+    """Return whether the gradient of each network is finite."""
+    networks, config = experiment.networks, experiment.config
     budget = config.rollout.max_new_tokens
     context = LossContext(networks.policy, networks.drafter, config.rollout.law, config.loss, budget=budget)
     found, sums = accumulate(context, params, batch)

@@ -21,7 +21,7 @@ ONE = make_mesh(MeshConfig())
 
 @dataclass(frozen=True)
 class Public:
-    """What to write. ids: the draft vocabulary, or None for all of the policy's."""
+    """Contents of a checkpoint to write. ids: the draft vocabulary, or None for all of the policy's."""
 
     dialect: Dialect = "specforge"
     ids: tuple[int, ...] | None = REDUCED

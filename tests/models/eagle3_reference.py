@@ -16,7 +16,7 @@ Step = Callable[[np.ndarray, np.ndarray, int, "Past"], tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Shape:
-    """What the weights do not tell; norms that are optional are applied where their weights are there."""
+    """Options that the weights do not tell; optional norms are applied if their weights exist."""
 
     heads: int
     kv_heads: int
@@ -30,7 +30,7 @@ class Shape:
 
 @dataclass
 class KeysValues:
-    """What the tokens so far left behind in one layer, one [kv_heads, head_dim] entry a position."""
+    """Keys and values of one layer so far, one [kv_heads, head_dim] entry per position."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -62,7 +62,7 @@ def fuse(w: Weights, s: Shape, features: np.ndarray) -> np.ndarray:
 
 
 def attend(w: Weights, s: Shape, x: np.ndarray, position: int, past: KeysValues) -> np.ndarray:
-    """Of one position, with the weights of its layer; appends its keys and values to `past`, one a position."""
+    """Return the attention output of one position; append its keys and values to `past`."""
     q, k, v = (w[f"self_attn.{name}_proj.weight"] @ x + w.get(f"self_attn.{name}_proj.bias", 0.0) for name in "qkv")
     q, k, v = (heads.reshape(-1, s.head_dim) for heads in (q, k, v))
     if "self_attn.q_norm.weight" in w:

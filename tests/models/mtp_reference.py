@@ -19,7 +19,7 @@ SHAPE = Shape(heads=4, kv_heads=2, head_dim=6, rope_theta=50.0, eps=1e-3)
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's code calls its parts, and how it reads them.
+    """Names of the parts in a family's code, and how it reads them.
 
     around: the norms of the embedding and of the hidden state, their projection, and the norm before `unembed`.
     """
@@ -88,7 +88,7 @@ def _block_shapes(prefix: str, qk_norm: bool, qkv_bias: bool) -> dict[str, tuple
 
 
 def _shapes(convention: str) -> dict[str, tuple[int, ...]]:
-    """Of a policy of one layer and its head."""
+    """Return random weights of a policy of one layer and its head."""
     options = dict(qk_norm=convention == "qwen3_next", qkv_bias=convention == "mimo")
     policy = {
         "model.embed_tokens.weight": (VOCAB, WIDTH),
@@ -105,8 +105,8 @@ def _shapes(convention: str) -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(directory: Path, convention: str) -> dict[str, np.ndarray]:
-    """A policy with its head in Hugging Face layout: `qwen3_next` behind a tied Qwen3, `deepseek_v3` behind a Llama,
-    `mimo` behind a MiMo. All weights are random, kernels large, norms anything from 0.5 to 1.5; returns them.
+    """A policy with its head in Hugging Face layout: `qwen3_next` after a tied Qwen3, `deepseek_v3` after a Llama,
+    `mimo` after a MiMo. All weights are random, kernels large, norms anything from 0.5 to 1.5; returns them.
     """
     generator = np.random.default_rng(len(convention))
 

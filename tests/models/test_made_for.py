@@ -1,4 +1,4 @@
-"""What is stated of a draft beside it."""
+"""The file beside a draft that states which policy it was made for."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -102,7 +102,7 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
 
 
 def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
-    """A layer behind the last is a head's only where it has an `eh_proj`."""
+    """A layer after the last is a head's only where it has an `eh_proj`."""
     rewrite(tmp_path / "cut", "deepseek_v3", {}, {"model.layers.1.eh_proj.weight": None})
     with pytest.raises(ValueError, match=r"^model.layers.1.embed_tokens.weight: unexpected in .* \(and 13 more\)$"):
         load_policy(tmp_path / "cut", read_hf_config(tmp_path / "cut", ()), ONE)

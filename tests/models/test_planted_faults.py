@@ -49,7 +49,7 @@ def tokens() -> jax.Array:
 
 
 def forward(weights: PyTree, tokens: jax.Array, layers: tuple[int, ...], early: int = 0) -> PolicyOutput:
-    """What a head reads of the policy, each feature `early` positions before the token that it belongs to."""
+    """Return the features that a head reads, each `early` positions before the token that it belongs to."""
     policy = make_policy(replace(POLICY, feature_layers=layers))
     output = policy.apply(weights, tokens, jnp.zeros(ROWS, jnp.int32))
     return replace(output, features=jnp.roll(output.features, -early, axis=1))

@@ -60,7 +60,7 @@ def step() -> Callable[[TrainState], StepResult]:
 
 @pytest.fixture(scope="module")
 def run(step) -> list[StepResult]:
-    """Five steps, each with the state behind it; as the first stands what they began with."""
+    """Five steps, each with the state after it; the first is the initial state."""
     state, seen = fresh(), []
     seen.append((host_copy(state), None, None))
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
 
 @jax.jit
 def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -> PyTree:
-    """Of all these rows at once, by the drafter's own loss."""
+    """Return the overlap of all these rows at once, by the drafter's own loss."""
     output = POLICY.apply(params.policy, tokens, jnp.zeros(len(tokens), jnp.int32))
 
     def loss(draft: PyTree) -> jax.Array:

@@ -23,7 +23,7 @@ ALLOWED = [
 
 
 def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
-    """Of groups without failed samples, float64."""
+    """Return the advantages of groups without failed samples, in float64."""
     everything = np.concatenate(groups)
     match name:
         case "GRPO":
@@ -64,7 +64,7 @@ def test_equal_rewards_teach_nothing_by_any_rule(config: AdvantageConfig) -> Non
 
 @pytest.mark.parametrize("config", ALLOWED, ids=str)
 def test_a_group_of_equal_rewards_among_others_is_a_small_lesson_or_none(config: AdvantageConfig) -> None:
-    """By the mean of the batch it is above or below the others; by its own it is neither."""
+    """A group is above or below the batch's mean, but not its own."""
     got = np.asarray(group_advantages(jnp.array([1.0, 1.0, 1.0, 0.0, 1.0, 0.0]), 3, config))
     assert np.abs(got).max() < 2
     assert (got[:3] > 0).all() if config.baseline == "batch" else not got[:3].any()

@@ -39,7 +39,7 @@ LAW = SamplingLaw(temperature=0.5)
 
 @dataclass(frozen=True)
 class PairedOneOff(HeadDrafter):
-    """Reads each feature beside the token at its own place, not the one behind it."""
+    """Reads each feature beside the token at its own place, not the one after it."""
 
     def observe(self, state, features, tokens, emitted):
         early = jnp.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
@@ -47,7 +47,7 @@ class PairedOneOff(HeadDrafter):
 
 
 def other_layers(output):
-    """What leaves the layer that the head reads on entry."""
+    """Return the output of the layer whose input the head reads."""
     return output.hidden
 
 
@@ -94,7 +94,7 @@ def sequences_of(rollout: Rollout) -> ScoredSequences:
 
 @cache
 def weights(draft: str) -> Params:
-    """Of a `random` head, or of one `trained` by 250 steps of Adam on what the policy says."""
+    """Return parameters of a `random` head, or of one `trained` by 250 steps of Adam on the policy's tokens."""
     random = WORLD.params("random")
     if draft == "random":
         return random
@@ -112,7 +112,7 @@ def weights(draft: str) -> Params:
 def watched(
     fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None
 ) -> list[dict[str, float]]:
-    """What is known after each of some steps that train one draft, and decode with another where `decoded` names it."""
+    """Return the adaptation after each of some steps that train one draft and decode with it, or with `decoded`."""
     state = TrainState(
         step=jnp.int32(0),
         params=weights(draft),
@@ -142,7 +142,7 @@ def watched(
     ],
 )
 def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: str) -> None:
-    """Of its own drafts, whatever a lookup beside it proposes."""
+    """The head's own drafts count, whatever a lookup beside it proposes."""
     seen = watched(drafter, draft)
     assert all(0.2 < step["of_all"] < 0.8 if "lookup" in drafter else step["of_all"] == 1 for step in seen)
     drafted = sum(step["drafted"] for step in seen)

@@ -136,7 +136,7 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
         (said,) = set_damaged_aside(copy)
         assert said.endswith("; it is now 2.damaged") and saved_steps(copy) == [1]
         assert set_damaged_aside(copy) == []
-    # The step is saved anew, and may be damaged anew.
+    # The step is saved again, and may be damaged again.
     state = make_state()
     with Checkpointer(copy, keep=2) as saves:
         assert saves.restore(abstract(state)).step == 1

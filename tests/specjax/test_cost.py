@@ -164,7 +164,7 @@ def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
 
 
 def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promised():
-    """Of 0.6 tokens that a draft of 1 should gain it gained 0.3; of 1.05 that one of 3 should, 0.525 are left."""
+    """A draft of 1 gained 0.3 of 0.6 expected tokens; of the 1.05 expected of a draft of 3, 0.525 are left."""
     many = counted(10**6, 600_000, 300_000, 150_000)
     trips = jnp.array([[0, 1e4, 0]])
     known = Drafting(many, Progress(1.3 * trips, trips), jnp.ones((1, 3)))
@@ -174,7 +174,7 @@ def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promis
 
 
 def test_what_was_found_out_in_vain_is_not_soon_tried_again():
-    """Of a draft that costs a quarter more, and promises much and never gains."""
+    """A draft that costs a quarter more is given up: it promises much and never gains."""
     lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
     state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
     for _ in range(60):
@@ -239,7 +239,7 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
 
 
 def test_where_no_loss_foretells_anything_hindsight_does():
-    """Of two shards; what was drafted in the rounds that found something does not count beside it."""
+    """Counts of two shards; what was drafted in the rounds that found something does not count as well."""
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
     seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
@@ -252,7 +252,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
 
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
 def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
-    """Of 10 tokens; a batch comes as far as its rows."""
+    """With 10 tokens, a batch comes as far as its rows."""
     lengths, chosen = (0, 1), []
     state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""What a draft learns by, for each token, against float64 numpy and finite differences."""
+"""Objectives of a draft, token by token, against float64 numpy and finite differences."""
 
 from dataclasses import replace
 from typing import get_args
@@ -57,15 +57,15 @@ def test_value_and_gradient(objective: Objective, ids: np.ndarray):
     as_float32 = jnp.asarray(log_p[..., ids], jnp.float32), jnp.asarray(logits, jnp.float32)
     each, gradient, alpha = run(*as_float32)
     np.testing.assert_allclose(each, reference(objective, log_p, log_softmax(logits), ids, weight), rtol=1e-4)
-    ahead, behind = (
+    ahead, back = (
         reference(objective, log_p, log_softmax(logits + by * direction), ids, weight).sum() for by in (1e-6, -1e-6)
     )
-    np.testing.assert_allclose(np.vdot(gradient, direction), (ahead - behind) / 2e-6, rtol=1e-3)
+    np.testing.assert_allclose(np.vdot(gradient, direction), (ahead - back) / 2e-6, rtol=1e-3)
     np.testing.assert_allclose(np.exp(-3 * np.asarray(alpha)), weight, rtol=1e-4)
 
 
 def test_every_objective_is_least_where_the_laws_are_one():
-    """Of a full vocabulary; there the divergences are 0, and cross-entropy is the policy's entropy."""
+    """With a full vocabulary the divergences are 0, and cross-entropy is the policy's entropy."""
     log_p = jnp.asarray(log_softmax(np.random.default_rng(1).normal(size=(1, 5, VOCAB))), jnp.float32)
     entropy = -np.sum(np.exp(log_p) * np.asarray(log_p), axis=-1)
     for objective in get_args(Objective):

@@ -21,7 +21,7 @@ Body = Callable[[LayerCache, jax.Array], tuple[LayerCache, jax.Array]]
 
 
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
-    """What a round reads: one query for each of the new positions, over the whole cache."""
+    """Attend as a round does: one query for each new position, over the whole cache."""
     query = jnp.ones((len(start), WIDTH, HEADS, DIM))
     return kernels.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
 

@@ -49,7 +49,7 @@ Gradients = tuple[Params, Sums]
 
 
 def long_tailed() -> TrainBatch:
-    """Of four rows two fit the first rung; a few are exactly as long as the second, one has no completion, and of the
+    """Return rows of which two in four fit the first bucket; a few fill the second, one has no completion, and the
     longest one was not scored.
     """
     rng = np.random.default_rng(3)

@@ -85,7 +85,7 @@ def test_a_text_grows_by_what_is_emitted():
 
 @partial(jax.jit, static_argnums=0)
 def started(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
-    """With room for six tokens behind the prompts."""
+    """With room for six tokens after the prompts."""
     return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
 
 

@@ -1,4 +1,4 @@
-"""What a drafter remembers goes with the parameters: through steps on a mesh, probes, and saves."""
+"""A drafter's memory goes with the parameters: through steps on a mesh, probes, and checkpoints."""
 
 from pathlib import Path
 

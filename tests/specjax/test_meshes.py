@@ -62,7 +62,7 @@ def fresh_state(mesh: Mesh) -> TrainState:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What one step on a mesh did, and the text of its program."""
+    """Result of one step on a mesh, and the text of its program."""
 
     mesh: Mesh
     text: str
@@ -164,7 +164,7 @@ def test_no_cache_is_copied_while_decoding(shape, stepped) -> None:
 
 @pytest.mark.slow
 def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> None:
-    """Of sequences that wait and windows that grow, at draft lengths that are chosen: two loops for each phase."""
+    """Waiting sequences, growing windows and chosen draft lengths take two loops for each phase."""
     mesh = mesh_of(2, 2, 2)
     options = replace(CONFIG.rollout, draft_lengths=(0, 2), phases=((4, 20), (4, 26), (2, 26)))
     prompts, params = place(make_prompts(), mesh), params_on(mesh)

@@ -37,7 +37,7 @@ def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[
 
 
 def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Loshchilov and Hutter 2019, algorithm 2, in float64, behind a clip of the norm."""
+    """Loshchilov and Hutter 2019, algorithm 2, in float64, after a clip of the norm."""
     w, m, v = w.astype(np.float64), 0.0, 0.0
     for t, g in enumerate(gradients):
         g = g * min(1.0, c.clip_norm / np.linalg.norm(g))

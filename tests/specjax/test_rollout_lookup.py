@@ -285,7 +285,7 @@ def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
 def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(name: str):
-    """With all of what they emitted, behind prompts of any length; a trained draft stays blank all along."""
+    """With all that they emitted, after prompts of any length; a trained draft stays blank all along."""
     options = ChosenConfig(**vars(replace(TINY, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     drafter, params = WORLD.drafters[name], WORLD.params("random")
     decoding = Decoding(WORLD.policy, drafter, params, options)

@@ -1,6 +1,6 @@
 """The ways to lose the law that are known from the field, put in on purpose: each must be noticed.
 
-One program holds every fault of a verifier and of a drafter behind a switch, so that the sound code and the faulty
+One program holds every fault of a verifier and of a drafter, chosen by a switch, so that the sound code and the faulty
 differ in nothing else.
 """
 
@@ -47,7 +47,7 @@ class Fault(IntEnum):
 
 
 class Tamper(IntEnum):
-    """What happens to a sampled proposal before it is verified."""
+    """Ways to tamper with a sampled proposal before it is verified."""
 
     NONE = 0
     ONE_HOT = auto()
@@ -243,7 +243,7 @@ def faulty_block(fault: Array) -> Verifier:
             of_round = gumbels(keys, start, purpose, count * vocab).reshape(len(keys), count, vocab)
             return jnp.where(fault == BlockFault.NOISE_BY_POSITION, gumbels(keys, at, purpose, vocab), of_round)
 
-        # A Gumbel's distribution function makes it a uniform. They ride behind the Gumbels of the tokens.
+        # A Gumbel's distribution function makes it a uniform. They come after the Gumbels of the tokens.
         eta = jnp.exp(-jnp.exp(-each(Purpose.ACCEPT, k, 1)))
         rest = each(Purpose.RESIDUAL, k + 1, vocab)
         emit = jnp.concatenate([rest, jnp.pad(eta, ((0, 0), (0, 1), (0, 0)))], axis=-1)
@@ -282,7 +282,7 @@ def test_a_faulty_block_verification_is_noticed(
 def test_block_accepts_more_of_the_same_drafts_than_rejection(
     block_rollouts: Callable[[Params, int, int], Rollout], switched: Callable[[Fault, Tamper], Rollout]
 ):
-    """By far more than three standard deviations of such counts."""
+    """The counts differ by far more than three standard deviations."""
     block, token = block_rollouts(WORLD.params("flat"), BlockFault.NONE, 7), switched(Fault.NONE, Tamper.NONE)
     rates = [np.sum(rollout.accepted) / np.sum(rollout.row_rounds) for rollout in (block, token)]
     assert rates[0] > rates[1] + 3 * K / np.sqrt(np.sum(token.row_rounds))

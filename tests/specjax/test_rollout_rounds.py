@@ -48,7 +48,7 @@ def test_the_rounds_are_ragged(history: list[RoundState]):
 
 
 def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], check: CacheCheck):
-    """Of either network, in either direction, at every state in which it shows."""
+    """A fault of either cache, in either direction, is found at every state in which it shows."""
     for state in history[1:-1]:
         check(state)
         for by in (1, -1):
@@ -59,7 +59,7 @@ def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], ch
 
 
 def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(check: CacheCheck):
-    """Of both networks, after each such step and after a round behind it."""
+    """The caches of both networks are right after each such step and after the next round."""
     world, slots, few = WANDERING, 8, 4
     decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
     params, prompts = world.params("random"), world.batch

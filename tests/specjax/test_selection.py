@@ -54,7 +54,7 @@ def test_truncated_sequences_train_the_draft_alone() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1)])
 def test_the_first_groups_that_differ_are_kept_whatever_the_mesh(shape: tuple[int, int, int]) -> None:
-    """Of eight groups six, of which five differ: two of them on the first of two shards."""
+    """Six of eight groups are kept, of which five differ: two of them on the first of two shards."""
     mesh = mesh_of(*shape)
     equal = np.array([True, False, True, False, True, False, False, False])
     rewards = np.where(np.repeat(equal, GROUP), 1.0, np.resize([0.0, 1.0, 5.0], 24))

@@ -1,4 +1,4 @@
-"""What the clock of the stages runs; that its stages are those of the fused step, test_meshes sees."""
+"""The clock of the stages; test_meshes checks that its stages are those of the fused step."""
 
 import jax
 import jax.numpy as jnp

@@ -186,7 +186,7 @@ def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
 
 
 def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
-    """Of two tokens that a group of four wrote, the reference policy finds some likelier."""
+    """The reference policy finds some of a group's tokens likelier."""
     tokens = jnp.tile(jnp.array([1, 2, 3], jnp.int32), (8 * GROUP, 1))
     completion = jnp.broadcast_to(jnp.array([False, True, True]), tokens.shape)
     reward = jnp.arange(8.0 * GROUP) % 3

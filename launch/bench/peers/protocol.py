@@ -1,4 +1,4 @@
-"""What a peer is: another sampler that loads the same weights from the same directory."""
+"""The interface of a peer: another sampler that loads the same weights from the same directory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,5 +47,5 @@ class Unsupported(ValueError):
 
 
 def failure(error: Exception) -> str:
-    """What a peer's own failure comes to in a table: other people's code changes, and must not end the bench."""
+    """Return a peer's failure in a few words for the table: it must not end the bench."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

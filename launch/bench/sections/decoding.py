@@ -68,7 +68,7 @@ def verify(networks: Networks, preset: Preset) -> Section:
 
 
 def draft(networks: Networks, preset: Preset) -> Section:
-    """What a round with the draft head costs, in plain rounds, how much of it is the head's, and what that allows."""
+    """Measure a round with the draft head in plain rounds, the head's part of it, and the speed-up that it allows."""
     drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in preset.draft_lengths:

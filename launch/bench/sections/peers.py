@@ -110,7 +110,7 @@ def _loaded(networks: Networks) -> Mapping[str, Present | Absent]:
 
 
 def _versions() -> str:
-    """What of the peers is installed here."""
+    """Return which peers are installed, with their versions."""
     found = []
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
