@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PINS ?= constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow test-all lint bench
+.PHONY: train test test-slow test-all lint bench docs
 
 train: $(VENV)/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
@@ -31,6 +31,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "build/docs/index.html"
+
 bench: $(VENV)/bench
 	$(BIN)/python -m launch.bench $(ARGS)
 
@@ -38,6 +42,10 @@ $(VENV)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "specjax needs Python >= 3.11, set PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[docs]'
 	touch $@
 
 # Why google-tunix comes without what it asks for: see the extra in pyproject.toml.
