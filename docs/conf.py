@@ -1,4 +1,4 @@
-"""Builds the documentation site, `make docs`: the guides as they stand, and API pages from docstrings. Works offline."""
+"""Build the documentation site with `make docs`, offline: the guides as they stand, and API pages from docstrings."""
 
 import specjax
 
@@ -22,7 +22,8 @@ autodoc_default_options = {"members": True, "imported-members": True}
 def keep_layout(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Show the first paragraph of a docstring as text, and the rest as it is laid out in the source."""
     end = lines.index("") if "" in lines else len(lines)
-    first, rest = [line.replace("*", r"\*").replace("|", r"\|").replace("_", r"\_") for line in lines[:end]], lines[end:]
+    rest = lines[end:]
+    first = [line.replace("*", r"\*").replace("|", r"\|").replace("_", r"\_") for line in lines[:end]]
     while rest and not rest[0]:
         rest.pop(0)
     lines[:] = [*first, ""]

@@ -72,7 +72,8 @@ OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_N"}
 
 
 def test_every_metric_has_a_row_that_names_the_file_it_comes_from():
-    rows = re.findall(r"^\| (`[a-z_]+[/`].*?) \|.*\| `(.*?)` \|$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_]+[/`].*?) \|.*\| `(.*?)` \|$", page, re.MULTILINE)
     files = {name: file for names, file in rows for name in re.findall(r"`(.*?)`", names)}
     assert set(files) == {*STANDARD_METRICS, *OPEN_NAMES}
     for name, file in files.items():
