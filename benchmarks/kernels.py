@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=get_args(Dtype), help="of the computation; by default the preset's")
     cells = ["1,0", "2,0", "4,0", "1,3", "4,3", "8,3"]
     parser.add_argument("--context", type=int, help="positions each row can see; by default the preset's first")
+    parser.add_argument("--vocab-size", type=int, help="of the policy; by default the preset's")
     parser.add_argument("--cells", nargs="+", default=cells, help="rows,draft length of each")
     parser.add_argument("--without", nargs="*", choices=TRICKS, default=list(TRICKS), help="tuned kernels to measure")
     parser.add_argument("--flags", action="store_true", help="measure XLA's flags too")
@@ -90,6 +91,7 @@ def main() -> None:
     name, preset = find_preset(options.preset)
     contexts = preset.contexts if options.context is None else (options.context,)
     decoder = replace(preset.decoder, dtype=options.dtype or preset.decoder.dtype)
+    decoder = replace(decoder, vocab_size=options.vocab_size or decoder.vocab_size)
     preset = replace(preset, decoder=decoder, contexts=contexts)
     where = f"{name}, {preset.decoder.dtype}, context {preset.contexts[0]}"
     print(f"{format_provenance('benchmarks.kernels')}\npreset    {where}")

@@ -68,7 +68,7 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
 
 
 # Named by a loss, a reward or a draft length.
-OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_N"}
+OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 
 
 def test_every_metric_has_a_row_that_names_the_file_it_comes_from():
@@ -77,4 +77,4 @@ def test_every_metric_has_a_row_that_names_the_file_it_comes_from():
     files = {name: file for names, file in rows for name in re.findall(r"`(.*?)`", names)}
     assert set(files) == {*STANDARD_METRICS, *OPEN_NAMES}
     for name, file in files.items():
-        assert name.split("/")[-1].removesuffix("NAME").rstrip("_N") in (ROOT / file).read_text(), name
+        assert name.split("/")[-1].removesuffix("NAME").removesuffix("_I") in (ROOT / file).read_text(), name

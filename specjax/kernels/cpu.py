@@ -44,7 +44,9 @@ def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -
 
 
 def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
-    """Multiply few queries one at a time, each as a vector by a matrix."""
+    """Multiply few float32 queries one at a time, each as a vector by a matrix. In bfloat16 that gains nothing."""
+    if q.dtype == jnp.bfloat16:
+        return plain.attend(q, cache, mask)
     queries = q.shape[1] * q.shape[2] // cache.k.shape[1]
     large = math.prod(cache.k.shape[2:]) >= LARGE_KEYS
     most = MOST_BY_LARGE_KEYS if large else MOST_BY_KEYS, MOST_BY_VALUES
