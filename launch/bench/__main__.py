@@ -1,4 +1,4 @@
-"""Decoding against the memory floor, against itself and against peers: `python -m launch.bench [--preset NAME]`."""
+"""Benchmark decoding: memory floor, drafting, layout and other samplers: `python -m launch.bench [--preset NAME]`."""
 
 import json
 from dataclasses import replace
@@ -17,12 +17,12 @@ from launch.cli.paths import make_directory
 from launch.cli.pyplot import load_pyplot
 from launch.timing import format_provenance
 
-# Width of the widest table: a narrower terminal wraps it, which is better than numbers cut off.
+# Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
 WIDTH = 150
 
 
 def main(argv: list[str]) -> int:
-    """Measure section by section, and print each as it is done."""
+    """Measure the chosen sections and print each as soon as it is done."""
     options = parse(BenchArgs, argv, "python -m launch.bench", __doc__)
     if options.plots is not None:
         load_pyplot()

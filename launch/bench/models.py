@@ -1,4 +1,4 @@
-"""The networks of a preset with random weights, and random prompts for them."""
+"""Networks of a preset with random weights, and random prompts for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +24,14 @@ from specjax.types import Params, Policy, Prompts, PyTree
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """A policy and its drafter on one device. trained: their parameters as they are trained and saved.
+    """A policy and its drafter on one device. Instances compare by identity.
 
-    Compared by identity.
+    Attributes:
+        decoder: the policy's shape.
+        policy:  the policy as functions.
+        drafter: its drafter.
+        trained: parameters of both, as they are trained and saved.
+        mesh:    a mesh of one device.
     """
 
     decoder: DecoderConfig
@@ -37,7 +42,7 @@ class Networks:
 
     @cached_property
     def params(self) -> Params:
-        """The parameters as rollouts take them."""
+        """The parameters prepared for rollouts (specjax.rollout.generate.prepare)."""
         return prepare(self.trained, self.policy.dtype)
 
 
@@ -73,7 +78,10 @@ def functions(preset: Preset) -> Functions:
 
 
 def random_networks(preset: Preset) -> Networks:
-    """Initialise the networks of a preset: the cost of a round does not depend on the weights, acceptance is forced."""
+    """Return the networks of a preset with random weights.
+
+    The weights do not matter: a round costs the same with any, and the bench forces the acceptance.
+    """
     made, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
     params = Params(
         policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
@@ -82,6 +90,6 @@ def random_networks(preset: Preset) -> Networks:
 
 
 def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
-    """Return prompts of random tokens, all of one length."""
+    """Return `rows` prompts of random tokens, each of `length` tokens."""
     tokens = np.random.default_rng(0).integers(1, networks.policy.vocab_size, (rows, length), dtype=np.int32)
     return Prompts(jnp.asarray(tokens), jnp.full(rows, length, jnp.int32), jnp.arange(rows, dtype=jnp.int32))

@@ -22,7 +22,7 @@ SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "peers": peers,
     "rollouts": rollouts,
 }
-# Another one, which needs a checkpoint: launch.bench.sections.trained.
+# Section that needs a checkpoint (launch.bench.sections.trained).
 TRAINED = "trained"
 
 
@@ -31,18 +31,18 @@ class BenchArgs:
     """Options of launch.bench.
 
     Attributes:
-        preset:          networks and what is varied: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b. None: 25m on a CPU,
+        preset:          Networks and grid: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b. Default: 25m on a CPU,
                          qwen3-8b elsewhere.
-        sections:        of floor, verify, draft, acceptance, layout, peers, rollouts; empty for all of them. With a
-                         checkpoint trained is always among them, and may be the only one.
-        batches:         rows decoded together in floor, verify and draft; empty for the preset's.
-        contexts:        positions that each of them can see; empty for the preset's.
-        repeats:         measurements of each thing, in turns; None takes the preset's.
-        json:            a file for everything that was measured.
-        plots:           a directory for plots; needs matplotlib.
-        checkpoint:      the directory of a run, whose draft is measured too, at the acceptance that it reaches.
-        checkpoint_step: which of its saves: newest, best (by checkpoint.best of the run) or a step.
-        recipe:          the CONFIG that the run was started with.
+        sections:        Sections to measure: floor, verify, draft, acceptance, layout, peers, rollouts. Default: all.
+                         With --checkpoint, trained is always added; name it alone to measure nothing else.
+        batches:         Rows decoded together in floor, verify and draft. Default: the preset's.
+        contexts:        Positions that each of these rows sees. Default: the preset's.
+        repeats:         Measurements of each variant, interleaved with the others. Default: the preset's.
+        json:            File for all results.
+        plots:           Directory for plots; needs matplotlib.
+        checkpoint:      Directory of a run. Its draft is measured too, at the acceptance that it reaches.
+        checkpoint_step: Its checkpoint: newest, best (by the run's checkpoint.best) or a step.
+        recipe:          CONFIG that the run was started with; needed with --checkpoint.
     """
 
     preset: str | None = None

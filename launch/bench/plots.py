@@ -1,4 +1,4 @@
-"""Plots of what the bench measured; drawn with matplotlib where it is installed."""
+"""Plots of the bench's results. They need matplotlib."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Lines = Mapping[str, list[tuple[float, float]]]
 
 
 def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
-    """A PNG in the directory for each section that has something to plot."""
+    """Write a PNG into the directory for each of the sections floor, peers and acceptance."""
     if (floor := sections.get("floor")) is not None:
         lines = _lines(floor, "context", "batch", "tokens/s")
         _draw(directory / "throughput.png", lines, "rows", "tokens/s, autoregressive", log=True)
@@ -23,13 +23,13 @@ def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
 
 
 def _lines(section: Section, label: str, x: str, y: str) -> Lines:
-    """One line for each value of `label`; rows without a number are left out."""
+    """Return the points (x, y) of the rows, by value of the column `label`. Rows without a number are left out."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in section.rows:
-        at, value = row[x], row.get(y)
+        position, value = row[x], row.get(y)
         value = value[0] if isinstance(value, tuple) else value
-        if isinstance(at, int | float) and isinstance(value, int | float):
-            lines[f"{label} {row[label]}"].append((at, value))
+        if isinstance(position, int | float) and isinstance(value, int | float):
+            lines[f"{label} {row[label]}"].append((position, value))
     return lines
 
 

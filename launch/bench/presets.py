@@ -10,12 +10,12 @@ from models.config import DecoderConfig, eagle3_feature_layers
 
 @dataclass(frozen=True)
 class LongTail:
-    """Completions of very different lengths: one in `every` is `factor` times the median, the rest lie around it.
+    """Long-tailed completion lengths: one in `every` has `factor` times the median, the others lie around it.
 
     Attributes:
-        median: tokens.
-        factor: how much longer the long ones are.
-        every:  how rare they are.
+        median: median length in tokens.
+        factor: length of a long completion over the median.
+        every:  one completion in this many is long.
     """
 
     median: int
@@ -32,21 +32,22 @@ class Preset:
     """Networks with random weights, and the grid over which each section measures them.
 
     Attributes:
-        decoder:       the policy.
-        draft_vocab:   of the EAGLE-3 head, which otherwise has the policy's widths; None drafts all tokens.
+        decoder:       shape of the policy.
+        draft_vocab:   vocabulary size of the EAGLE-3 head, with the policy's widths. None: the policy's vocabulary.
         batches:       rows decoded together.
-        contexts:      positions each row can see.
-        verified:      tokens in one verification, the first of them 1.
-        draft_lengths: K.
-        rates:         forced acceptance: the chance that a drafted token is kept, once those before it are.
-        batch:         rows of the sections that vary something else.
-        prompt, new:   tokens of a prompt and of its completion, where whole completions are generated.
-        peer_batches:  rows of a comparison with other samplers.
-        peer_rate:     the acceptance forced in that comparison.
-        tail:          the lengths for which phases, queue and ladder are made.
-        gradients:     whether a training step's gradient fits beside the weights, for the ladder.
+        contexts:      positions that each row sees.
+        verified:      tokens in one verification; the first must be 1, the baseline.
+        draft_lengths: draft lengths above 0.
+        rates:         forced acceptance: probability that a drafted token is accepted, given that those before it are.
+        batch:         rows in the sections that vary something else.
+        prompt:        tokens of a prompt, where whole completions are generated.
+        new:           tokens of such a completion.
+        peer_batches:  rows in the comparison with other samplers.
+        peer_rate:     acceptance forced in that comparison.
+        tail:          completion lengths in the sections layout and rollouts.
+        gradients:     whether gradients fit in memory beside the weights; the ladder needs them.
         rounds:        rounds in one measurement.
-        repeats:       measurements of each, in turns.
+        repeats:       measurements of each variant, interleaved with the others.
     """
 
     decoder: DecoderConfig
@@ -135,7 +136,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str | None) -> tuple[str, Preset]:
-    """A preset with its name; None takes the one for this device."""
+    """Return the name and the preset; None selects the one for this device."""
     if name is None:
         name = "25m" if jax.default_backend() == "cpu" else "qwen3-8b"
     return name, PRESETS[name]

@@ -1,4 +1,4 @@
-"""Results of a section, as a table and as JSON."""
+"""Results of the sections, as tables and as JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from launch.timing import format_provenance, interval
 
 Value = str | int | float | tuple[float, float, float] | None
 Row = Mapping[str, Value]
-NO_ROOM = "-: the device has too little memory for it"
+NO_ROOM = "-: does not fit in the device's memory"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table. Three numbers are a median with its 95% interval; None, or a missing column, was not measured."""
+    """Results as a table. A tuple is a median with its 95% interval; None or a missing column means not measured."""
 
     title: str
     rows: Sequence[Row]
@@ -25,12 +25,12 @@ class Section:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median ratio of measurements from the same turns, with its interval."""
+    """Return the median ratio of paired measurements, with its 95% interval."""
     return interval([a / b for a, b in zip(over, under, strict=True)])
 
 
 def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Return the rows measured in a cell, or the cell alone if the device has too little memory for it."""
+    """Return the rows that `measure` gives, each with the columns of `cell`; `cell` alone if memory runs out."""
     try:
         return [{**cell, **row} for row in measure()]
     except jax.errors.JaxRuntimeError as error:
@@ -40,6 +40,7 @@ def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
 
 
 def print_section(section: Section, console: Console) -> None:
+    """Print the section's table, with its notes below."""
     names = max(section.rows, key=len)
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(*columns, title=section.title, title_justify="left", box=None, padding=(0, 0, 0, 2))
@@ -52,7 +53,7 @@ def print_section(section: Section, console: Console) -> None:
 
 
 def as_json(preset: str, sections: Mapping[str, Section]) -> dict[str, Any]:
-    """{"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}"""
+    """Return {"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}."""
     return {
         "preset": preset,
         "provenance": format_provenance("launch.bench").splitlines(),

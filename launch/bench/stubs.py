@@ -1,4 +1,4 @@
-"""Stand-ins with which timing is put on given terms. None of them keeps the law of a completion."""
+"""Stand-ins that force acceptance and completion lengths, for timing. They change the output distribution."""
 
 from dataclasses import dataclass, replace
 
@@ -16,13 +16,13 @@ from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, Prompts, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, accept_law, draw
 
-# No network draws it, and looked up in an embedding it counts from the end.
+# No network samples it. As an index into an embedding it is valid: it counts from the end.
 STOP = -1
 
 
 @dataclass(frozen=True)
 class FreeDrafter(Drafter):
-    """Proposes tokens 0, 1, .. out of a flat law, and does no work for it: what is left of a round is verification."""
+    """Drafter without work: proposes 0, 1, .. under a uniform distribution. A round is then verification alone."""
 
     vocab_size: int
 
@@ -52,10 +52,10 @@ def forced_rollout(
     rate: Float[Array, ""],
     tail: LongTail | None = None,
 ) -> Rollout:
-    """`speculative_rollout` in which a drafted token is kept with chance `rate` once those before it are.
+    """Run `speculative_rollout`, but accept a drafted token with probability `rate` if those before it are accepted.
 
-    All of a round's work is done, and for prompts of one length. With a `tail`, completions get the lengths that
-    `forced_lengths` gives, and end with STOP.
+    All of a round's work is still done. Prompts must have one length. With a `tail`, completions have the lengths of
+    `forced_lengths` and end with STOP.
     """
     verifier = _forced(rate, tail, prompts.lengths[0])
     config = replace(config, verifier=verifier, stop_tokens=(STOP,) if tail else ())
@@ -63,35 +63,38 @@ def forced_rollout(
 
 
 def forced_lengths(keys: UInt32[Array, "B 2"], tail: LongTail) -> Int[Array, "B"]:
-    """The length of each sequence, int32, from its own key: the same whatever the phases, slots and draft lengths."""
-    long, around = (uniforms(keys, jnp.full(len(keys), at), Purpose.ACCEPT) for at in (-1, -2))
-    usual = (tail.median * (0.5 + around)).astype(jnp.int32)
-    return jnp.where(long < 1 / tail.every, tail.longest, usual)
+    """Return the length of each sequence, drawn from its own key: phases, slots and draft lengths do not change it."""
+    tail_uniform, spread_uniform = (
+        uniforms(keys, jnp.full(len(keys), position), Purpose.ACCEPT) for position in (-1, -2)
+    )
+    usual = (tail.median * (0.5 + spread_uniform)).astype(jnp.int32)
+    return jnp.where(tail_uniform < 1 / tail.every, tail.longest, usual)
 
 
 def _forced(rate: Array, tail: LongTail | None, prompt: Array) -> Verifier:
-    """`rejection` but for how many are accepted: still one uniform against survival, now that of a geometric law.
+    """Return `rejection` with forced acceptance: the uniform is compared with `rate**i`, not with the true survival.
 
-    What is left of a row's length rides on its uniform as the integer part, k + 2 where it is more than a round.
+    The integer part of a row's uniform carries the tokens left until its forced length, at most k + 2: more than one
+    round can emit.
     """
     rejection = VERIFIERS["rejection"]
 
-    def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
-        own = rejection.noise(keys, start, k, vocab)
+    def draw_noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
+        noise = rejection.noise(keys, start, k, vocab)
         if tail is None:
-            return own._replace(uniform=own.uniform + (k + 2.0))
+            return noise._replace(uniform=noise.uniform + (k + 2.0))
         left = forced_lengths(keys, tail) - (start - prompt)
-        return own._replace(uniform=own.uniform + jnp.clip(left, 1, k + 2).astype(jnp.float32))
+        return noise._replace(uniform=noise.uniform + jnp.clip(left, 1, k + 2).astype(jnp.float32))
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
         left = jnp.floor(noise.uniform)
         law = accept_law(log_p, log_q, draft, length)
         survival = jnp.broadcast_to(rate ** jnp.arange(1.0, draft.shape[1] + 1)[None], draft.shape)
-        # Behind a barrier, so that the survival that is not used is still computed.
+        # The barrier keeps XLA from removing the true survival, whose cost belongs to the round.
         _, survival = jax.lax.optimization_barrier((law.survival, survival))
         verdict = draw(law._replace(survival=survival), noise._replace(uniform=noise.uniform - left))
         last = left.astype(jnp.int32) - 1
         accepted = jnp.minimum(verdict.accepted, last)
         return Verdict(accepted, jnp.where(accepted == last, STOP, verdict.token))
 
-    return Verifier(noise, verify)
+    return Verifier(draw_noise, verify)

@@ -1,4 +1,4 @@
-"""Timers of rounds and of rollouts, for the networks of the bench."""
+"""Timers of rounds and rollouts for the networks of the bench."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,12 +30,14 @@ def round_timer(
     count: int,
     options: dict[str, Any] | None = None,
 ) -> RoundTimer[Name]:
-    """Time `count` rounds of `rows` rows that see `context` positions each.
+    """Return a timer that runs `count` rounds of `rows` rows, each of which sees `context` positions.
 
-    drafter: whose state it is. kinds: by name, who proposes and how many tokens. options: XLA's.
+    drafter: the drafter whose state the rows hold.
+    kinds:   by name, the drafter that proposes and the draft length.
+    options: XLA compiler options.
     """
     longest = max(k for _, k in kinds.values())
-    # No row ends within the rounds, and no prefill fills the caches: it may take far longer than what is measured.
+    # With this budget no row ends within the rounds. Caches stay blank: a prefill may take far longer than the rounds.
     budget = count * (longest + 1) + 1
     config, phase = (
         RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=longest),
@@ -55,16 +57,16 @@ def rollout_timer(
     forced: bool = True,
     tail: LongTail | None = None,
 ) -> RolloutTimer:
-    """Time completions of the prompts of each turn. Its `generate` and `measure` take (turn, rate float32).
+    """Return a timer of whole rollouts. Its `generate` and `measure` take (turn, acceptance rate as float32).
 
-    forced: keep a drafted token at that rate, and with a `tail` give completions its lengths; else sample as in
-            training.
+    prompts: those of every turn, or of each turn.
+    forced:  accept drafted tokens at the rate and, with a `tail`, force its lengths; else sample as in training.
     """
     drafter = networks.drafter if max(config.lengths) else NoDrafter()
 
     def generate(params: Params, prompts: Prompts, _: SeedStep, rate: jax.Array) -> Rollout:
         rollout = partial(forced_rollout, rate=rate, tail=tail) if forced else speculative_rollout
-        # The same noise in every turn: a sequence is the same, whichever others are generated with it.
+        # Every turn has the same noise, so a sequence does not depend on which others are generated with it.
         return rollout(networks.policy, drafter, params, prompts, seed_step(0, 0), config)
 
     turns = [prompts] if isinstance(prompts, Prompts) else prompts

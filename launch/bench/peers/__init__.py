@@ -1,4 +1,4 @@
-"""Other samplers of the same weights, where they are installed."""
+"""Other samplers ("peers") to compare with on the same weights, if they are installed."""
 
 import importlib
 from pathlib import Path
@@ -12,15 +12,19 @@ PEERS = ("tunix", "huggingface", "vllm")
 
 
 class Present(NamedTuple):
+    """A sampler that can be measured."""
+
     sampler: Sampler
 
 
 class Absent(NamedTuple):
+    """Reason why a sampler cannot be measured, for the table."""
+
     reason: str
 
 
 def load_peers(networks: Networks, directory: Path) -> dict[str, Present | Absent]:
-    """Every sampler by name, the policy's weights written to `directory` for them."""
+    """Write the policy to `directory` in Hugging Face layout and return every sampler by name, loaded from there."""
     found: dict[str, Present | Absent] = {}
     try:
         save_policy(directory, networks.trained.policy, networks.decoder)

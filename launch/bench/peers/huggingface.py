@@ -15,7 +15,7 @@ DRAFTED = 3
 
 
 def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
-    """The assistant is the policy's own first layer; how much of what it drafts is accepted is up to the weights."""
+    """Return the three samplers of NAMES. The assistant is the policy's first layer; its acceptance is not forced."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -28,7 +28,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     policy, assistant = model(), model(num_hidden_layers=1)
     assistant.generation_config.num_assistant_tokens = DRAFTED
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    # These two refuse batches.
+    # The last two accept only one row.
     return (
         Sampler(partial(_generate, torch, policy, {})),
         Sampler(partial(_generate, torch, policy, {"assistant_model": assistant}), most_rows=1),

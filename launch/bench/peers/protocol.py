@@ -19,10 +19,13 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """(prompts int32 [B, P], lengths int32 [B], greedy) -> int32 [B, longest]; at temperature 1 unless greedy.
+    """A peer's way to generate completions of given lengths.
 
-    No token ends a completion: each has its length, and what lies beyond it does not count. Most samplers go on with
-    all rows until the longest is done, as they would with rows that have ended. `most_rows` is the largest B.
+    No token ends a completion, and tokens beyond its length do not count. Most samplers run all rows until the longest
+    is done.
+
+    generate:  (prompts int32 [B, P], lengths int32 [B], greedy) -> int32 [B, longest]; temperature 1 unless greedy.
+    most_rows: largest B.
     """
 
     generate: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
@@ -30,10 +33,10 @@ class Sampler:
 
 
 class Peer(Protocol):
-    """A module beside this one.
+    """Interface of a module in launch.bench.peers.
 
-    NAMES: of its samplers, as they stand in the table.
-    load:  the samplers in that order. Raises ImportError where the package is missing, Unsupported where it cannot
+    NAMES: names of its samplers for the table.
+    load:  returns the samplers in that order. Raises ImportError if the package is missing, Unsupported if it cannot
            run this policy.
     """
 
@@ -43,9 +46,9 @@ class Peer(Protocol):
 
 
 class Unsupported(ValueError):
-    """Why a peer cannot run this policy, in a few words."""
+    """Raised if a peer cannot run this policy. The message is a short reason for the table."""
 
 
 def failure(error: Exception) -> str:
-    """Return a peer's failure in a few words for the table: it must not end the bench."""
+    """Return one line about a peer's error for the table, so that the error does not end the bench."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

@@ -1,4 +1,4 @@
-"""Tunix (google-tunix): the sampler of a JAX post-training library, over its own Qwen3."""
+"""Tunix (google-tunix), a JAX post-training library: its sampler with its own Qwen3."""
 
 import importlib
 from typing import Any
@@ -10,14 +10,14 @@ from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
 from models.config import DecoderConfig
 
 NAMES = ("Tunix",)
-# Its attention rotates by this base whatever the configuration says.
+# Tunix hard-codes this rotary base in its attention, whatever its configuration says.
 ROPE_THETA = 1e6
-# Neither padding nor the end of a text is among the tokens.
+# Id of padding and of the end of a text: outside the vocabulary, so that no completion ends early.
 NO_TOKEN = -1
 
 
 class Numbers:
-    """The tokenizer that Tunix asks for, of texts that are token ids in words."""
+    """Tokenizer for Tunix whose texts are token ids separated by spaces."""
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
@@ -36,7 +36,7 @@ class Numbers:
 
 
 def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
-    """Tunix's own reader of safetensors fills its model; one sampler for each length of cache."""
+    """Load the weights with Tunix's own safetensors reader. Each cache length gets a sampler of its own."""
     sampling = importlib.import_module("tunix.generate.sampler")
     networks = importlib.import_module("tunix.models.qwen3.model")
     weights = importlib.import_module("tunix.models.qwen3.params")

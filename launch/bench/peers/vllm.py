@@ -1,4 +1,4 @@
-"""vLLM, the inference engine: plain, and with prompt lookup, the drafting that needs no trained head."""
+"""vLLM, the inference engine: plain, and with prompt lookup, which drafts without a trained head."""
 
 import importlib
 from functools import partial
@@ -10,18 +10,18 @@ from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
 
 NAMES = ("vLLM", "vLLM, prompt lookup")
 DRAFTED = 3
-# Two engines beside JAX's own preallocation, which XLA_PYTHON_CLIENT_MEM_FRACTION lowers.
+# Share of GPU memory for each of two engines. JAX preallocates too: lower that by XLA_PYTHON_CLIENT_MEM_FRACTION.
 MEMORY_SHARE = 0.25
 
 
 def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
-    """Both engines over the directory, without a tokenizer."""
+    """Start both engines of NAMES on the checkpoint, without a tokenizer."""
     vllm = importlib.import_module("vllm")
     options: dict[str, Any] = dict(
         model=str(checkpoint.directory),
         skip_tokenizer_init=True,
         gpu_memory_utilization=MEMORY_SHARE,
-        # The same prompts come in every turn, and their prefill counts.
+        # Every turn repeats the same prompts, and their prefill must be timed.
         enable_prefix_caching=False,
     )
     lookup = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 4}
@@ -33,7 +33,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
 
 
 def _generate(vllm: Any, engine: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
-    """A row that is done leaves the machine to the others. (With a seed of its own each would be drawn by itself.)"""
+    """Generate with one length per row: finished rows free their slots. (Per-row seeds would sample row by row.)"""
     temperature = 0.0 if greedy else 1.0
     laws = [
         vllm.SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
