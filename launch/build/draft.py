@@ -1,4 +1,4 @@
-"""The draft that a run names: one registry, from draft.kind to the function that builds it."""
+"""Registry of draft builders: from draft.kind to the function that builds the draft."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ HEADS = ("eagle3", "mtp")
 
 
 def build_draft(context: DraftContext) -> Draft:
-    """Return the draft of `context.config`, of a built-in kind or by a builder of one's own.
+    """Build the draft of `context.config`, with a built-in builder or the user's own.
 
     Raises ValueError if a checkpoint cannot be read or does not fit the policy.
     """
@@ -38,11 +38,11 @@ def build_draft(context: DraftContext) -> Draft:
         raise ConfigError(f"draft.kind = {kind}: must be {others} or package.module:name with model.family")
     draft = BUILDERS[kind](context) if kind in BUILDERS else _build_named(context)
     draft = replace(draft, kind=kind)
-    return replace(draft, made_for=stated(draft, context.config))
+    return replace(draft, made_for=read_stated_policy(draft, context.config))
 
 
 def _build_named(context: DraftContext) -> Draft:
-    """Return the draft of a builder of one's own, with the weights of draft.path where that is given."""
+    """Build the draft with the user's builder, with the weights of draft.path if it is given."""
     kind, path = context.config.draft.kind, context.config.draft.path
     draft = load_function("draft.kind", kind, BUILDERS)(context)
     if not isinstance(draft, Draft):
@@ -53,10 +53,10 @@ def _build_named(context: DraftContext) -> Draft:
     return replace(draft, params=load_named_draft(Path(path), kind, draft.params), read_from="draft.path")
 
 
-def stated(draft: Draft, config: RunConfig) -> MadeFor | None:
-    """Return what the files of the draft say it was made for; None without such a file.
+def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
+    """Read from made_for.json beside the draft's weights which policy it was made for; None without such a file.
 
-    Raises ValueError if the file is broken, or that of a head of another width.
+    Raises ValueError if the file is malformed or states another hidden size than the head's.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
     found = None if path is None else read_made_for(Path(path))

@@ -1,4 +1,4 @@
-"""The tokens that a reduced draft vocabulary is made of."""
+"""Choice of the tokens in a reduced draft vocabulary."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from launch.data.tokenizers import Tokenizer
 def frequent_tokens(
     problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
 ) -> np.ndarray:
-    """`most_frequent` of the problems' texts, among the ids below `vocab_size`."""
+    """Return the `most_frequent` tokens of the problems' texts. All ids must be below `vocab_size`."""
     counts = np.zeros(vocab_size, np.int64)
     for problem in problems:
         for text in (problem.prompt, problem.solution or "", problem.answer):
@@ -20,9 +20,9 @@ def frequent_tokens(
 
 
 def most_frequent(counts: np.ndarray, stop_tokens: Sequence[int], count: int) -> np.ndarray:
-    """`count` ids, int32 ascending: the stop tokens and those that `counts`, int [V], says to come most often.
+    """Return `count` ids, int32 ascending: the stop tokens, then the most frequent ones by `counts`, int [V].
 
-    Where fewer come at all, the lowest of the others fill up what lacks.
+    Ties go to the lowest id, so if too few tokens occur, the lowest unused ids fill up.
     """
     ranked = sorted(range(len(counts)), key=lambda token: (token not in stop_tokens, -counts[token], token))
     return np.array(sorted(ranked[:count]), np.int32)

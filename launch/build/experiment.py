@@ -1,4 +1,4 @@
-"""All that a program needs of a run before its first step."""
+"""Everything that a run needs before its first step: mesh, networks, problems, functions."""
 
 import math
 import os
@@ -58,12 +58,12 @@ class Experiment:
 
     @cached_property
     def held_out_prompts(self) -> PromptTable:
-        """Those held out."""
+        """The held-out prompts as token ids."""
         return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
 
     @property
     def draft_vocabulary(self) -> list[int] | None:
-        """The policy's ids that a reduced draft vocabulary stands for; chosen from the data, so a save must compare."""
+        """The policy's ids of a reduced draft vocabulary. They depend on the data, so resume compares them."""
         ids = self.networks.draft.target_ids
         return None if ids is None else ids.tolist()
 
@@ -75,12 +75,12 @@ class Experiment:
 
     @property
     def sequences(self) -> int:
-        """Those of a step's rollout, on all shards."""
+        """Sequences in the rollout of a step, over all shards."""
         return self.config.data.prompts * self.config.rollout.group_size
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Those of the run's rollouts, on each shard."""
+        """Phases of the run's rollouts on each shard."""
         shards = batch_shards(self.mesh)
         return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
@@ -145,9 +145,9 @@ def _named(option: str, name: str | None, builtin: Callable[..., Any]) -> Callab
 
 
 def _offer_cpu_devices(count: int) -> None:
-    """On CPU, a device for each part of the mesh: each then works on a core of its own, without waiting for the others.
+    """Offer `count` CPU devices, at most one per core, so that the parts of a mesh run in parallel.
 
-    No more devices than cores. Nothing changes where JAX has been told how many, or has begun; nor for other devices.
+    Changes nothing if XLA_FLAGS sets the count or JAX is initialised. Other platforms are unaffected.
     """
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Drafting from known texts as a run's configuration asks for it: by itself, or beside a draft."""
+"""Lookup drafters (n-gram and history) as the configuration asks for them, alone or beside a draft."""
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -11,7 +11,7 @@ from specjax.types import Policy, PyTree
 
 
 def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout: RolloutConfig) -> Drafter:
-    """The drafter with the lookup beside it, or the lookup alone in the place of none."""
+    """Return the drafter combined with the lookup, or the lookup alone if there is no drafter."""
     if lookup.kind == "none":
         return drafter
     lengths = policy.vocab_size, lookup.min_n, lookup.max_n

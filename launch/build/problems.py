@@ -1,4 +1,4 @@
-"""The problems that a run names, and the tokenizer that puts them to the policy."""
+"""Problems and tokenizer of a run."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Problems:
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer of the checkpoint, or the built-in one."""
+    """Return the built-in tokenizer that data.tokenizer names, or else that of model.path."""
     if config.data.tokenizer == "bytes":
         return ByteTokenizer(config.data.instruction)
     if config.data.tokenizer == "characters":
@@ -45,5 +45,5 @@ def build_problems(config: RunConfig) -> Problems:
 
 
 def load_problems(path: str, data: DataConfig) -> list[Problem]:
-    """Those of a JSONL file, read as the data section says."""
+    """Read the problems of a JSONL file, with the field names of the data section."""
     return load_jsonl(path, data.prompt_field, data.answer_field, data.solution_field, data.answer_after)

@@ -1,4 +1,4 @@
-"""The state that a run starts from."""
+"""Initial training state of a run."""
 
 import numpy as np
 
@@ -8,7 +8,10 @@ from specjax.types import Params, TrainState
 
 
 def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | None) -> TrainState:
-    """The state of a run before its first step. seconds: of a round, where draft lengths are chosen."""
+    """Return the training state before the first step.
+
+    seconds: of a round, [phases, draft lengths]; None if the draft length is fixed.
+    """
     config = experiment.config
     prompts = config.data.prompts, config.data.max_prompt_tokens
     return init_train_state(

@@ -1,4 +1,4 @@
-"""Times single rounds: some rounds run as one compiled program, less the time the program takes to start."""
+"""Timer of single rounds: several run as one compiled program, whose start-up time is subtracted."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from specjax.rollout.speculative import begin
 from specjax.types import Params, Policy, Prompts
 
 Name = TypeVar("Name")
-# Runs of no rounds, of which the fastest is the start-up time.
+# Runs with no rounds. The fastest gives the start-up time.
 STARTS = 5
 
 
@@ -66,20 +66,20 @@ class RoundTimer(Generic[Name]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """blank: as in `first_rows`. options: XLA's, which override those of decoding."""
-        # One fixed draft length, the longest, so that all states have room for it.
+        # Fix the draft length at the longest, so that every state has room for it.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
         self._kinds, self._count, self._prompts, self._mesh = kinds, count, place(prompts, mesh), mesh
         # The mesh says which platform the options are for.
         with jax.set_mesh(mesh):
             decoding_options = kernels.compiler_options(policy.dtype)
 
-        def first(phase: Phase) -> Callable[[Params, Prompts], RoundState]:
+        def jit_first_rows(phase: Phase) -> Callable[[Params, Prompts], RoundState]:
             def run(params: Params, prompts: Prompts) -> RoundState:
                 return first_rows(Decoding(policy, drafter, params, config), prompts, phase, blank=blank)
 
             return jax.jit(_per_shard(run, mesh, P(BATCH_AXES)), compiler_options=decoding_options)
 
-        def some(kind: TimedRounds) -> jax.stages.Wrapped:
+        def jit_rounds(kind: TimedRounds) -> jax.stages.Wrapped:
             def run(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
                 decoding = Decoding(policy, kind.drafter or drafter, params, config)
                 return run_rounds(decoding, kind.draft_length, state, count)
@@ -87,8 +87,8 @@ class RoundTimer(Generic[Name]):
             sharded = _per_shard(run, mesh, P(BATCH_AXES), P())
             return jax.jit(sharded, donate_argnums=1, compiler_options=decoding_options | (options or {}))
 
-        self._first = {phase: first(phase) for phase in {kind.phase for kind in kinds.values()}}
-        self._rounds = {name: some(kind) for name, kind in kinds.items()}
+        self._start_rows = {phase: jit_first_rows(phase) for phase in {kind.phase for kind in kinds.values()}}
+        self._rounds = {name: jit_rounds(kind) for name, kind in kinds.items()}
         self._compiled: dict[Name, jax.stages.Compiled] = {}
         self.compile_seconds: dict[Name, float] = {}
 
@@ -98,7 +98,7 @@ class RoundTimer(Generic[Name]):
         The states live as long as these functions.
         """
         with jax.set_mesh(self._mesh):
-            states = {phase: first(params, self._prompts) for phase, first in self._first.items()}
+            states = {phase: start_rows(params, self._prompts) for phase, start_rows in self._start_rows.items()}
             if not self._compiled:
                 self._compile(params, states)
         return {
@@ -107,7 +107,7 @@ class RoundTimer(Generic[Name]):
         }
 
     def _compile(self, params: Params, states: Mapping[Phase, RoundState]) -> None:
-        """Compile side by side: most of a compiler's work keeps only one core busy."""
+        """Compile all programs in parallel: each compilation mostly uses one core."""
 
         def compile_one(name: Name, lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
             start = time.perf_counter()
@@ -124,7 +124,7 @@ class RoundTimer(Generic[Name]):
 
 @dataclass
 class _Measurement:
-    """One kind's program, and the state that it shares with the other kinds of its phase."""
+    """The program of one kind, and the states by phase, which kinds of the same phase share."""
 
     program: jax.stages.Compiled
     params: Params
@@ -133,7 +133,7 @@ class _Measurement:
     count: int
 
     def __post_init__(self) -> None:
-        # The first run is slower than the others.
+        # Warm up: the first run is slower than the others.
         self._run(jnp.int32(self.count))
         self.startup = min(time_call(partial(self._run, jnp.int32(0))) for _ in range(STARTS))
 

@@ -46,11 +46,11 @@ class PromptTable:
         )
 
     def first(self, count: int) -> "PromptTable":
-        """The table of the first `count` usable prompts."""
+        """Return the table of the first `count` usable prompts."""
         return replace(self, rows=self.rows[:count], ids=self.ids[:count])
 
     def batch(self, picks: np.ndarray) -> Prompts:
-        """The rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
+        """Return the rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
         tokens, lengths = pad([self.rows[pick] for pick in picks], self.max_length)
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
@@ -74,7 +74,7 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
 
 
 def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
-    """All prompts of the table in their order, `batch_size` a batch.
+    """Return all prompts of the table in order, `batch_size` per batch.
 
     The last batch is filled up with copies of the table's first prompts under the ids -1, -2, ..: a row counts where
     `id >= 0`. Raises ConfigError where the table has none.

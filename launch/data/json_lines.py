@@ -32,7 +32,7 @@ class JsonLinesWriter:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
-    """The objects of a JSONL file, each with the `path:line` that it stands at; blank lines are skipped.
+    """Yield the objects of a JSONL file, each with its `path:line`. Blank lines are skipped.
 
     Raises ConfigError naming that place, or the file, for whatever is not an object or cannot be read.
     """
@@ -49,7 +49,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:
-    """A field's text. Raises ConfigError, which begins with `where`, where it is absent, blank or no text or number."""
+    """Return the text of a field. Raises ConfigError, naming `where`, unless it is a number or non-blank text."""
     if field not in record:
         raise ConfigError(f"{where}: no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}")
     value = record[field]

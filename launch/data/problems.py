@@ -24,7 +24,7 @@ def load_jsonl(
     solution_field: str | None = None,
     answer_after: str | None = None,
 ) -> list[Problem]:
-    """The problems of a JSONL file: one object a line, blank lines skipped, fields that are text or numbers.
+    """Read the problems of a JSONL file: one object a line, blank lines skipped, fields that are text or numbers.
 
     With `answer_after`, the answer is what follows the last occurrence of that marker in its field: "####" for GSM8K.
     Raises ConfigError naming the file, and the line where there is one, for whatever it cannot use.
@@ -49,7 +49,7 @@ def load_jsonl(
 
 
 def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
-    """(train, held out): the last `held_out` problems, and those before them whose prompts are not held out."""
+    """Return (train, held out): the last `held_out` problems are held out; others with the same prompts are dropped."""
     if not 0 < held_out < len(problems):
         raise ConfigError(
             f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1}, of {len(problems)} problems"

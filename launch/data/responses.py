@@ -55,17 +55,17 @@ class Answers:
         return self.tokens[self._completion(np.arange(len(self)))]
 
     def batch(self, picks: np.ndarray) -> Sequences:
-        """The rows `picks`, int [B]; empty ones where a pick is below 0."""
+        """Return the rows `picks`, int [B]. A negative pick gives an empty row."""
         real = (picks >= 0)[:, None]
         tokens, completion = np.where(real, self.tokens[picks], 0), self._completion(picks) & real
         return Sequences(tokens, completion)  # pyright: ignore[reportArgumentType]
 
     def draw(self, count: int, seed: int, step: int) -> Sequences:
-        """A batch of `count` different rows, at random by (seed, step)."""
+        """Return `count` distinct rows, drawn at random by (seed, step)."""
         return self.batch(np.random.default_rng((seed, step)).choice(len(self), count, replace=False))
 
     def in_batches(self, count: int) -> Iterable[Sequences]:
-        """All rows in their order, `count` a batch, the last filled up with empty ones."""
+        """Yield all rows in order, `count` per batch; empty rows fill up the last batch."""
         for start in range(0, len(self), count):
             picks = np.arange(start, start + count)
             yield self.batch(np.where(picks < len(self), picks, -1))
@@ -88,7 +88,7 @@ def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
 
 
 def join_answers(parts: Sequence[Answers]) -> Answers:
-    """All rows of all parts, which are padded alike."""
+    """Concatenate the rows of all parts, which must be padded to the same length."""
     return Answers(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Answers)))
 
 
@@ -104,7 +104,7 @@ def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tok
 def load_answers(
     path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, max_new_tokens: int, vocab_size: int
 ) -> tuple[Answers, int]:
-    """The answers of a file, and how many were dropped since their prompts are empty or too long.
+    """Return the answers of a file, and how many were dropped because their prompts are empty or too long.
 
     Answers are cut at `max_new_tokens`. Raises ConfigError naming the file, and the line where there is one, for
     whatever it cannot use.

@@ -37,15 +37,15 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a piece of text, with no special tokens added."""
+        """Return the ids of a text, without adding special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; stop tokens, special tokens and ids outside the vocabulary leave no trace."""
+        """Return the text of `ids`. Stop tokens, special tokens and ids outside the vocabulary are skipped."""
         ...
 
     def chat(self, prompt: str) -> list[int]:
-        """The ids of a prompt as the model wants to be asked, up to where its answer begins."""
+        """Return the ids of a prompt in the model's chat format, up to the start of the answer."""
         ...
 
 
@@ -80,7 +80,7 @@ class CharacterTokenizer:
         self.stop_tokens = (len(alphabet),)
 
     def encode(self, text: str) -> list[int]:
-        """Raises ConfigError for a character that is not in the alphabet."""
+        """Return the ids of a text. Raises ConfigError for a character outside the alphabet."""
         for character in text:
             if character not in self._alphabet:
                 raise ConfigError(f"text = {text!r}: {character!r} is none of the characters {self._alphabet!r}")

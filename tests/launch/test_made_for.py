@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.build.draft import stated
+from launch.build.draft import read_stated_policy
 from launch.build.drafts.base import Draft
 from launch.build.drafts.mtp import MTPDraft
 from launch.cli.options import parse_run
@@ -32,13 +32,13 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
     config = parse_run(["gsm8k", *paths], "", "")
 
     def read(option: str | None, head: MTPConfig = HEAD) -> MadeFor | None:
-        return stated(MTPDraft(NoDrafter(), read_from=option, head=head), config)
+        return read_stated_policy(MTPDraft(NoDrafter(), read_from=option, head=head), config)
 
     assert read("draft.path") == by_name["draft"]
     assert read("model.path") == by_name["policy"]
     assert read(None) is None
     wide = replace(HEAD, hidden_size=24)
-    assert stated(Draft(NoDrafter(), read_from="draft.path"), config) == by_name["draft"]
+    assert read_stated_policy(Draft(NoDrafter(), read_from="draft.path"), config) == by_name["draft"]
     message = "/draft: its made_for.json states hidden_size = 16, must be the policy's hidden_size = 24$"
     with pytest.raises(ValueError, match=f"^draft.path = .*{message}"):
         read("draft.path", wide)
