@@ -2,7 +2,7 @@
 
 import jax
 
-# One after the other; of functions within a traced one jax tells nothing.
+# These stages do not overlap: jax reports no event for a function traced within another.
 _STAGES = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
 _EVENTS = {f"/jax/core/compile/{stage}_duration" for stage in _STAGES}
 
@@ -15,7 +15,7 @@ class CompileClock:
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def lap(self) -> float:
-        """Since the last call, or since the clock was made."""
+        """Return the seconds since the last call, or since the clock was made."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

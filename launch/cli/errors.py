@@ -12,7 +12,7 @@ class ConfigError(ValueError):
 
 
 class RunStopped(Exception):
-    """A run that is of no more use. The message is one line that says why; programs end with exit code 1."""
+    """Raised to end a run that cannot go on. The message is one line with the reason; the exit code is 1."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From a command line to a typed configuration, and from bad input to one line and exit code 2."""
+"""Command lines to typed configurations; bad input becomes one line and exit code 2."""
 
 import argparse
 import os
@@ -31,10 +31,10 @@ _ALGORITHM_OPTION = Field(
 
 
 def run_program(main: Callable[[list[str]], int]) -> int:
-    """The exit code of `main`, called with the command line's arguments.
+    """Call `main` with the command line's arguments and return the exit code.
 
-    A ConfigError becomes one line on stderr and 2, RunStopped one and 1, Ctrl-C becomes 130. Any other exception is a
-    fault of the program and passes.
+    ConfigError prints one line on stderr and returns 2, RunStopped prints one and returns 1, Ctrl-C returns 130. Any
+    other exception is a bug and propagates.
     """
     try:
         return main(sys.argv[1:])
@@ -69,7 +69,7 @@ def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequenc
 def parse_run_and(
     own: type[T], argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN, **defaults: Any
 ) -> tuple[RunConfig, T]:
-    """As `parse_run`, for a program with options of its own, the fields of the dataclass `own`.
+    """Parse as `parse_run` does, for a program with its own options too: the fields of the dataclass `own`.
 
     reading:  the options of the recipe that the program reads (launch.cli.reads); it has no others.
     defaults: fields of the recipe that have another value in this program unless an option sets them.

@@ -7,7 +7,7 @@ from launch.cli.errors import ConfigError
 
 
 def load_pyplot() -> Any:
-    """matplotlib, drawing to files. Raises ConfigError where it is not installed."""
+    """Return matplotlib.pyplot, set to draw into files. Raises ConfigError if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib").use("agg")
         return importlib.import_module("matplotlib.pyplot")

@@ -25,9 +25,9 @@ from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.types import Params, Prompts
 
 ANY_LENGTH = 2**30
-# Sequences of a tail.
+# Sequences in the tail comparison.
 TAIL = 4
-# Turns by which plans are chosen, with other noise than those that are reported.
+# Turns for choosing the best plans. Their noise differs from that of the reported turns.
 SCREENED = 8
 
 
@@ -64,7 +64,7 @@ class Plan:
     draft_lengths: tuple[int, ...]
 
     def next_turns(self, first: int) -> Callable[[], RolloutTime]:
-        """Return a function that times one turn after the other."""
+        """Return a function that times the next turn at each call, starting with turn `first`."""
         turns: Iterator[int] = itertools.count(first)
         return lambda: self.rollout.measure(self.draft_lengths, next(turns))
 

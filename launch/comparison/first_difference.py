@@ -1,4 +1,4 @@
-"""The first token in which two runs that may have the same tokens differ."""
+"""Comparison of the tokens of two runs: where they first differ."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ def first_difference(step: int, ids: np.ndarray, plain: Rollout, other: Rollout)
     unequal = np.argwhere(tokens[0] != tokens[1])
     if not len(unequal):
         return None
-    row, at = unequal[0].tolist()
+    row, position = unequal[0].tolist()
     prompt, sample = divmod(row, len(lengths[0]) // len(ids))
-    here = [None if token < 0 else token for token in (int(found[row, at]) for found in tokens)]
-    return FirstDifference(step, int(ids[prompt]), sample, at, *here)
+    here = [None if token < 0 else token for token in (int(found[row, position]) for found in tokens)]
+    return FirstDifference(step, int(ids[prompt]), sample, position, *here)

@@ -120,12 +120,12 @@ def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]
     Raises ConfigError unless its cells of step 0 give every round of these phases and draft lengths a cost.
     """
     cells = read_cells(path)
-    begin = [cell for cell in cells if cell.step == 0]
-    if len({cell[:3] for cell in begin}) < 2:
+    start_cells = [cell for cell in cells if cell.step == 0]
+    if len({cell[:3] for cell in start_cells}) < 2:
         raise ConfigError(
-            f"cost_table = {path}: {len(begin)} cells of step 0: must be of two different rounds at least"
+            f"cost_table = {path}: {len(start_cells)} cells of step 0: must be of two different rounds at least"
         )
-    seconds = round_seconds(begin, phases, draft_lengths)
+    seconds = round_seconds(start_cells, phases, draft_lengths)
     for phase, k in zip(*np.nonzero(seconds <= 0), strict=True):
         slots, window = phases[phase]
         raise ConfigError(

@@ -135,9 +135,9 @@ class HuggingFaceTokenizer:
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each id adds to those before it; together they are what `decode` makes of all.
+    """Return the text that each id adds to the ids before it. Joined, the texts equal `decode(ids)`.
 
-    A character of several ids is the last one's, the others add nothing; nor does what leaves no trace.
+    A character of several ids belongs to the last of them. The other ids, and ids that `decode` skips, give "".
     """
     texts, begin, shown = [], 0, 0
     for end in range(1, len(ids) + 1):

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads from checkpoints, held against the policy and the run that they are to draft for."""
+"""EAGLE-3 heads from checkpoints, checked against the policy and the run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ def read_head(config: RunConfig, mesh: Mesh) -> SavedDraft | None:
 
 
 def load_head(path: Path, mesh: Mesh) -> SavedDraft:
-    """The draft in a directory of ours or of a public dialect. Raises ValueError with one line where there is none."""
+    """Load the draft of a directory, in our layout or a public dialect. Raises ValueError if it holds none."""
     if not (path / "config.json").is_file():
         raise ConfigError(f"draft.path = {path}: no config.json there")
     fields = read_json(path / "config.json")
@@ -34,7 +34,7 @@ def load_head(path: Path, mesh: Mesh) -> SavedDraft:
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
-    """The policy's layers that a saved draft reads; empty where neither it nor the run says which: `read_by`."""
+    """Return the policy's layers that a saved draft reads; () if neither the draft nor the run names them."""
     asked, own = config.model.feature_layers, saved.feature_layers
     if asked and own and asked != own:
         raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
@@ -42,9 +42,9 @@ def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
 
 
 def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
-    """The policy with the layers that a saved draft reads: EAGLE-3's own choice where `layers_to_read` names none.
+    """Return the policy with the layers that a saved draft reads: EAGLE-3's defaults if `layers_to_read` names none.
 
-    What its directory says is what another draft reads. Raises ValueError where the policy is too shallow to choose.
+    The layers in the policy's own directory belong to another draft. Raises ValueError if the policy is too shallow.
     """
     if asked or not saved.config.use_aux_hidden_state:
         return policy
@@ -52,9 +52,9 @@ def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) ->
 
 
 def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
-    """The draft in the dtypes of the run, once it is known to fit the policy.
+    """Check that the draft fits the policy and return it in the run's dtypes.
 
-    embedding: the policy's. Raises ValueError where shapes, layers or vocabulary do not fit, or the checkpoint tells
+    embedding: the policy's. Raises ValueError if shapes, layers or vocabulary do not fit, or the checkpoint states
     that it was made for another policy. A head made for shorter sequences fits: its rotary embedding has no table that
     would end there, and heads are published with the length that they were trained at, far below their policy's.
     """
