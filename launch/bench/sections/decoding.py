@@ -1,4 +1,4 @@
-"""The sections that time single rounds: against the bandwidth floor, verification, the drafter."""
+"""Sections that time single rounds: the bandwidth floor, verification, the drafter."""
 
 import itertools
 from collections.abc import Callable
@@ -23,13 +23,14 @@ COPIES = 8
 
 
 def floor(networks: Networks, preset: Preset) -> Section:
-    """Autoregressive decoding: tokens/s, and the share of them that the memory's bandwidth would allow."""
+    """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor's time over the measured time."""
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
     def measure(context: int, batch: int) -> list[Row]:
-        none = NoDrafter()
-        timer = round_timer(networks, none, batch, context, {"round": (none, 0)}, preset.rounds)
-        # In turns, so that a machine that slows down slows down both.
+        no_drafter = NoDrafter()
+        kinds = {"round": (no_drafter, 0)}
+        timer = round_timer(networks, no_drafter, batch, context, kinds, preset.rounds)
+        # Interleaved, so that a machine that slows down affects both alike.
         measured = interleaved(timer.start(networks.params) | {"copy": copy.measure}, preset.repeats)
         cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
         least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
@@ -54,7 +55,7 @@ def floor(networks: Networks, preset: Preset) -> Section:
 
 
 def verify(networks: Networks, preset: Preset) -> Section:
-    """A verification of n tokens over one of 1: the policy's forward, the verifier and the commit, no drafter."""
+    """Measure T(n)/T(1) of a verification of n tokens: policy forward, verifier and commit, without drafting work."""
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
     def measure(context: int, batch: int) -> list[Row]:
@@ -68,7 +69,7 @@ def verify(networks: Networks, preset: Preset) -> Section:
 
 
 def draft(networks: Networks, preset: Preset) -> Section:
-    """Measure a round with the draft head in plain rounds, the head's part of it, and the speed-up that it allows."""
+    """Measure the cost of a speculative round in plain rounds, the draft head's part, and the speed-up it allows."""
     drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in preset.draft_lengths:
@@ -108,7 +109,7 @@ def draft(networks: Networks, preset: Preset) -> Section:
 
 
 def _modelled(cells: list[Cell]) -> list[str]:
-    """The cost model fitted to measured rounds, and how far it is off."""
+    """Return a note with the cost model fitted to the cells and its relative error; [] for less than two cells."""
     if len(cells) < 2:
         return []
     model = fit(cells)
@@ -121,7 +122,7 @@ def _modelled(cells: list[Cell]) -> list[str]:
 
 
 def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
-    """The rows of every context and batch."""
+    """Return the rows that `measure` gives for every context and batch of the preset."""
     rows = []
     for context, batch in itertools.product(preset.contexts, preset.batches):
         rows += where_it_fits({"context": context, "batch": batch}, partial(measure, context, batch))
@@ -129,13 +130,13 @@ def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list
 
 
 class CopyBandwidth:
-    """Bytes read and written a second by passes over an array far larger than any cache, in place."""
+    """Timer of memory bandwidth, bytes read and written per second: in-place passes over more than any cache holds."""
 
     def __init__(self) -> None:
         self.nbytes = 2**28 if jax.default_backend() == "cpu" else 2**32
         self._array = jnp.ones(self.nbytes // 4, jnp.float32)
 
-        # The number of passes is data, so that they cannot be made one.
+        # The number of passes is traced, so that XLA cannot merge them into one.
         def passes(x: jax.Array, count: jax.Array) -> jax.Array:
             return jax.lax.fori_loop(0, count, lambda _, x: 0.5 * x + 0.5, x)
 
@@ -151,12 +152,12 @@ class CopyBandwidth:
 
 
 def read_bytes(policy: Policy, params: PyTree) -> int:
-    """The policy's parameters, as trained, that a round reads: of an embedding that is no output layer, a few rows."""
+    """Return the bytes of parameters that a round reads. An embedding not tied to the output layer does not count."""
     total = sum(x.size for x in jax.tree.leaves(params))
     return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
 
 
 def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:
-    """Keys and values of so many positions in each of so many rows."""
+    """Return the bytes of keys and values of `positions` positions in each of `rows` rows."""
     entry = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
     return decoder.num_layers * rows * positions * entry

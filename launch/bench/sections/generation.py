@@ -1,4 +1,4 @@
-"""The section on speed-up by draft length and acceptance, over whole completions."""
+"""Section on the speed-up of whole completions, by draft length and acceptance."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NOTES = (
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
-    """Speed-up over autoregressive decoding where a drafted token is accepted with a given chance."""
+    """Measure the speed-up over autoregressive decoding at forced acceptance rates."""
     prompts = random_prompts(networks, preset.batch, preset.prompt)
     title = f"speed-up at forced acceptance, batch {preset.batch}, {preset.prompt} + {preset.new} tokens"
     note = "forced: the draft head's work and the verifier's are done in full, but the law is not kept"
@@ -35,9 +35,9 @@ def acceptance(networks: Networks, preset: Preset) -> Section:
 def speedups(
     networks: Networks, prompts: Prompts, preset: Preset, config: RolloutConfig, rates: Sequence[float] | None
 ) -> list[Row]:
-    """A row for each draft length and rate, measured in turns with autoregressive decoding.
+    """Return a row for each draft length and rate, measured interleaved with autoregressive decoding.
 
-    Where rates are None, sampling is as in training, and acceptance the drafter's own.
+    If `rates` is None, sample as in training: acceptance is the drafter's own.
     """
     timers = {
         k: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0 and rates is not None)

@@ -1,4 +1,4 @@
-"""The section on how a rollout is laid out: phases, windows, queue, shared prefill and the training ladder."""
+"""Section on the rollout's layout: phases, windows, queue, shared prefill and the training ladder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ Runs = tuple[Callable[[], object], Callable[[], object]]
 
 
 def layout(networks: Networks, preset: Preset) -> Section:
-    """Pairs that do the same work and differ in one thing, measured in turns."""
+    """Measure each layout option on against off, interleaved, on the same work."""
     makers: dict[str, Callable[[Networks, Preset], Runs]] = {
         "phases": phases,
         "windows": windows,
@@ -63,19 +63,19 @@ def _config(preset: Preset) -> RolloutConfig:
 
 
 def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
-    """The long-tailed rollout in the phases of a plan."""
+    """Return a function that runs the long-tailed rollout in the given phases."""
     config = replace(_config(preset), phases=plan)
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     return partial(rollout_timer(networks, prompts, config, tail=preset.tail).generate, 0, np.float32(preset.peer_rate))
 
 
 def phases(networks: Networks, preset: Preset) -> Runs:
-    """All rows to the longest one's end, or fewer slots as rows end."""
+    """Return runs: all slots until the longest row ends (off), fewer slots as rows end (on)."""
     return _decode(networks, preset), _decode(networks, preset, *shrinking(GROUP * preset.batch))
 
 
 def windows(networks: Networks, preset: Preset) -> Runs:
-    """Attention over all positions that a row may have, or first over those that most rows ever need."""
+    """Return runs: attention over all positions (off), first over those that most rows need (on)."""
     sequences = GROUP * preset.batch
     usual = sequences, preset.prompt + 3 * preset.tail.median // 2
     shrink = shrinking(sequences)
@@ -83,7 +83,7 @@ def windows(networks: Networks, preset: Preset) -> Runs:
 
 
 def queue(networks: Networks, preset: Preset) -> Runs:
-    """A few rows at a time, each time to their end, or others let in as they end."""
+    """Return runs: batches one after another, each to its end (off), slots refilled as rows end (on)."""
     slots, rate = preset.batch, np.float32(preset.peer_rate)
     prompts = random_prompts(networks, GROUP * slots, preset.prompt)
     parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, GROUP * slots, slots)]
@@ -92,7 +92,7 @@ def queue(networks: Networks, preset: Preset) -> Runs:
 
 
 def shared_prefill(networks: Networks, preset: Preset) -> Runs:
-    """Short completions of long prompts: each of a group's prefilled by itself, or once for all of them."""
+    """Return runs, short completions of long prompts: one prefill per sequence (off), one per group (on)."""
 
     def run(rows: int, group: int) -> Callable[[], Rollout]:
         config = RolloutConfig(group_size=group, max_new_tokens=preset.tail.median, draft_length=DRAFTED)
@@ -103,7 +103,7 @@ def shared_prefill(networks: Networks, preset: Preset) -> Runs:
 
 
 def ladder(networks: Networks, preset: Preset) -> Runs:
-    """The gradient of both losses over the completions, padded to the longest, or sorted and cut to windows."""
+    """Return runs of both losses' gradient: rows padded to the longest (off), sorted and cut to buckets (on)."""
     tail, mesh = preset.tail, networks.mesh
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=0)

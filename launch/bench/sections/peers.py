@@ -1,4 +1,4 @@
-"""The sections that hold our decoding against other samplers: completions of one length, and a rollout with a tail."""
+"""Sections that compare with other samplers: completions of one length, and a long-tailed rollout."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from launch.costs.rollout_timer import RolloutTimer
 from launch.timing import interleaved, time_call
 from specjax.rollout.plan import RolloutConfig
 
-# Turns by which our best draft length is chosen, none of those that are reported.
+# Turns for choosing our best draft length; they are not reported.
 SCREENED = 3
 PACKAGES = ("google-tunix", "torch", "transformers", "vllm")
 PLAIN, FORCED = "specjax, autoregressive", "specjax, k = {k}, forced"
@@ -30,12 +30,12 @@ NOTES = (
     "ours / it: tokens/s of our autoregressive decoding over the sampler's; ours forced: at our best draft length",
     "first run s: ours is compiling, that of the others the first call with whatever it compiles",
 )
-# What a sampler does in one turn, or why it does nothing.
+# By name: a function that runs one turn of a sampler, or the reason why it cannot run.
 Theirs = Mapping[str, Callable[[], object] | str]
 
 
 def peers(networks: Networks, preset: Preset) -> Section:
-    """Tokens/s of whole completions of one length, and how many times those of each peer ours are."""
+    """Measure tokens/s of completions of one length, ours and each peer's, and their ratio."""
 
     def rows(found: Mapping[str, Present | Absent], batch: int) -> list[Row]:
         prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
@@ -66,7 +66,7 @@ def peers(networks: Networks, preset: Preset) -> Section:
 
 
 def rollouts(networks: Networks, preset: Preset) -> Section:
-    """Tokens/s of a whole rollout with a long tail; each peer takes all sequences at once, and a quarter at a time."""
+    """Measure tokens/s of a long-tailed rollout. Peers take all sequences at once, and a quarter at a time."""
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
     # A window that most rows never outgrow, then half as many slots whenever half of the rows are done.
@@ -104,7 +104,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
 
 @lru_cache(maxsize=1)
 def _loaded(networks: Networks) -> Mapping[str, Present | Absent]:
-    """Once for both sections: engines take their time, and their memory."""
+    """Load the peers once for both sections, because engines take time and memory."""
     with tempfile.TemporaryDirectory() as directory:
         return load_peers(networks, Path(directory) / "policy")
 
@@ -119,7 +119,7 @@ def _versions() -> str:
 
 
 def _own(preset: Preset) -> dict[str, int]:
-    """Our draft lengths by the name of their rows."""
+    """Return our draft lengths by row name."""
     return {PLAIN: 0} | {FORCED.format(k=k): k for k in preset.draft_lengths}
 
 
@@ -138,7 +138,7 @@ def _theirs(
 
 
 def _compare(lengths: np.ndarray, own: Mapping[str, RolloutTimer], theirs: Theirs, preset: Preset) -> list[Row]:
-    """A row for each, all measured in turns."""
+    """Return a row for each of our timers and each peer, all measured interleaved."""
     runs: dict[str, Callable[[], object]] = {
         name: partial(_tokens_on_host, timer, preset.peer_rate) for name, timer in own.items()
     }
@@ -174,7 +174,7 @@ def _compare(lengths: np.ndarray, own: Mapping[str, RolloutTimer], theirs: Their
 
 
 def _in_parts(sampler: Sampler, prompts: np.ndarray, lengths: np.ndarray, rows: int) -> None:
-    """All prompts, so many at a time."""
+    """Generate for all prompts, `rows` at a time."""
     for at in range(0, len(prompts), rows):
         sampler.generate(prompts[at : at + rows], lengths[at : at + rows], False)
 

@@ -1,4 +1,4 @@
-"""The section on a trained run: speed-up at the acceptance that its own draft reaches on its held-out prompts."""
+"""Section on a trained run: speed-up at the acceptance of its own draft, on its held-out prompts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ from specjax.parallel.mesh import MeshConfig
 
 
 def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[[Networks, Preset], Section]:
-    """The section, once the run is read: bad input is found before anything is measured."""
+    """Read the run and return its section. Raises ConfigError for bad input before anything is measured."""
     experiment = build_experiment(replace(load_recipe(recipe), mesh=MeshConfig()))
     if (named := experiment.config.rollout.function) is not None:
         raise ConfigError(f"rollout.function = {named}: must be unset, only the built-in rollout is measured")
