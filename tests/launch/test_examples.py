@@ -29,7 +29,7 @@ from specjax.train.loss import LossConfig, LossInputs, LossOutput
 from tests.launch.programs import LEAST, Refusal, argv, metrics
 
 FOLDER = Path(__file__).parents[2] / "examples"
-NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "one_file")
 PROMPTS = Prompts(jnp.array([[0, 1, 0], [2, 1, 0]]), jnp.array([3, 2]), id=jnp.array([0, 1]))
 
 

@@ -1,0 +1,180 @@
+"""examples/one_file.py against the library: the same tokens, log-probs, rounds and gradients."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples import one_file
+from specjax.keys import seed_step
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
+from specjax.sampling import SamplingLaw
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, accumulate
+from specjax.types import Params, PyTree, Rollout
+from tests.specjax.training import make_prompts, mesh_of, networks, params_on
+
+FILE = Path(one_file.__file__)
+GROUP, BUDGET, STOPS, TEMPERATURE = 3, 10, (3, 7), 0.9
+PROMPTS = make_prompts(6)
+LAW = SamplingLaw(TEMPERATURE)
+
+
+@pytest.fixture(autouse=True)
+def default_promotion() -> Iterator[None]:
+    """The file is written for jax as it is by default."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@cache
+def params() -> Params:
+    return params_on(mesh_of())
+
+
+def renamed(tree: PyTree) -> PyTree:
+    """Return the library's parameters as the file arranges them."""
+    if not isinstance(tree, dict):
+        return tree
+    if tree.keys() <= {"kernel", "scale", "embedding"}:
+        return next(iter(tree.values()))
+    layers = [renamed(tree[name]) for name in sorted(tree) if name.startswith("layer_")]
+    others = {name: renamed(part) for name, part in tree.items() if not name.startswith("layer_")}
+    return others | ({"layers": layers} if layers else {})
+
+
+def both(networks: Params) -> dict[str, PyTree]:
+    return {"policy": renamed(networks.policy), "draft": renamed(networks.draft)}
+
+
+def config(draft_length: int, coupled: bool) -> one_file.Config:
+    return one_file.Config(draft_length, coupled, TEMPERATURE, BUDGET, STOPS, GROUP)
+
+
+@cache
+def rows(draft_length: int, coupled: bool) -> one_file.Row:
+    """Return the rows that the file generates with seed 3 at step 5."""
+    key = jax.random.fold_in(jax.random.key(3), 5)
+    prompts = [jnp.repeat(x, GROUP, axis=0) for x in (PROMPTS.tokens, PROMPTS.lengths, PROMPTS.id)]
+    samples = jnp.tile(jnp.arange(GROUP), len(PROMPTS.id))
+    generate = jax.jit(one_file.generate, static_argnums=0)
+    return generate(config(draft_length, coupled), key, both(params()), (*prompts, samples))
+
+
+@cache
+def rollout(draft_length: int, coupled: bool) -> Rollout:
+    """Return the library's rollout with the same seed at the same step."""
+    policy, drafter = networks()
+    options = RolloutConfig(
+        group_size=GROUP,
+        max_new_tokens=BUDGET,
+        draft_length=draft_length,
+        verifier="coupled" if coupled else "rejection",
+        law=LAW,
+        stop_tokens=STOPS,
+    )
+    return jax.jit(partial(speculative_rollout, policy, drafter, config=options))(params(), PROMPTS, seed_step(3, 5))
+
+
+def completions(values: jax.Array, rows: one_file.Row) -> np.ndarray:
+    """Return what stands at the completion tokens, [R, C], and 0 after them."""
+    column = np.arange(BUDGET)
+    found = np.take_along_axis(np.asarray(values), np.asarray(rows.prompt)[:, None] + column, axis=1)
+    return np.where(column < np.asarray(rows.length - rows.prompt)[:, None], found, 0)
+
+
+def assert_same(ours: one_file.Row, theirs: Rollout) -> None:
+    np.testing.assert_array_equal(ours.length - ours.prompt, theirs.lengths)
+    np.testing.assert_array_equal(completions(ours.tokens, ours), theirs.tokens)
+    np.testing.assert_allclose(completions(ours.log_probs, ours), theirs.full, atol=1e-5)
+
+
+def test_it_stands_alone_and_is_short():
+    source = FILE.read_text()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {name for node in imports for name in ([getattr(node, "module", None)] + [x.name for x in node.names])}
+    assert not any(str(name).split(".")[0] in ("specjax", "models", "launch", "configs") for name in modules)
+    assert len(source.splitlines()) <= 300
+
+
+@pytest.mark.parametrize("draft_length", [1, 3])
+def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
+    ours, theirs = rows(draft_length, True), rollout(draft_length, True)
+    assert_same(ours, theirs)
+    np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
+    assert {1, BUDGET} < set(np.asarray(theirs.lengths).tolist()) and 0 < np.sum(theirs.accepted) < np.sum(
+        theirs.drafted
+    )
+
+
+def test_coupled_tokens_are_those_of_plain_decoding():
+    assert_same(rows(0, True), rollout(3, True))
+
+
+def test_rejection_tokens_and_rounds_are_the_librarys():
+    """Drafts, uniforms and residuals are too: any other would part within some tokens."""
+    ours, theirs = rows(2, False), rollout(2, False)
+    assert_same(ours, theirs)
+    np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
+
+
+def test_gradients_are_the_librarys():
+    generated, rng = rows(3, True), np.random.default_rng(0)
+    # As if an older policy had generated: ratios lie on both sides of the clip.
+    old = generated.log_probs + jnp.asarray(rng.normal(scale=0.3, size=generated.tokens.shape), jnp.float32)
+    advantage = jnp.asarray(rng.normal(size=len(generated.tokens)), jnp.float32)
+    gradient = jax.jit(jax.grad(one_file.loss, argnums=1), static_argnums=0)
+    ours = gradient(config(3, True), both(params()), generated._replace(log_probs=old), advantage)
+
+    completion = jax.vmap(one_file.Row.counts, (0, None))(generated, jnp.arange(generated.tokens.shape[1]))
+    batch = TrainBatch(
+        tokens=generated.tokens,
+        completion=completion,
+        reward=jnp.zeros_like(advantage),
+        counted=jnp.ones_like(advantage, bool),
+        mu=old,
+        old=old,
+        advantage=jnp.where(completion, advantage[:, None], 0.0),
+    )
+    policy, drafter = networks(unroll=3)
+    theirs, sums = jax.jit(partial(accumulate, LossContext(policy, drafter, LAW)))(params(), batch)
+    assert 0.1 < sums.policy.metrics["clip_fraction"] / sums.policy.tokens < 0.9
+    jax.tree.map_with_path(assert_close, ours, both(theirs))
+
+
+def assert_close(path: tuple, ours: jax.Array, theirs: jax.Array) -> None:
+    gap = np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / np.linalg.norm(theirs)
+    assert gap < 1e-5, (jax.tree_util.keystr(path), gap)
+
+
+def test_rejection_follows_the_policy():
+    """The first token of a million rounds has the policy's law, within five standard deviations."""
+    rounds, k, vocab, rng = 1_000_000, 2, 5, np.random.default_rng(0)
+    log_p = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(k + 1, vocab)), jnp.float32))
+    log_q = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(k, vocab)), jnp.float32))
+
+    def first_token(key: jax.Array) -> jax.Array:
+        noise = one_file.gumbels(key, 0, one_file.DRAFT, k * vocab).reshape(k, vocab)
+        draft = jnp.argmax(log_q + noise, axis=1)
+        accepted, token = one_file.verify_rejection(key, 0, log_p, log_q, draft)
+        return jnp.where(accepted > 0, draft[0], token)
+
+    keys = jnp.asarray(rng.integers(2**32, size=(rounds, 2), dtype=np.uint32))
+    counts = np.bincount(jax.jit(jax.vmap(first_token))(keys), minlength=vocab)
+    p = np.exp(np.asarray(log_p[0], np.float64))
+    assert np.all(np.abs(counts - rounds * p) < 5 * np.sqrt(rounds * p * (1 - p)))
+
+
+@pytest.mark.slow
+def test_it_learns_and_checks_itself():
+    ended = subprocess.run([sys.executable, FILE], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "all checks passed" in ended.stdout
