@@ -12,7 +12,7 @@ root_doc = "index"
 default_role = "code"
 myst_heading_anchors = 4
 # Links to files that are no pages, such as `../examples/fork_rollout.py`, work in the repository, not on the site.
-# tests/test_docs.py checks them.
+# tests/test_links.py checks them.
 suppress_warnings = ["myst.xref_missing"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
