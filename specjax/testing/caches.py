@@ -19,7 +19,7 @@ from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.types import Cache, Params, Policy, Prompts
 
 
@@ -44,7 +44,7 @@ def assert_cache_consistent(
 
     @jax.jit
     def first(params: Params, prompts: Prompts, run: SeedStep) -> RoundState:
-        return begin(Decoding(policy, drafter, params, config), prompts, run, rows).state
+        return start_rollout(Decoding(policy, drafter, params, config), prompts, run, rows).state
 
     @jax.jit
     def advance(params: Params, state: RoundState) -> RoundState:
