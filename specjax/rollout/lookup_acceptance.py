@@ -1,8 +1,8 @@
 """Acceptance of a lookup drafter, counted after the rollout on the completions.
 
 The loss of a trained draft predicts its acceptance. A lookup has no loss, but its proposals are functions of the text
-before them, and a proposed token is accepted as often as the policy draws that very token. Compare its
-proposals with the tokens that the policy drew.
+before them, and a proposed token is accepted as often as the policy draws that very token. So its proposals
+are compared with the tokens that the policy drew.
 """
 
 import jax
