@@ -43,14 +43,14 @@ def assert_cache_consistent(
     rows, run = len(prompts.lengths) * config.group_size, seed_step(0, 0) if run is None else run
 
     @jax.jit
-    def first(params: Params, prompts: Prompts, run: SeedStep) -> RoundState:
+    def start(params: Params, prompts: Prompts, run: SeedStep) -> RoundState:
         return start_rollout(Decoding(policy, drafter, params, config), prompts, run, rows).state
 
     @jax.jit
     def advance(params: Params, state: RoundState) -> RoundState:
         return round_once(Decoding(policy, drafter, params, config), state, config.draft_length)
 
-    states = [check(first(params, prompts, run))]
+    states = [check(start(params, prompts, run))]
     while not states[-1].done.all():
         states.append(check(advance(params, states[-1])))
     return states

@@ -15,9 +15,9 @@ from specjax.types import Rollout
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Which completions are trained on, and what length costs: DAPO (arXiv 2503.14476).
+    """Options of selection and of the length punishment: DAPO (arXiv 2503.14476).
 
-    By default every completion that has a reward.
+    By default every completion with a reward is trained on.
 
     Attributes:
         groups:           Dynamic sampling: train on the first so many prompts whose samples differ in reward. The step
