@@ -14,7 +14,7 @@ from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.admission import Carry, admit, empty_record, prefill, start_rows, write_back
 from specjax.rollout.plan import RolloutConfig, admission
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, round_once
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.types import Params, Policy, Prompts, Rollout
 
 
@@ -39,7 +39,7 @@ def conditional(
         assert carry.queue is not None
         return (carry.queue.next_sequence < sequences) | ~carry.state.done.all()
 
-    carry = jax.lax.while_loop(more, trip, begin(decoding, prompts, seed_step, slots))
+    carry = jax.lax.while_loop(more, trip, start_rollout(decoding, prompts, seed_step, slots))
     return write_back(carry.record, carry.state)
 
 

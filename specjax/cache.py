@@ -1,9 +1,9 @@
 """The key-value cache of one layer: [slot, kv_head, length, head_dim] each for keys and values.
 
-Heads stand before positions, the order that a batched matmul over (slot, head) reads without moving anything.
+The head axis comes before the position axis, so that a matmul batched over (slot, head) reads it without a transpose.
 
-A row's visible length is kept by its owner. Roll-back is setting it lower: what lies beyond is garbage that no token
-attends to and that later writes replace.
+The cache does not store how many positions of a row are visible; its owner does. Lowering that number rolls a row
+back: no token attends to the positions beyond it, and later writes replace them.
 """
 
 from dataclasses import field
@@ -17,7 +17,7 @@ from specjax.types import LayerCache, PyTree, TextCache, pytree
 
 
 def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
-    """A cache of zeros."""
+    """Return a cache of zeros."""
     zeros = jnp.zeros((slots, kv_heads, length, head_dim), dtype)
     return LayerCache(zeros, zeros)
 
@@ -25,7 +25,10 @@ def empty(slots: int, length: int, kv_heads: int, head_dim: int, dtype: jnp.dtyp
 def write(
     cache: LayerCache, k: Float[Array, "B T G H"], v: Float[Array, "B T G H"], start: Int[Array, "B"]
 ) -> LayerCache:
-    """Row b gets its T new positions at start[b]. The caller leaves slack: a write past the end would be clamped."""
+    """Return the cache with T new positions of row b written at start[b].
+
+    The caller leaves room for them: a write past the end would be clamped to an earlier start.
+    """
 
     def put(into: Array, new: Array) -> Array:
         return kernels.write(into, jnp.swapaxes(new, 1, 2).astype(into.dtype), start)
@@ -34,7 +37,7 @@ def write(
 
 
 def resize(tree: PyTree, by: int) -> PyTree:
-    """Every cache in the tree with room for so many more positions, or fewer: the first are kept, new ones zero."""
+    """Return the tree with each cache longer by `by` positions of zeros, or shorter by its last -`by` positions."""
 
     def one(x: Array, axis: int) -> Array:
         if by <= 0:
@@ -54,13 +57,14 @@ def resize(tree: PyTree, by: int) -> PyTree:
 
 @pytree
 class View:
-    """Where the T tokens of a forward sit, and what each of them attends to.
+    """Positions of the T tokens of a forward, and the positions that each token attends to.
 
-    positions: int32 [B, T], for the rotary embedding.
-    write:     int32 [B], the cache index of the first; None without a cache.
-    mask:      bool [B, T, S], over the cached positions; None for the earlier tokens of its row, or with a cache for
-               what specjax.drafters.training_time_test says.
-    window:    without a mask, how many of the last positions, its own included; None for all. Static.
+    Attributes:
+        positions: int32 [B, T], for the rotary embedding.
+        write:     int32 [B], cache index of the first token; None without a cache.
+        mask:      bool [B, T, S] over the cached positions. None: causal within the row; with a cache, as described in
+                   specjax.drafters.training_time_test.
+        window:    Without a mask, the number of last positions attended to, its own included; None: all. Static.
     """
 
     positions: Int[Array, "B T"]
@@ -81,10 +85,10 @@ def decode_view(
     visible_from: Int[Array, "B"] | None = None,
     window: int | None = None,
 ) -> View:
-    """Tokens at start .. start + count - 1, each attending to the positions up to its own of a cache of `length`.
+    """Return the view of tokens start .. start + count - 1 on a cache of `length`; each attends up to its own position.
 
-    visible_from: where a row's visible positions begin; None for 0.
-    window: to how many of the last ones, its own included.
+    visible_from: first visible position of each row; None: 0.
+    window:       number of last positions attended to, its own included; None: all.
     """
     positions, index = _positions(start, count), jnp.arange(length)[None, None]
     mask = index <= positions[..., None]
@@ -96,7 +100,7 @@ def decode_view(
 
 
 def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:
-    """The same tokens without a cache, attending to one another causally."""
+    """Return the view of tokens start .. start + count - 1 that attend to one another causally, without a cache."""
     return View(_positions(start, count), window=window)
 
 

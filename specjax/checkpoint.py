@@ -1,4 +1,4 @@
-"""Saves of a run: everything a resume needs, written in the background, each there as a whole or not at all."""
+"""Checkpoints of a run: everything that a resume needs, written in the background. Each is complete or absent."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
-# Which save: of a step, or the newest, or the one that scored highest.
+# A checkpoint: that of a step, the newest, or the one with the highest score.
 Which = int | Literal["newest", "best"]
 
 
@@ -33,10 +33,10 @@ class Score(NamedTuple):
 
 
 class Checkpointer:
-    """The saves in a directory. Leaving the `with` block waits until the last one is complete.
+    """Checkpoints in a directory. Leaving the `with` block waits until the last save is complete.
 
-    keep: how many saves stay, the newest; None where they are only read, which may be while another process writes.
-    best: the metric by which the best save stays too; None for whichever was used last, where they are only read.
+    keep: number of newest checkpoints that are kept. None: read only, also while another process writes.
+    best: metric whose best checkpoint is kept too. When reading, None: the metric that was used last.
     """
 
     def __init__(self, directory: Path, keep: int | None = None, best: str | None = None) -> None:
@@ -47,7 +47,7 @@ class Checkpointer:
             policies: list[ocp.checkpoint_managers.PreservationPolicy] = [ocp.checkpoint_managers.LatestN(keep)]
             if best is not None:
                 policies.append(_KeepBest(self))
-            # What a killed process left half written never counts as a save; it is swept up by the next one.
+            # A save that a killed process left incomplete never counts as a checkpoint. The next process deletes it.
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
                 cleanup_tmp_directories=True,
@@ -73,11 +73,14 @@ class Checkpointer:
         self._manager.close()
 
     def wait(self) -> None:
-        """Until a save that is under way is complete. Raises what kept it from that."""
+        """Block until the save in progress is complete. Raise its error if it failed."""
         self._manager.wait_until_finished()
 
     def best_step(self) -> int | None:
-        """The step whose save scored highest by the metric of `best`, the newest of equals; None where none did."""
+        """Return the step of the checkpoint with the highest score in the metric `best`, or None without a score.
+
+        Of equal scores, the newest.
+        """
         metric = self._best or next((self._scores[step].metric for step in sorted(self._scores, reverse=True)), None)
         known = {step: score.value for step, score in self._scores.items() if score.metric == metric}
         return max(known, key=lambda step: (known[step], step), default=None)
@@ -85,15 +88,17 @@ class Checkpointer:
     def save(
         self, step: int, state: TrainState, data: dict[str, Any], extra: dict[str, Any], score: float | None = None
     ) -> None:
-        """Save in the background; the state may be donated at once. The newest step is not saved a second time.
+        """Save in the background, unless this step is already the newest. The state may be donated at once.
 
-        data, extra: JSON-serialisable. score: the metric of `best` at this step; None where it was not measured.
-        Raises what kept the save before from being completed.
+        data, extra: JSON-serialisable.
+        score:       value of the metric `best` at this step; None if it was not measured.
+
+        Raises the error of the previous save, if that failed.
         """
         if step == self._manager.latest_step():
             return
         items = dict[str, Any](data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra))
-        items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _apart(state).items()}
+        items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _to_items(state).items()}
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
             items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
@@ -102,45 +107,47 @@ class Checkpointer:
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, abstract: TrainState, which: Which = "newest") -> Checkpoint:
-        """A save, by default the newest, with the shapes, dtypes and shardings of `abstract`.
+        """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.
 
-        The mesh may be another than the one it was saved on. Raises ValueError with one line where there is no such
-        save or it holds other arrays. That it is whole is known beforehand, from `set_damaged_aside`: its files are not
-        read through once more.
+        The mesh may differ from the one it was saved on. Raises ValueError with one line if there is no such checkpoint
+        or if its arrays differ from `abstract`. Does not verify checksums: `set_damaged_aside` has done that.
         """
-        step, parts = self.step_of(which), _apart(abstract)
+        step, parts = self.step_of(which), _to_items(abstract)
         for name, arrays in parts.items():
             self._compare(step, name, arrays)
-        args = {name: _onto(arrays) for name, arrays in parts.items()}
+        args = {name: _restore_args(arrays) for name, arrays in parts.items()}
         items = self._manager.restore(
             step, args=ocp.args.Composite(**args, data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore())
         )
-        rest: TrainState = items["state"]
-        state = replace(rest, params=replace(rest.params, **items["params"]["params"]))
+        # Saved without the networks' parameters (`_to_items`).
+        state: TrainState = items["state"]
+        state = replace(state, params=replace(state.params, **items["params"]["params"]))
         return Checkpoint(step, state, items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
-        """Both networks and `extra` of what `restore` would return, for generation; no moments, and no memory.
+        """Return both networks and `extra` of a checkpoint, for generation: no optimiser state, no drafter memory.
 
-        Raises what `restore` does, and DamagedSave where what it reads is not what was written.
+        Raises what `restore` raises, and DamagedSave if the files it reads do not match their checksums.
         """
         step = self.step_of(which)
         check_manifest(self._directory / str(step), ("params", "extra"))
-        like = _networks(abstract)
-        self._compare(step, "params", like)
-        items = self._manager.restore(step, args=ocp.args.Composite(params=_onto(like), extra=ocp.args.JsonRestore()))
+        networks = _networks(abstract)
+        self._compare(step, "params", networks)
+        items = self._manager.restore(
+            step, args=ocp.args.Composite(params=_restore_args(networks), extra=ocp.args.JsonRestore())
+        )
         return Params(**items["params"]["params"]), items["extra"]
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
-        """The policy's parameters of what `restore_params` would return, whatever the draft beside it."""
-        step, like = self.step_of(which), {"params": {"policy": abstract}}
+        """Return the policy's parameters of a checkpoint, whatever draft it holds. Raises as `restore_params` does."""
+        step, policy = self.step_of(which), {"params": {"policy": abstract}}
         check_manifest(self._directory / str(step), ("params",))
-        self._compare(step, "params", like, "params.policy.")
-        items = self._manager.restore(step, args=ocp.args.Composite(params=_onto(like)))
+        self._compare(step, "params", policy, "params.policy.")
+        items = self._manager.restore(step, args=ocp.args.Composite(params=_restore_args(policy)))
         return items["params"]["params"]["policy"]
 
     def step_of(self, which: Which) -> int:
-        """The step of a save. Raises ValueError with one line where there is no such save."""
+        """Return the step of a checkpoint. Raises ValueError with one line if there is no such checkpoint."""
         self.wait()
         found = self._manager.all_steps()
         if which == "best":
@@ -166,7 +173,7 @@ class Checkpointer:
                 raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
 
     def _list_files(self) -> None:
-        """Called when a save is written and has not yet the name under which it counts."""
+        """Write the manifest into a save that is written but still has its temporary name. Called by Orbax."""
         for path in self._directory.glob(f"{self._saving}.*tmp*"):
             write_manifest(path)
 
@@ -174,13 +181,16 @@ class Checkpointer:
         try:
             check_manifest(self._directory / str(step), ("score",))
             items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
-        except (DamagedSave, OSError, KeyError):  # or being swept by another process, or without one
+        except (DamagedSave, OSError, KeyError):  # damaged, being deleted by another process, or saved without a score
             return None
         return Score(**items["score"])
 
 
 class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):
-    """Orbax's own BestN reads the metrics of all saves at the start, and fails where those of one are damaged."""
+    """Policy that keeps the best checkpoint.
+
+    Orbax's BestN reads the metrics of all checkpoints at start-up and fails if those of one are damaged.
+    """
 
     def __init__(self, saves: Checkpointer) -> None:
         self._saves = saves
@@ -196,19 +206,19 @@ def _networks(params: Params) -> dict[str, PyTree]:
     return {"params": {"policy": params.policy, "draft": params.draft}}
 
 
-def _apart(state: TrainState) -> dict[str, PyTree]:
-    """The items that a state is saved as: the networks, which generation reads alone, and the rest."""
+def _to_items(state: TrainState) -> dict[str, PyTree]:
+    """Return the items that a state is saved as: the networks, so that generation can read them alone, and the rest."""
     return {"params": _networks(state.params), "state": replace(state, params=Params((), (), state.params.memory))}
 
 
-def _onto(abstract: PyTree) -> ocp.args.PyTreeRestore:
+def _restore_args(abstract: PyTree) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(
         item=abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
     )
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:
-    """Each array by its name, as text: `float32[8, 16]`."""
+    """Return dtype and shape of each array by its name, as text: `float32[8, 16]`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

@@ -1,13 +1,13 @@
-"""Options that are one of a few words."""
+"""Check of options that take one of a few words."""
 
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 
 def check_choices(config: object) -> None:
-    """Raise ValueError for the first field of a dataclass that has a word which its `Literal` does not list.
+    """Raise ValueError for the first dataclass field whose value its `Literal` does not list.
 
-    A field that may be something else too, by a union, may be anything but another word.
+    In a field whose type is a union of a `Literal` and something else, only strings are checked.
     """
     for name, hint in get_type_hints(type(config)).items():
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -1,7 +1,7 @@
-"""The draft length to run, from the seconds of a round and how far it brings a batch.
+"""Choice of the draft length, from the seconds that a round takes and the progress that it brings a batch.
 
-One model of a round's seconds for the choice of draft lengths and for whoever asks what another would cost: linear in
-a handful of quantities that weights, tokens, cached positions and draft steps are paid by, fitted to measured rounds.
+The seconds come from a cost model that is linear in the number of tokens, cached positions and draft steps of a round,
+fitted to measured rounds.
 """
 
 import itertools
@@ -69,16 +69,16 @@ def fit(cells: Sequence[Cell]) -> CostModel:
     seconds = np.array([cell.seconds for cell in cells])
     table = np.array([_quantities(cell.slots, cell.window, cell.draft_length) for cell in cells]) / seconds[:, None]
     best, least = np.zeros(table.shape[1]), np.inf
-    # Every choice of constants that are not 0: of six there are few enough to try, and one of them is the optimum.
+    # Non-negative least squares by trying every set of nonzero constants: 63 sets, one of which is the optimum.
     for used in itertools.product((False, True), repeat=table.shape[1]):
         if not any(used):
             continue
         columns = np.flatnonzero(used)
-        some, *_ = np.linalg.lstsq(table[:, columns], np.ones(len(cells)), rcond=None)
-        error = float(np.sum((table[:, columns] @ some - 1) ** 2))
-        if (some >= 0).all() and error < least - 1e-12:
+        constants, *_ = np.linalg.lstsq(table[:, columns], np.ones(len(cells)), rcond=None)
+        error = float(np.sum((table[:, columns] @ constants - 1) ** 2))
+        if (constants >= 0).all() and error < least - 1e-12:
             best, least = np.zeros(table.shape[1]), error
-            best[columns] = some
+            best[columns] = constants
     return CostModel(*best.tolist())
 
 
@@ -88,16 +88,17 @@ def round_seconds(
     """Return the seconds of a round of each phase at each draft length, float32.
 
     Where that round was measured, the median. Elsewhere the fitted model, times the mean ratio of measured to modelled
-    seconds in the same phase: an error of the model that a phase's lengths share would favour some of them.
+    seconds in the same phase. Without this correction, a model error that all lengths of a phase share would favour
+    the unmeasured lengths or the measured ones.
     """
     model, table = fit(cells), []
     for phase in phases:
         modelled = np.array([model.seconds(*phase, k) for k in draft_lengths])
-        own = [[float(cell.seconds) for cell in cells if cell[:3] == (*phase, k)] for k in draft_lengths]
-        found = np.array([statistics.median(values) if values else np.nan for values in own])
-        known = ~np.isnan(found) & (modelled > 0)
-        error = float(np.mean(found[known] / modelled[known])) if known.any() else 1.0
-        table.append(np.where(np.isnan(found), error * modelled, found))
+        samples = [[float(cell.seconds) for cell in cells if cell[:3] == (*phase, k)] for k in draft_lengths]
+        measured = np.array([statistics.median(values) if values else np.nan for values in samples])
+        known = ~np.isnan(measured) & (modelled > 0)
+        ratio = float(np.mean(measured[known] / modelled[known])) if known.any() else 1.0
+        table.append(np.where(np.isnan(measured), ratio * modelled, measured))
     return np.array(table, np.float32)
 
 
@@ -116,10 +117,9 @@ class Acceptance:
 
 @pytree
 class Progress:
-    """Running counts of how far whole batches came in each phase at each draft length.
+    """Running counts of the progress of whole batches in each phase at each draft length, float32 [phases, lengths].
 
-    gained: float32 [phases, lengths], the rounds that draft length 0 would have taken. trips: float32
-            [phases, lengths], the rounds it took.
+    gained: rounds that draft length 0 would have taken. trips: rounds that were run.
     """
 
     gained: Float[Array, "phases lengths"]
@@ -128,7 +128,7 @@ class Progress:
 
 @pytree
 class Drafting:
-    """State that draft lengths are chosen by. seconds: float32 [phases, lengths], of a round."""
+    """State from which draft lengths are chosen. seconds: float32 [phases, lengths], seconds per round."""
 
     acceptance: Acceptance
     progress: Progress
@@ -136,7 +136,7 @@ class Drafting:
 
 
 def init_drafting(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
-    """Return counts of zero with these seconds of a round."""
+    """Return a state with these seconds per round and all counts zero."""
 
     # Separate arrays: a state is donated, and no buffer can be donated twice.
     def zeros(*shape: int) -> Array:
@@ -151,11 +151,11 @@ def init_drafting(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phas
 def update_drafting(
     before: Drafting, rollout: Rollout, predicted: Float[Array, ""] | None, draft_lengths: Sequence[int]
 ) -> Drafting:
-    """Return `before` with the counts of one more rollout, as far as it has them.
+    """Return `before` with the counts of one more rollout added, as far as the rollout has them.
 
-    `lookup_counts` are preferred to what was drafted: a lookup drafts only in the rounds in which it finds something.
+    `lookup_counts` take precedence over `drafted` and `accepted`: a lookup drafts only where it finds a match.
 
-    predicted: acceptance at position 1, by the training step after the rollout; None keeps the last.
+    predicted: acceptance at position 1 that the training step after the rollout predicts; None keeps the last.
     """
     acceptance, progress = before.acceptance, before.progress
 
@@ -194,7 +194,8 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
     found, reached, onwards = [], jnp.float32(1), acceptance.predicted
     for drafted, accepted in zip(acceptance.drafted, acceptance.accepted, strict=True):
         rate = (accepted + PRIOR_DRAFTED * reached * onwards) / (drafted + PRIOR_DRAFTED)
-        # Drafts of a lookup are ragged: the few that reach a position may be accepted there more often than all before.
+        # A lookup's drafts vary in length. The few that reach a position may be accepted there at a higher rate than
+        # all drafts at the position before, hence the cap at 1.
         onwards, reached = jnp.minimum(rate / jnp.maximum(reached, 1e-6), 1.0), rate
         found.append(rate)
     return jnp.stack(found) if found else jnp.zeros(0, jnp.float32)
@@ -209,27 +210,29 @@ def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> F
 def batch_gain(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
     """Return how many rounds at draft length 0 a round at each length replaces for a batch.
 
-    Measured where the length has run. Elsewhere the expected acceptance length, times the share of it that the other
-    lengths of the phase reached: a batch waits for its row that is accepted least, so it gains less than a mean row.
+    Measured where the length has run. Elsewhere 1 + the expected accepted tokens, scaled by the fraction of them that
+    the other lengths of the phase reached: a batch waits for its row with the fewest accepted tokens, so it gains less
+    than a mean row.
     """
-    promise, seen = acceptance_length(drafting.acceptance, draft_lengths)[None] - 1, drafting.progress
-    prior = PRIOR_ROUNDS * jnp.max(promise)
-    came = jnp.sum(seen.gained - seen.trips, axis=1, keepdims=True) + prior
-    share = jnp.where(prior > 0, came / (jnp.sum(promise * seen.trips, axis=1, keepdims=True) + prior), 1.0)
-    return (seen.gained + PRIOR_ROUNDS * (1 + share * promise)) / (seen.trips + PRIOR_ROUNDS)
+    expected, progress = acceptance_length(drafting.acceptance, draft_lengths)[None] - 1, drafting.progress
+    prior = PRIOR_ROUNDS * jnp.max(expected)
+    measured = jnp.sum(progress.gained - progress.trips, axis=1, keepdims=True) + prior
+    predicted = jnp.sum(expected * progress.trips, axis=1, keepdims=True) + prior
+    fraction = jnp.where(prior > 0, measured / predicted, 1.0)
+    return (progress.gained + PRIOR_ROUNDS * (1 + fraction * expected)) / (progress.trips + PRIOR_ROUNDS)
 
 
 def expected_speedup(drafting: Drafting, draft_lengths: Sequence[int]) -> Float[Array, "phases lengths"]:
-    """Return the expected speed of each draft length over the first, in each phase."""
+    """Return the expected speed of each draft length relative to the first one listed, in each phase."""
     speed = batch_gain(drafting, draft_lengths) / drafting.seconds
     return speed / speed[:, :1]
 
 
 def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phases"]:
-    """Return by phase the index of the shortest draft length that none is expected to beat by more than a margin.
+    """Return for each phase the index of the shortest draft length that no other is expected to beat by its margin.
 
-    The margin of a length shrinks from UNTRIED_MARGIN to TRIED_MARGIN as it runs; that of length 0 is the latter.
-    Draft lengths ascend.
+    The margin of a length shrinks from UNTRIED_MARGIN to TRIED_MARGIN as that length runs. Length 0 always has
+    TRIED_MARGIN. Draft lengths must ascend.
     """
     untried = jnp.where(
         jnp.array(draft_lengths)[None] > 0, PRIOR_ROUNDS / (drafting.progress.trips + PRIOR_ROUNDS), 0.0

@@ -1,7 +1,7 @@
-"""Derived randomness: every draw is a function of what is drawn, never of when or where.
+"""Counter-based random numbers: every draw is a function of its key and counter, with no state.
 
 A sequence's key is folded from (seed, step, prompt id, sample). A draw hashes it with a counter made of position,
-purpose and index, so that noise depends on no batch order, slot, mesh or number of rounds, and needs no state.
+purpose and index. The noise therefore does not depend on batch order, slot, mesh or number of rounds.
 """
 
 from enum import IntEnum
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 class Purpose(IntEnum):
-    """Purpose of a draw; streams of different purposes never meet."""
+    """Purpose of a draw. Draws of different purposes never share a counter."""
 
     COUPLED = 0
     DRAFT = 1
@@ -27,12 +27,12 @@ ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def seed_step(seed: int, step: int) -> SeedStep:
-    """The (seed, step) pair that a rollout function receives, as int32 scalars."""
+    """Return the (seed, step) pair that a rollout function takes, as int32 scalars."""
     return jnp.int32(seed), jnp.int32(step)
 
 
 def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array, "R"]) -> UInt32[Array, "R 2"]:
-    """One key a sequence, from the run's seed, the step, the prompt's id and the sample's number within its group."""
+    """Return one key per sequence, from the run's seed, the step, the prompt id and the sample's index in its group."""
     seed, step = seed_step
     root = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
     keys = jax.vmap(lambda id, sample: jax.random.fold_in(jax.random.fold_in(root, id), sample))(ids, samples)
@@ -42,10 +42,10 @@ def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array,
 def gumbels(
     keys: UInt32[Array, "B 2"], positions: Int[Array, "B *rest"], purpose: Purpose, count: int
 ) -> Float[Array, "B *rest count"]:
-    """Standard Gumbels, float32, `count` for each position.
+    """Return standard Gumbel noise, float32, `count` values for each position.
 
-    -log(-log(1 - w)) for a w in (0, 1) that resolves 2^-48 near 0, where large noise comes from: multiples of 2^-24
-    could not reach tokens of p < 1e-7.
+    Computed as -log(-log(1 - w)) from a uniform w in (0, 1). Near 0, where large noise comes from, w has a resolution
+    of 2^-48: with multiples of 2^-24, tokens of p < 1e-7 could never be drawn.
     """
     high, low = (x.astype(jnp.float32) for x in _words(keys, positions, purpose, count))
     w = jnp.minimum((high + (low + 0.5) * 2.0**-24) * 2.0**-24, 1 - 2.0**-24)
@@ -53,12 +53,12 @@ def gumbels(
 
 
 def uniforms(keys: UInt32[Array, "B 2"], positions: Int[Array, "B"], purpose: Purpose) -> Float[Array, "B"]:
-    """One multiple of 2^-24 in [0, 1) for each position, float32."""
+    """Return one uniform draw from the multiples of 2^-24 in [0, 1) for each position, float32."""
     return _words(keys, positions, purpose, 1)[0][:, 0].astype(jnp.float32) * 2.0**-24
 
 
 def _words(keys: Array, positions: Array, purpose: Purpose, count: int) -> tuple[Array, Array]:
-    """Two words of 24 random bits for each (key, position, purpose, index), int32 [B, *rest, count]."""
+    """Return two words of 24 random bits for each (key, position, purpose, index), int32 [B, *rest, count]."""
     if count >= 2**INDEX_BITS:
         raise ValueError(f"{count} draws at a position: must be less than 2^{INDEX_BITS}")
     index = jnp.arange(count, dtype=jnp.uint32) | jnp.uint32(purpose << INDEX_BITS)
@@ -70,10 +70,10 @@ def _words(keys: Array, positions: Array, purpose: Purpose, count: int) -> tuple
 
 
 def threefry(key_1: Array, key_2: Array, x_1: Array, x_2: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on uint32 arrays that broadcast against each other.
+    """Return the Threefry-2x32 hash with 20 rounds (Salmon et al. 2011) of uint32 arrays that broadcast.
 
-    The hash of jax's own keys, written out: jax compiles it to a loop on CPU and to a kernel of its own on GPU, while
-    this fuses with what reads it.
+    jax hashes its keys with the same function, but compiles it to a loop on CPU and to a separate kernel on GPU. This
+    one fuses with the operation that reads it.
     """
     keys = key_1, key_2, key_1 ^ key_2 ^ jnp.uint32(0x1BD11BDA)
     x_1, x_2 = x_1 + key_1, x_2 + key_2

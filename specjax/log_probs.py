@@ -1,8 +1,7 @@
-"""Log-probs of whole rows without their logits: a vocabulary's worth of numbers for each token is what training would
-otherwise need the most memory for.
+"""Log-probs of whole rows, computed in chunks of positions, so that the logits [B, T, V] never exist as a whole.
 
-Hidden states become logits for some positions of every row at a time, and again in the backward pass, which keeps none
-of them. Chunks are cut from the positions and not from the rows, so that rows stay on their shards.
+Those logits would be the largest arrays in training. The backward pass computes each chunk again and stores none.
+Chunks split positions, not rows, so that rows stay on their shards.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
 
 
 def teacher_forced(policy: Policy, params: PyTree, tokens: Int[Array, "B T"], logit_chunk: int = 0) -> PolicyOutput:
-    """The forward of whole rows, with their logits or, with a chunk size, with what gives them chunk by chunk."""
+    """Run the policy over whole rows. With a `logit_chunk`, `chunked` stands in for the logits, which are left out."""
     start = jnp.zeros(len(tokens), jnp.int32)
     if not logit_chunk:
         return policy.apply(params, tokens, start)
@@ -30,10 +29,12 @@ def teacher_forced(policy: Policy, params: PyTree, tokens: Int[Array, "B T"], lo
 def laws(
     params: PyTree, output: PolicyOutput, law: SamplingLaw
 ) -> tuple[Float[Array, "B T D"], Callable[[Array], Array], int]:
-    """Return an array per position, a function from it to log-probs [.., V] under temperature alone, and the chunk size
-    to apply it by; 0 where the output has its logits.
+    """Return (array, function, chunk size) from which the log-probs at each position can be computed.
 
-    params: of the policy whose output it is.
+    The function maps positions of the array to log-probs [.., V] under temperature alone. The chunk size is the number
+    of positions to apply it to at a time; 0, for all at once, if the output has its logits.
+
+    params: parameters of the policy that computed the output.
     """
     if output.chunked is None:
         return output.logits, partial(full_log_probs, law=law), 0
@@ -44,21 +45,25 @@ def laws(
 def token_log_probs(
     params: PyTree, output: PolicyOutput, tokens: Int[Array, "B T"], law: SamplingLaw
 ) -> tuple[Float[Array, "B N"], Float[Array, "B N"]]:
-    """Return log-probs of the tokens from the second on, N = T - 1, and entropies of their laws, not differentiated."""
+    """Return log-probs of the tokens from the second on, N = T - 1, and entropies of the laws they were drawn from.
+
+    No gradient flows through the entropies.
+    """
     source, law_of, chunk = laws(params, output, law)
 
     def read(source: Array, tokens: Array) -> tuple[Array, Array]:
         log_probs = law_of(source)
-        held = jax.lax.stop_gradient(log_probs)
-        return pick(log_probs, tokens), -jnp.sum(jnp.exp(held) * held, axis=-1)
+        constant = jax.lax.stop_gradient(log_probs)
+        return pick(log_probs, tokens), -jnp.sum(jnp.exp(constant) * constant, axis=-1)
 
     return by_position(read, chunk, source[:, :-1], tokens[:, 1:])
 
 
 def by_position(read: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
-    """`read(*arrays)`, a function of each position by itself, over `chunk` positions of every row at a time.
+    """Return `read(*arrays)`, computed for `chunk` positions of every row at a time; chunk 0: all at once.
 
-    arrays: [B, T, ..], as are the results. The backward pass computes each chunk again. 0 reads all at once.
+    `read` must treat each position by itself. Arrays and results are [B, T, ..]. The backward pass computes each chunk
+    again.
     """
     count = arrays[0].shape[1]
     if not 0 < chunk < count:
@@ -73,6 +78,6 @@ def by_position(read: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(len(x), -1, *x.shape[3:])[:, :count]
 
-    # Within a loop nothing can be shared with the forward pass, so that no barrier is needed against it.
-    once_more = jax.checkpoint(lambda parts: read(*parts), prevent_cse=False)
-    return jax.tree.map(join, jax.lax.map(once_more, tuple(map(cut, arrays))))
+    # The loop already keeps XLA from sharing values with the forward pass, so the CSE barrier is not needed.
+    rematerialized = jax.checkpoint(lambda parts: read(*parts), prevent_cse=False)
+    return jax.tree.map(join, jax.lax.map(rematerialized, tuple(map(cut, arrays))))

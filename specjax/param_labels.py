@@ -1,12 +1,11 @@
-"""Which parameters are matrices, and which of their axes a product contracts: what optimisers know of a network.
+"""Labels for optimisers: which parameters are matrices, and which of their axes a matrix product contracts.
 
-Told by the names that flax's layers give and by what the last modules are called, so that a network of one's own is
-read right where it keeps to these:
+Labels follow from the names on a parameter's path. A network of your own is labelled correctly if it keeps to these:
 
-- a bias is called `bias`, whatever its rank, and is none; nor is what has one axis, norms and the like;
-- embeddings and vocabulary heads have one of the names EMBEDDINGS on their path;
-- the kernel that brings attention's heads together has one of the names OUTPUTS on its path, and contracts all axes but
-  its last; any other kernel contracts its first, and what follows are heads and their width.
+- A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
+- Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
+- Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
+  kernel contracts its first axis; the axes after it are heads and head width, or the output width.
 """
 
 from typing import Any
@@ -22,12 +21,15 @@ OUTPUTS = {"o", "out", "o_proj"}
 
 
 def matrices(params: PyTree) -> PyTree:
-    """For each parameter whether it is a matrix, embeddings and vocabulary heads included."""
+    """Return for each parameter whether it is a matrix; embeddings and vocabulary heads are."""
     return jax.tree.map_with_path(lambda path, x: _is_matrix(_names(path), x), params)
 
 
 def hidden_matrices(params: PyTree) -> PyTree:
-    """The axes of each matrix within the network, `optax.contrib.MuonDimensionNumbers`; None for other parameters."""
+    """Return the axes of each hidden matrix as `optax.contrib.MuonDimensionNumbers`; None for all other parameters.
+
+    Embeddings and vocabulary heads are not hidden matrices.
+    """
 
     def axes(path: tuple[Any, ...], x: Array) -> optax.contrib.MuonDimensionNumbers | None:
         names = _names(path)

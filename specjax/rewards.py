@@ -1,4 +1,4 @@
-"""Rewards inside the program: traced functions as they are, host scorers through a callback."""
+"""Reward functions. A traced function is used as it is; `host_reward` wraps a scorer on the host in a callback."""
 
 import logging
 from collections.abc import Callable
@@ -18,12 +18,13 @@ HostScore = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, ...
 
 
 def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> RewardFn:
-    """A reward function that asks the host, once per data shard.
+    """Return a reward function that calls the scorer `score` on the host, once per data shard.
 
     score: (tokens int32 [r, C], lengths int32 [r], prompt ids int32 [r]) -> (value float32 [r], correct float32 [r]),
-           all numpy. A failed sample is NaN. Shards may call it concurrently. Where it raises, or returns other
-           shapes, its whole call counts as failed and the log says why: in a callback that would abort the process.
-    parts: names of what the value is put together from; where there are any, a third array float32 [r, parts] has it.
+           all numpy. NaN marks a sample that could not be scored. Shards may call it concurrently. If it raises or
+           returns other shapes, all samples of the call count as failed and the error is logged: raising from a
+           callback would abort the process.
+    parts: names of the value's components. If there are any, `score` returns them as a third array, float32 [r, parts].
     """
 
     def shapes(rows: int) -> list[tuple[int, ...]]:
@@ -39,8 +40,8 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
             return scores
         except Exception:
             logging.getLogger(__name__).exception("the scorer failed: %d samples are not scored", len(lengths))
-            value, *rest = (np.zeros(shape, np.float32) for shape in expected)
-            return np.full_like(value, np.nan), *rest
+            value, *others = (np.zeros(shape, np.float32) for shape in expected)
+            return np.full_like(value, np.nan), *others
 
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
@@ -48,11 +49,11 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         call = jax.shard_map(
             _score_shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(AXES), check_vma=False
         )
-        value, correct, *rest = call(rollout.tokens, rollout.lengths, ids)
-        return Reward(value, correct, dict(zip(parts, rest[0].T, strict=True)) if rest else None)
+        value, correct, *components = call(rollout.tokens, rollout.lengths, ids)
+        return Reward(value, correct, dict(zip(parts, components[0].T, strict=True)) if components else None)
 
     def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
-        # Replicas over tensor must agree on one answer, so the first asks and the others hear.
+        # Replicas over tensor must get the same scores: the first one calls the host, psum passes them to the others.
         zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes(len(lengths)))
         scores = jax.lax.cond(
             jax.lax.axis_index("tensor") == 0,

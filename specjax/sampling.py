@@ -1,4 +1,4 @@
-"""The one sampling law: what the draft proposes from, what verification checks against, what plain sampling draws."""
+"""The sampling law: drafting, verification and plain sampling all use the distribution defined here."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from specjax import kernels
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """How logits become a distribution: temperature, then top-k, then top-p, then min-p.
+    """Sampling distribution: temperature, then top-k, then top-p, then min-p, applied to the logits.
 
     Attributes:
         temperature: Temperature; 0 is greedy.
@@ -45,20 +45,20 @@ class SamplingLaw:
 
 
 def full_log_probs(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
-    """Log-probs under temperature alone, float32 (temperature 1 where the law is greedy)."""
+    """Return log-probs under temperature alone, float32; under temperature 1 if the law is greedy."""
     temperature = law.temperature if law.temperature > 0 else 1.0
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
 
 
 def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
-    """Normalised log-probs of the law, float32, minus infinity outside its support."""
+    """Return the normalised log-probs of the law, float32, minus infinity outside its support."""
     if law.temperature == 0:
         best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=bool)
         return jnp.where(best, 0.0, -jnp.inf)
     if not law.truncates:
         return full_log_probs(logits, law)
-    # All cuts are one threshold on the logits as they came: a compiler that computes log-probs twice rounds them apart,
-    # and a token on the border would be kept in one place and cut in the other. The barrier keeps the logits one array.
+    # Every cut is a threshold on the original logits. If XLA computed log-probs twice, it could round them differently:
+    # a token at the threshold would be kept in one place and cut in another. The barrier keeps the logits one array.
     logits = jax.lax.optimization_barrier(logits)
     wide, threshold = logits.astype(jnp.float32), jnp.min(logits, axis=-1, keepdims=True)
     if (k := law.top_k) is not None and k < logits.shape[-1]:
@@ -71,23 +71,25 @@ def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
         threshold = _highest(lambda at: reached(where=logits >= at) >= enough, logits, threshold)
     threshold = threshold.astype(jnp.float32)
     if law.min_p > 0:
-        # Relative to the likeliest token, hence the same whatever was cut before.
+        # Relative to the most likely token, so earlier cuts do not change it.
         floor = jnp.max(wide, axis=-1, keepdims=True) + law.temperature * jnp.log(law.min_p)
         threshold = jnp.maximum(threshold, floor)
     return full_log_probs(jnp.where(wide >= threshold, wide, -jnp.inf), law)
 
 
 def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], least: Float[Array, "... 1"]) -> Array:
-    """The highest of the logits from which on there is enough: `enough` [.., 1] of a threshold [.., 1].
+    """Return the highest logit that is a threshold for which `enough` holds, [.., 1].
 
-    It must hold of `least`, and of whatever is below a threshold of which it holds. Bisection over all numbers of this
-    precision in their order: a pass over the logits for each bit, and no copy. A sort takes several times as long on
-    CPUs (benchmarks.cut_laws).
+    enough: threshold [.., 1] -> bool [.., 1]. It must hold at `least`, and at everything below a threshold at which it
+            holds.
+
+    Bisects over all floats of this precision in order: one pass over the logits per bit, and no copy. A sort takes
+    several times as long on CPUs (benchmarks.cut_laws).
     """
     integer = jnp.dtype(f"int{8 * logits.dtype.itemsize}")
 
     def flip(bits: Array) -> Array:
-        """Negative floats lie in the order opposite to that of their bits."""
+        """Map bits to integers in the order of the floats, and back: negative floats are ordered against their bits."""
         return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
 
     def place(x: Array) -> Array:
@@ -104,15 +106,15 @@ def _highest(enough: Callable[[Array], Array], logits: Float[Array, "... V"], le
 
     bounds = place(least), place(jnp.max(logits, axis=-1, keepdims=True)) + 1
     found = number(jax.lax.fori_loop(0, jnp.iinfo(integer).bits, halve, bounds)[0])
-    # One of the logits, also where hardware takes the smallest numbers for 0.
+    # Round up to one of the logits: hardware that flushes denormals to 0 may have stopped between two of them.
     return jnp.min(jnp.where(logits >= found, logits, jnp.inf), axis=-1, keepdims=True)
 
 
 def sample(log_p: Float[Array, "... V"], gumbel: Float[Array, "... V"]) -> Int[Array, "..."]:
-    """The Gumbel-max draw: argmax of log-probs plus noise, int32. Tokens at minus infinity are never drawn."""
+    """Draw by the Gumbel-max trick: argmax of log-probs plus noise, int32. Tokens at minus infinity are never drawn."""
     return kernels.argmax(log_p + gumbel)
 
 
 def pick(log_p: Float[Array, "... V"], tokens: Int[Array, "..."]) -> Float[Array, "..."]:
-    """The entries of `log_p` at `tokens`."""
+    """Return the entries of `log_p` at `tokens`."""
     return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]

@@ -1,4 +1,4 @@
-"""The pytrees that travel between the rooms, and the functions by which the algorithms reach a network.
+"""The pytrees that pass between packages, and `Policy`, the interface of a network.
 
 Axis names used throughout the project:
 
@@ -26,8 +26,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def pytree(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a pytree. Its fields go unchecked at run time: JAX also fills them with specs, shapes
-    and sentinels.
+    """Make a class a frozen dataclass that is a pytree.
+
+    Its field types are not checked at run time: JAX also fills the fields with specs, shapes and sentinels.
     """
     return no_type_check(jax.tree_util.register_dataclass(dataclass(frozen=True)(cls)))
 
@@ -43,17 +44,17 @@ Cache = tuple[LayerCache, ...]
 
 
 class TextCache(NamedTuple):
-    """Tokens by position, int32 [slot, length], for a drafter that looks things up (specjax.drafters.lookup)."""
+    """Tokens by position, int32 [slot, length], for a drafter that looks up earlier text (specjax.drafters.lookup)."""
 
     tokens: Array
 
 
 @pytree
 class Params:
-    """The parameters of both networks; `draft` is an empty dict where the drafter has none.
+    """Parameters of both networks; `draft` is an empty dict if the drafter has none.
 
-    memory: what the drafter keeps of earlier rollouts, by prompt id, which no optimiser touches; () for most drafters,
-            and for prompts whose ids are not those of training.
+    memory: what the drafter keeps of earlier rollouts, by prompt id. No optimiser touches it. () for most drafters, and
+            for prompts whose ids are not those of training.
     """
 
     policy: PyTree
@@ -63,13 +64,15 @@ class Params:
 
 @pytree
 class TrainState:
-    """All that an update reads and writes. Donated to each step.
+    """State that an update reads and writes. Donated to each step.
 
-    step:       int32 scalar, updates so far; with the seed it keys all noise.
-    optimizer:  the optimiser states, arranged as the parameters they belong to.
-    reference:  the parameters of the policy that KL is measured against, which no update changes, or None.
-    drafting:   what draft lengths are chosen by (specjax.cost.Drafting), or None where there is but one.
-    adaptation: what the draft's training goes by (specjax.train.adaptation), or None without a draft to train.
+    Attributes:
+        step:       int32 scalar, updates so far; all noise is keyed by it and the seed.
+        params:     Parameters of both networks.
+        optimizer:  Optimiser states, arranged like the parameters.
+        reference:  Policy parameters that KL is measured against, never updated; or None.
+        drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
+        adaptation: State that controls draft training (specjax.train.adaptation); None without a draft to train.
     """
 
     step: Int[Array, ""]
@@ -82,7 +85,10 @@ class TrainState:
 
 @pytree
 class Prompts:
-    """A batch of prompts. `id` names a prompt in the host's table of answers and keys its noise: unique in a batch."""
+    """A batch of prompts.
+
+    id: unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
+    """
 
     tokens: Int[Array, "N P"]
     lengths: Int[Array, "N"]
@@ -91,8 +97,9 @@ class Prompts:
 
 @pytree
 class ChunkedLogits:
-    """Stands for logits that were left out: unembed(params, hidden) gives them, for `chunk` positions of each row at a
-    time. Both are static.
+    """Placeholder for logits that were left out: unembed(params, hidden) computes them for `chunk` positions at a time.
+
+    Both fields are static.
     """
 
     unembed: Callable[[PyTree, Array], Array] = field(metadata={"static": True})
@@ -103,11 +110,12 @@ class ChunkedLogits:
 class PolicyOutput:
     """Result of one forward of the policy.
 
-    logits:   [B, T, V] in the compute dtype; [B, 0, V] where they were left out.
-    features: [B, T, F], the concatenated residual streams that the drafter reads.
-    hidden:   [B, T, D] after the final norm.
-    cache:    the cache with the T tokens written, or None where none was given.
-    chunked:  how to get the logits that were left out (specjax.log_probs); None where they are there.
+    Attributes:
+        logits:   [B, T, V] in the compute dtype; [B, 0, V] if they were left out.
+        features: [B, T, F], the concatenated residual streams that the drafter reads.
+        hidden:   [B, T, D] after the final norm.
+        cache:    The cache with the T tokens written; None if none was given.
+        chunked:  Placeholder for logits that were left out (specjax.log_probs); None otherwise.
     """
 
     logits: Float[Array, "B T V"]
@@ -119,18 +127,21 @@ class PolicyOutput:
 
 @dataclass(frozen=True)
 class Policy:
-    """A causal language model as functions.
+    """A causal language model, as functions.
 
-    apply:      (params, tokens [B, T], start [B], cache=None, logits_at=None, visible_from=None) -> PolicyOutput. Row b
-                holds positions start[b] .. start[b] + T - 1. With a cache, those positions are written and each token
-                attends to the cached positions up to its own; without, to the earlier tokens of its own row.
-                With logits_at [B], logits are [B, 1, V]: of that token of each row. With visible_from [B], cached
-                positions before it are not attended to. With logits=False they are left out, [B, 0, V]: called so,
-                without a cache, where training has a `logit_chunk`, which a policy may do without.
-    init_cache: (rows, length) -> Cache of zeros.
-    embedding:  params -> [V, D], the table a drafter may borrow.
-    unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may borrow too.
-    dtype:      the compute dtype, to which the rollout casts the parameters once a step.
+    Attributes:
+        apply:      (params, tokens [B, T], start [B], cache=None, logits_at=None, visible_from=None) -> PolicyOutput.
+                    Row b holds positions start[b] .. start[b] + T - 1. With a cache, those positions are written, and
+                    each token attends to the cached positions up to its own. Without one, tokens attend to the earlier
+                    tokens of their row. logits_at [B]: compute logits of that token of each row alone, [B, 1, V].
+                    visible_from [B]: cached positions before it are not attended to. logits=False: leave the logits
+                    out, [B, 0, V]. Only training with a `logit_chunk` passes it, without a cache; a policy that is not
+                    trained so need not accept it.
+        init_cache: (rows, length) -> Cache of zeros.
+        embedding:  params -> [V, D], the embedding table, which a drafter may share.
+        unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may share.
+        vocab_size: V.
+        dtype:      Compute dtype, to which the rollout casts the parameters once per step.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -142,13 +153,14 @@ class Policy:
 
 
 class Writer(enum.IntEnum):
-    """How a token of a completion came to be there. The law is the same for all of them.
+    """Origin of a token of a completion. The law is the same for all of them.
 
-    NOBODY:    after the end of the completion.
-    POLICY:    drawn where nothing was drafted: the first token of a row, and all of them at draft length 0.
-    DRAFT:     drafted and accepted.
-    RECOVERED: drawn in the place of the drafted token that was refused.
-    BONUS:     drawn after a draft that was accepted whole.
+    Attributes:
+        NOBODY:    Padding after the end of the completion.
+        POLICY:    Drawn where nothing was drafted: the first token of a row, and every token at draft length 0.
+        DRAFT:     Drafted and accepted.
+        RECOVERED: Drawn from the residual in place of a rejected draft token.
+        BONUS:     Drawn after a draft of which every token was accepted.
     """
 
     NOBODY = 0
@@ -160,9 +172,9 @@ class Writer(enum.IntEnum):
 
 @pytree
 class Reward:
-    """The score of each sequence; NaN where scoring failed, which masks the sequence. `correct` is 0 or 1.
+    """Score of each sequence. NaN: scoring failed, and the sequence is masked. `correct` is 0 or 1.
 
-    parts: by name, what the value is put together from, [R] each, whose means are logged; None where it is one thing.
+    parts: components of the value by name, [R] each; their means are logged. None: the value has no components.
     """
 
     value: Float[Array, "R"]
@@ -172,29 +184,32 @@ class Reward:
 
 @pytree
 class Rollout:
-    """Completions of R = N * G sequences, without their prompts. Only tokens and lengths are required of a fork.
+    """Completions of R = N * G sequences, without their prompts. A rollout function of your own must fill in only
+    `tokens` and `lengths`.
 
-    tokens:   int32 [R, C], the completion, stop token included; zero from `lengths` on.
-    lengths:  int32 [R], 0 .. C.
-    stopped:  bool [R], ended by a stop token (False: by the length budget).
-    law:      float32 [R, C], log-prob of each token under the processed law it was drawn from.
-    full:     float32 [R, C], its log-prob under temperature alone: what ratios and KL use.
-    drafted:  int32 [R, K], how often position i of a draft could still be emitted.
-    accepted: int32 [R, K], how often it was accepted and emitted.
-    row_rounds:    int32 [R], verifications while the row was live.
-    loop_rounds:   int32 [shards, phases], rounds of each shard, and draft_length: the draft length they ran at.
-    plain_rounds:  int32 [shards, phases], rounds that draft length 0 would have taken for as much, at least; where
-                   sequences wait, for what the mean row gained.
-    lookup_counts: int32 [shards, 2, K], `drafted` and `accepted` as a lookup would have had them at places of the
-                   completions that were in slots to the end: of a drafter without parameters, where draft lengths are
-                   chosen (specjax.rollout.lookup_acceptance).
-    draft_outcome: int32 [R, C], what became of position 1 of a draft at the place of each token: 0 where none stood
-                   there, 1 where it was refused, 2 where it was accepted. Only of drafts whose acceptance training
-                   predicts (`Proposal.predicted`). Read beside `drafted`.
-    writer:        int8 [R, C], who wrote each token: a `Writer`.
-    reward:   what the reward function said of each sequence, whether it is learnt from or not.
-    batch:    what a training step made of it to learn from (specjax.train.batch), as its losses read it. The step
-              fills both in, and no rollout function does.
+    Attributes:
+        tokens:        int32 [R, C], the completion, stop token included; zero from `lengths` on.
+        lengths:       int32 [R], 0 .. C.
+        stopped:       bool [R], ended by a stop token (False: by the length budget).
+        law:           float32 [R, C], log-prob of each token under the processed law it was drawn from.
+        full:          float32 [R, C], log-prob under temperature alone, which ratios and KL use.
+        drafted:       int32 [R, K], number of drafts whose token at position i could be emitted.
+        accepted:      int32 [R, K], number of drafts whose token at position i was accepted and emitted.
+        row_rounds:    int32 [R], verifications while the row was live.
+        loop_rounds:   int32 [shards, phases], rounds of each shard.
+        draft_length:  int32 [shards, phases], draft length of these rounds.
+        plain_rounds:  int32 [shards, phases], rounds that draft length 0 would have taken for the same progress: of the
+                       slowest live row, or of the mean row while sequences wait (specjax.rollout.phase.plain_rounds).
+        lookup_counts: int32 [shards, 2, K], `drafted` and `accepted` of a lookup, counted after the rollout on the
+                       completions in slots at its end (specjax.rollout.lookup_acceptance). Only for a drafter without
+                       parameters whose draft length is chosen automatically.
+        draft_outcome: int32 [R, C], result at position 1 of the draft that began at this token: 0 no draft began here,
+                       1 rejected, 2 accepted. Only drafts whose acceptance training predicts (`Proposal.predicted`).
+                       Filled in together with `drafted`.
+        writer:        int8 [R, C], the `Writer` of each token.
+        reward:        Result of the reward function, also for sequences that are not trained on. Set by the training
+                       step, not by rollout functions.
+        batch:         The training batch (specjax.train.batch) as the losses read it. Set by the training step too.
     """
 
     tokens: Int[Array, "R C"]
@@ -216,5 +231,8 @@ class Rollout:
 
     @property
     def verifications(self) -> Int[Array, "R"]:
-        """`row_rounds`, or without it those of plain decoding; the first token of a row comes from its prefill."""
+        """Return `row_rounds`, or without it the verifications of plain decoding.
+
+        The first token of a row needs none: it comes from the prefill.
+        """
         return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds

@@ -22,7 +22,7 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rollout.generate import place
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.rounds import Decoding, RoundState, rounds
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.types import Params, Policy, Prompts
 
 Name = TypeVar("Name")
@@ -156,7 +156,7 @@ def first_rows(decoding: Decoding, prompts: Prompts, phase: Phase, *, blank: boo
     leaving = lay_out(config, sequences, width)[-1].slots < sequences
 
     def make() -> RoundState:
-        rows = begin(decoding, prompts, seed_step(0, -3), phase.slots, leaving=leaving).state
+        rows = start_rollout(decoding, prompts, seed_step(0, -3), phase.slots, leaving=leaving).state
         return kv.resize(rows, phase.window - width - config.max_new_tokens)
 
     if not blank:

@@ -13,7 +13,7 @@ from specjax.drafters.distillation import MOST_PASSES
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.testing.caches import CacheCheck
 from specjax.types import Params, Prompts
 
@@ -74,7 +74,7 @@ def observe(
 
     @jax.jit
     def start(params: Params, prompts: Prompts, noise: SeedStep) -> RoundState:
-        return begin(Decoding(policy, drafter, params, config), prompts, noise, len(prompts.lengths)).state
+        return start_rollout(Decoding(policy, drafter, params, config), prompts, noise, len(prompts.lengths)).state
 
     @jax.jit
     def advance(params: Params, state: RoundState) -> tuple[RoundState, tuple[Array, Array]]:

@@ -1,4 +1,4 @@
-"""Drafters: what proposes the tokens that the policy verifies."""
+"""Drafters, which propose the tokens that the policy verifies."""
 
 from specjax.drafters.base import Drafter, DraftLoss, Proposal
 from specjax.drafters.either import EitherDrafter

@@ -1,4 +1,4 @@
-"""The protocol that every drafter follows."""
+"""The `Drafter` protocol, which every drafter follows, and the types it uses."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -11,8 +11,7 @@ from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 
 DraftState = PyTree
-# A static bool, or a traced one where draft lengths are chosen.
-# A traced or a Python boolean.
+# A Python bool, or a traced one if draft lengths are chosen automatically.
 Flag = Bool[Array, ""] | bool
 T = TypeVar("T")
 
@@ -20,13 +19,14 @@ T = TypeVar("T")
 class Proposal(NamedTuple):
     """Tokens proposed for one round.
 
-    tokens: int32 [B, K].
-    log_q:  float32 [B, K, V], the log-probs each token was sampled from, over the policy's vocabulary: minus infinity
-            where the drafter has no mass, one-hot (0 at the token) where it is deterministic.
-    length: int32 [B], 0 .. K, how many of the tokens count. It may depend on the committed prefix and stop after a
-            sampled token, never drop one already looked at: that would bias the law.
-    predicted: bool [B], rows of whose first token `DraftLoss.overlap` predicts the acceptance: not those drafted from
-            less context than the training forward sees. None for all rows.
+    Attributes:
+        tokens:    int32 [B, K].
+        log_q:     float32 [B, K, V], log-probs that each token was sampled from, over the policy's vocabulary: minus
+                   infinity where the drafter has no mass, one-hot (0 at the token) if it is deterministic.
+        length:    int32 [B], 0 .. K, number of tokens that count. It may depend on the committed prefix, and a draft
+                   may stop after a sampled token. It must never drop a token already looked at: that biases the law.
+        predicted: bool [B], rows for whose first token `DraftLoss.overlap` predicts the acceptance: all but those
+                   drafted from less context than the training forward sees. None: all rows.
     """
 
     tokens: Int[Array, "B K"]
@@ -36,12 +36,12 @@ class Proposal(NamedTuple):
 
 
 class DraftLoss(NamedTuple):
-    """Result of the draft's loss for one microbatch.
+    """Distillation loss of one microbatch.
 
-    loss:    scalar, the sum over its tokens, to be divided by the global count; differentiable in the draft's
+    loss:    scalar, the sum over its tokens, to be divided by the global token count; differentiable in the draft's
              parameters alone.
-    overlap: float32 [B, T], sum_v min(p, q) of the laws that each token is drawn from by the policy and drafted from:
-             the acceptance to expect where it stands at position 1 of a draft. 0 where the token does not count.
+    overlap: float32 [B, T], sum_v min(p, q) of the policy's law and the draft's law for each token: the expected
+             acceptance of position 1 of a draft there. 0 where the token does not count.
     """
 
     loss: Float[Array, ""]
@@ -57,13 +57,13 @@ class Memory(Protocol):
         ...
 
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
-        """Return the memory after a rollout: called in the fused program, over all shards."""
+        """Return the memory after a rollout. Called in the fused program, with the rows of all shards."""
         ...
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens, observes what became of them, and can be distilled from the policy.
+    """Proposes tokens, observes the outcome of each verification, and can be distilled from the policy.
 
     A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis. A drafter
     without parameters needs `start`, `propose` and `observe`; a subclass inherits defaults for the others.
@@ -71,11 +71,11 @@ class Drafter(Protocol):
 
     @property
     def memory(self) -> Memory | None:
-        """Return its memory of earlier rollouts; None for most drafters."""
+        """Return the drafter's memory of earlier rollouts; None for most drafters."""
         return None
 
     def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:
-        """Return what it reads of a forward of the policy; by default nothing, F = 0."""
+        """Return the features that the drafter reads from a forward of the policy; by default none, F = 0."""
         return output.hidden[..., :0]
 
     def start(
@@ -88,11 +88,11 @@ class Drafter(Protocol):
     ) -> DraftState:
         """Return the state after the policy's prefill of `prompts`, before `observe` gets the first sampled token.
 
-        width: K + 1, the most tokens that one verification emits. A cache in the state (specjax.types.LayerCache) has
-        room for the prompt and for what the drafter itself writes beyond; the rollout resizes it by as many positions
-        as the policy's, from the prompt's padded length on. So it does with a TextCache.
-        drafting: False where the rollout starts at draft length 0. `catch_up` comes before any draft, so that work may
-        be left out (`start_if`).
+        width:    K + 1, the most tokens that one verification emits. A cache in the state (LayerCache or TextCache of
+                  specjax.types) must have room for the padded prompt and for what the drafter writes beyond committed
+                  tokens. The rollout lengthens it by as many positions as the policy's cache.
+        drafting: False if the rollout starts at draft length 0. `catch_up` is then called before any draft, so that
+                  the work may be skipped (`start_if`).
         """
         ...
 
@@ -101,24 +101,26 @@ class Drafter(Protocol):
     ) -> DraftState:
         """Return the state after rounds at draft length 0, which do not call the drafter.
 
-        visible: positions that the policy has cached of each row. tokens: of which the first `emitted` are the
-        completion, and the last of these stands at position `visible`. Called where draft lengths may be 0, before
-        rounds that draft; and where they are chosen, of a drafter without parameters, after the rollout with fewer
-        tokens than there are (specjax.rollout.lookup_acceptance). A drafter that reads tokens takes them in; one that
-        reads features starts again at `visible` in the rows that missed some. By default nothing was missed.
+        visible: number of positions of each row that the policy has cached.
+        tokens:  the completion is the first `emitted` of them; the last of these is at position `visible`.
+
+        Called before rounds that draft if draft lengths may be 0. If lengths are chosen automatically, a drafter
+        without parameters is also called after the rollout, with prefixes of the completions
+        (specjax.rollout.lookup_acceptance). A drafter that reads tokens adds the missed ones to its state. One that
+        reads features restarts at `visible` in the rows that missed some. The default returns the state unchanged.
         """
         return state
 
     def propose(
         self, params: Params, state: DraftState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, DraftState]:
-        """Return K tokens for each row, sampled with the given noise from its own processed law, and the state."""
+        """Return K tokens for each row, sampled with the given noise from the drafter's own law, and the state."""
         ...
 
     def observe(
         self, state: DraftState, features: Float[Array, "B T F"], tokens: Int[Array, "B T"], emitted: Int[Array, "B"]
     ) -> DraftState:
-        """Return the state after a verification, which emitted the first `emitted` of `tokens`: d1 .. dm, y.
+        """Return the state after a verification that emitted the first `emitted` of `tokens`: d1 .. dm, y.
 
         features[b, i] belongs to the position before tokens[b, i]; T <= K + 1. `emitted` is m + 1, or 0 for a finished
         row, whose state must not change. The prefill counts as a verification of the prompt's last token, T = 1.
@@ -126,11 +128,14 @@ class Drafter(Protocol):
         ...
 
     def observe_finished(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
-        """Return the state after samples of the row's prompt have ended: by default the same.
+        """Return the state after other samples of the row's prompt have ended; by default unchanged.
 
-        prompts: of the rows. finished: by sample, as texts hold them (specjax.drafters.lookup), without the row's own.
-        Called where rows are refilled or given up before the rollout ends, and at its start with nothing finished, so
-        that the state can make room.
+        prompts:  the prompt of each row.
+        finished: completion of each sample, encoded as in specjax.drafters.lookup; zeros for the row itself and for
+                  samples that have not ended.
+
+        Called if rows leave their slots before the rollout ends, and once at its start with nothing finished, so that
+        the state can make room.
         """
         return state
 
@@ -142,16 +147,16 @@ class Drafter(Protocol):
         mask: Bool[Array, "B T"],
         law: SamplingLaw,
     ) -> DraftLoss:
-        """Return the distillation loss of a teacher-forced forward of the policy, which has no gradient into it.
+        """Return the distillation loss on a teacher-forced forward of the policy, without a gradient into the policy.
 
-        mask: which tokens are completion tokens; a prediction counts where the token it predicts does. By default there
-        is nothing to distil, and the predicted acceptance is 0.
+        mask: True at completion tokens. A prediction counts if the token it predicts does. The default, for a drafter
+              without parameters, returns a loss and a predicted acceptance of 0.
         """
         return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
 
 
 def start_if(drafting: Flag, start: Callable[[], T]) -> T:
-    """Return `start()`, or zeros of its shapes where the rollout does not begin by drafting."""
+    """Return `start()`, or zeros of its shapes if `drafting` is False."""
     return jax.lax.cond(drafting, start, lambda: zeros_like_result(start))
 
 

@@ -1,7 +1,7 @@
-"""How far a draft's law is from the policy's: the losses by which a draft learns, for each token.
+"""Distillation losses of a draft, per token: divergences between the policy's law and the draft's.
 
-p is the policy's full law at the rollout's temperature, q the draft's own over its vocabulary D, which may be reduced.
-The acceptance to expect, alpha = sum over D of min(p, q), is always against all of p.
+p is the policy's full law at the rollout temperature, q the draft's law over its vocabulary D, which may be reduced.
+The expected acceptance, alpha = sum over D of min(p, q), uses p without renormalising it over D.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ MOST_PASSES = 7
 
 
 def check_passes(unroll: int, decay: float) -> None:
-    """Raises ValueError unless a training-time test of so many passes, each weighted so, teaches anything."""
+    """Raise ValueError unless number and weight of the passes of a training-time test are in range."""
     if not 1 <= unroll <= MOST_PASSES:
         raise ValueError(f"unroll = {unroll}: must be within 1 .. {MOST_PASSES}")
     if not 0 < decay <= 1:
@@ -26,13 +26,13 @@ def check_passes(unroll: int, decay: float) -> None:
 def divergence(
     objective: Objective, log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]
 ) -> Float[Array, "B T"]:
-    """The loss of each token, differentiable in log_q; log_p holds what the full law gives to the tokens of D.
+    """Return the loss of each token, differentiable in log_q. log_p: log-probs of the tokens of D under the full law.
 
     cross_entropy:   -sum over D of p log q.
-    kl:              KL(p' || q), p' being p restricted to D and normalised there.
+    kl:              KL(p' || q), where p' is p restricted to D and normalised there.
     total_variation: half of sum |p - q|, which is 1 - alpha.
-    hybrid:          w kl + (1 - w) (1 - alpha) with w = exp(-3 alpha), held constant: from the one, which teaches a
-                     poor draft, to the other, which is what counts (arXiv 2602.23881).
+    hybrid:          w kl + (1 - w) (1 - alpha) with w = exp(-3 alpha), without a gradient through w: from kl, from
+                     which a poor draft learns faster, to 1 - alpha, the quantity of interest (arXiv 2602.23881).
     """
     if objective == "cross_entropy":
         return -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
@@ -46,7 +46,7 @@ def divergence(
 
 
 def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
-    """alpha of each token."""
+    """Return the expected acceptance alpha of each token."""
     return jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
 
 

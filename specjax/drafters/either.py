@@ -1,4 +1,4 @@
-"""A lookup and a trained draft together: the lookup's proposal where it has one, the trained draft's elsewhere."""
+"""A lookup combined with a trained draft: the lookup's proposal where it has one, the trained draft's elsewhere."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from specjax.types import Params, PolicyOutput, Prompts
 
 
 class PairState(NamedTuple):
-    """The states of both drafters."""
+    """States of both drafters."""
 
     lookup: DraftState
     trained: DraftState
@@ -21,12 +21,13 @@ class PairState(NamedTuple):
 
 @dataclass(frozen=True)
 class EitherDrafter(Drafter):
-    """Chooses for each row before a sampled token is looked at, which is what keeps the law.
+    """Drafts with a lookup where it finds a match, and with a trained drafter elsewhere.
 
-    Both drafters see every verification. Features, parameters and loss are the trained one's, the memory the lookup's.
+    The choice is made for each row before any sampled token is looked at, so the law is kept. Both drafters observe
+    every verification. Features, parameters and loss are the trained drafter's, the memory is the lookup's.
 
-    lookup: a drafter whose proposals, lengths included, are a function of what is committed. The length that it asks of
-            a match (min_n) is what a lookup must offer to be preferred.
+    lookup: a drafter whose proposals, lengths included, are a function of the committed tokens. Its shortest match
+            (min_n) decides when it is preferred.
     """
 
     lookup: Drafter
@@ -65,9 +66,9 @@ class EitherDrafter(Drafter):
 
 
 def found_or_drafted(found: Proposal, drafted: Proposal) -> Proposal:
-    """Return in each row what was found, or what was drafted where nothing was found.
+    """Return for each row the proposal found, or the one drafted if nothing was found.
 
-    Each is verified with the law it was drawn from. Training predicts the acceptance of what was drafted alone.
+    Each keeps the law it was drawn from. `predicted` is True only in rows that were drafted.
     """
     use = found.length > 0
 

@@ -1,7 +1,7 @@
 """Draft with a head on the policy, as EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and native MTP heads do.
 
-The head pairs the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
-round reads the policy's own features; the later ones read the state the head itself returned.
+The head combines the feature of position t with the token at t + 1 and predicts the token at t + 2. Its first step in a
+round reads the policy's features. Later steps read the hidden state that the head returned.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,18 +25,18 @@ from specjax.types import Cache, Params, PolicyOutput, Prompts
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A head as functions of the parameters of both networks; Vd is the size of the draft vocabulary.
+    """A head, as functions of the parameters of both networks. Vd is the size of the draft vocabulary.
 
-    What it borrows of the policy (embedding, vocabulary head) it reads through stop_gradient.
+    It reads the parts that it shares with the policy (embedding, vocabulary head) through stop_gradient.
 
-    features:   PolicyOutput -> features [B, T, F].
-    fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-    step:       (params, hidden [B, T, D], tokens [B, T], cache, view, logits_at)
-                -> (state [B, T, D] for `unembed`, hidden [B, T, D] to feed back, cache); for token `logits_at` [B] of
-                each row alone, T = 1, unless it is None.
-    unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
-    init_cache: (rows, length) -> Cache.
-    window:     how many of the last positions its attention sees; None for all.
+    Attributes:
+        features:   PolicyOutput -> features [B, T, F].
+        fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
+        step:       (params, hidden [B, T, D], tokens [B, T], cache, view, logits_at) -> (state [B, T, D] for `unembed`,
+                    hidden [B, T, D] to feed back, cache). With logits_at [B], both have T = 1: that token of each row.
+        unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
+        init_cache: (rows, length) -> Cache.
+        window:     Number of last positions that its attention sees; None: all.
     """
 
     features: Callable[[PolicyOutput], Array]
@@ -48,13 +48,15 @@ class DraftHead:
 
 
 class HeadState(NamedTuple):
-    """Per row: the head's cache and what it needs to repair it in the same pass as its next first step.
+    """The head's cache, and the committed features and tokens that the next round's first step writes into it.
 
-    cache:    the head's keys and values, of which positions visible_from .. length - 1 are made from true features.
-    visible_from: int32 [B]. length: int32 [B].
-    features: [B, K+1, F], those of the last verification, not yet in the cache; position length, length + 1, ..
-    tokens:   int32 [B, K+1], the token that follows each feature's position.
-    waiting:  int32 [B], 0 .. K+1, how many of the two above are committed.
+    Attributes:
+        cache:        Keys and values. Positions visible_from .. length - 1 are computed from true features.
+        visible_from: int32 [B].
+        length:       int32 [B].
+        features:     [B, K+1, F], from the last verification, not yet cached; positions length, length + 1, ..
+        tokens:       int32 [B, K+1], the token that follows each feature's position.
+        waiting:      int32 [B], 0 .. K+1, number of these features and tokens that are committed.
     """
 
     cache: Cache
@@ -67,14 +69,16 @@ class HeadState(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
-    """The `Drafter` of a head on the policy.
+    """Drafts with a head on the policy.
 
-    vocab_size: V of the policy.
-    target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None for all of V.
-    unroll:     passes of the training-time test, 1 .. 7: how often training feeds the head its own state, as drafting
-                does.
-    decay:      weight of each pass in the loss, relative to the one before, in (0, 1].
-    objective:  what each pass makes smaller (specjax.drafters.distillation).
+    Attributes:
+        head:       The head's functions.
+        vocab_size: V of the policy.
+        target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None: all of V.
+        unroll:     Passes of the training-time test, 1 .. 7. Every pass after the first feeds the head its own hidden
+                    state, as drafting does.
+        decay:      Weight of each pass in the loss, relative to the one before, in (0, 1].
+        objective:  Loss of each pass (specjax.drafters.distillation).
     """
 
     head: DraftHead
@@ -94,7 +98,7 @@ class HeadDrafter(Drafter):
         return start_if(drafting, partial(self._start, params, prompts, features, width))
 
     def _start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
-        """Fill the cache with the prompt but for its last position, which waits for the token that follows it."""
+        """Fill the cache with all prompt positions but the last, whose following token is not known yet."""
         rows = len(prompts.lengths)
         cache = self.head.init_cache(rows, prompts.tokens.shape[1])
         hidden = self.head.fuse(params, features)
@@ -103,7 +107,7 @@ class HeadDrafter(Drafter):
         view = decode_view(zeros, following.shape[1], following.shape[1], window=self.head.window)
         _, _, cache = self.head.step(params, hidden, following, cache, view, None)
         return HeadState(
-            # The first pass of a round writes `width` rows, the later steps some more after the committed ones.
+            # The first step of a round writes `width` positions; later steps write after the committed ones.
             cache=resize(cache, 2 * width),
             visible_from=zeros,
             length=prompts.lengths - 1,
@@ -123,7 +127,7 @@ class HeadDrafter(Drafter):
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, HeadState]:
-        """The first step repairs the cache over the committed rows of the last verification, all in one pass."""
+        """Draft K tokens. The first step also caches the true features of the last verification, in one pass."""
         hidden = self.head.fuse(params, state.features)
         room = state.cache[0].k.shape[2]
         view = decode_view(state.length, state.tokens.shape[1], room, state.visible_from, self.head.window)
@@ -142,7 +146,7 @@ class HeadDrafter(Drafter):
             log_q.append(process_logits(logits[:, 0], law))
             drawn = sample(log_q[-1], noise[:, i])
             tokens.append(drawn if ids is None else jnp.asarray(ids)[drawn])
-        # A row that has just started again has no feature to draft from.
+        # A row that `catch_up` has just restarted has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
         log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
         proposal = Proposal(jnp.stack(tokens, 1), log_q, drafted, predicted=state.visible_from == 0)
@@ -167,9 +171,9 @@ class HeadDrafter(Drafter):
     def overlaps(
         self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
     ) -> Float[Array, "passes B T"]:
-        """Return the acceptance to expect of each token at position 1, 2, .. of a draft, given those before it.
+        """Return the expected acceptance of each token at position 1, 2, .. of a draft, given the tokens before it.
 
-        As `DraftLoss.overlap`, for each pass of the training-time test.
+        Like `DraftLoss.overlap`, but for each pass of the training-time test.
         """
         passes = enumerate(self._passes(params, tokens, output, mask, law))
         length = tokens.shape[1]
@@ -188,7 +192,7 @@ class HeadDrafter(Drafter):
         target, law_of, chunk = laws(params.policy, output, law)
         ids = slice(None) if self.target_ids is None else self.target_ids
         if not chunk:
-            # Of all passes at once.
+            # Computed once for all passes.
             target, law_of = law_of(target)[..., ids], lambda log_p: log_p
         targets, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (target, tokens, mask))
 
@@ -208,7 +212,10 @@ class HeadDrafter(Drafter):
             yield lost * kept, accepted * kept
 
     def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
-        """A gather, which fuses with what reads it: of all this a round needs a few numbers and one row."""
+        """Return log_q over the policy's vocabulary, minus infinity outside the draft's.
+
+        Written as a gather, so that it fuses with its readers: a round reads only a few numbers and one row of it.
+        """
         if self.target_ids is None:
             return log_q
         known, place = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, np.int32)
@@ -217,6 +224,6 @@ class HeadDrafter(Drafter):
 
 
 def _shift(x: Array, first: int, count: int, length: int) -> list[Array]:
-    """x[:, i : i + length] for i = first, first + 1, .., with zeros beyond its end."""
+    """Return x[:, i : i + length] for i = first, .., first + count - 1, with zeros beyond the end of x."""
     padded = jnp.pad(x, ((0, 0), (0, first + count), *((0, 0),) * (x.ndim - 2)))
     return [padded[:, i : i + length] for i in range(first, first + count)]

@@ -1,9 +1,9 @@
-"""Draft from what was said to the same prompt before: by the row itself, its siblings, and earlier rollouts.
+"""Draft from earlier completions of the same prompt: the row's own text, its siblings', and those of earlier rollouts.
 
-The lookup of SuffixDecoding (arXiv 2411.04975), whose draft lengths follow the match, over the texts of DAS (arXiv
-2511.13841) and RhymeRL (arXiv 2508.18588): RL comes back to its prompts, and samples of a group have much in common.
-Nothing is trained. Texts of others leave the law alone: a row's draft is a function of what is committed already, and
-what was committed anywhere knows nothing of the noise that this row has yet to draw.
+The lookup is that of SuffixDecoding (arXiv 2411.04975), whose draft length depends on the match. The texts are those of
+DAS (arXiv 2511.13841) and RhymeRL (arXiv 2508.18588): RL returns to its prompts, and samples of a group are alike.
+Nothing is trained. Reading the texts of other rows keeps the law: a draft depends on committed tokens alone, and these
+are independent of the noise that this row has yet to draw.
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,13 @@ from specjax.types import Params, Prompts, PyTree, Rollout
 
 
 class HistoryState(NamedTuple):
-    """own: the row's words. group: int32 [B], the prompt's id + 1; none below 1. As texts hold them, the prompt with
+    """Texts that a row searches. `finished` and `earlier` hold prompt and completion, encoded as in a `Text`.
 
-    finished: int32 [B, siblings, P + C], each completion of a sibling that has ended; [B, 0, 1] where none is told of.
-    earlier:  int32 [B, kept, P + C], each one that is remembered of earlier rollouts; [B, 0, 1] without a memory.
+    Attributes:
+        own:      Text of the row.
+        group:    int32 [B], prompt id + 1; rows below 1 have no siblings.
+        finished: int32 [B, siblings, P + C], siblings that have ended; [B, 0, 1] if the rollout reports none.
+        earlier:  int32 [B, kept, P + C], completions of earlier rollouts; [B, 0, 1] without a memory.
     """
 
     own: Text
@@ -46,22 +49,25 @@ class HistoryState(NamedTuple):
 
 @dataclass(frozen=True)
 class HistoryDrafter(Drafter):
-    """Proposes what followed the longest match, in the row's own text, its siblings' or an earlier completion.
+    """Proposes the tokens that followed the longest match in the row's own text, its siblings' or earlier completions.
 
-    Even matches count in this order, the newest completion before older ones. Of its siblings a row searches those in
-    the batch beside it and, where sequences leave the batch before the rollout ends, those that have ended, of which
-    each row then has copies: 4 * siblings * (P + C) bytes.
+    Ties go to the row's own text, then to its siblings, then to the newest earlier completion. A row searches its
+    siblings in the batch. If sequences leave the batch before the rollout ends, it also searches siblings that have
+    ended, of which each row then holds copies: 4 * siblings * (P + C) bytes.
 
-    `Params.memory` is int32 [prompts, kept, C], the newest `kept` completions of each prompt as texts hold them, by
-    prompt id, replicated over the mesh: 4 * prompts * kept * C bytes on every device. Without one (`memory=()`, as for
-    prompts that are not those of training) a row searches its own text and its siblings'. Completions of the prompts
-    with an id below 0 are neither kept nor searched.
+    `Params.memory` is int32 [prompts, kept, C]: the newest `kept` completions of each prompt by prompt id, encoded as
+    in a `Text` and replicated over the mesh, 4 * prompts * kept * C bytes on every device. Without a memory
+    (`memory=()`, as for prompts that are not those of training) a row searches only its own text and its siblings'.
+    Completions of prompts with a negative id are neither kept nor searched.
 
-    vocab_size:     V of the policy.
-    min_n, max_n:   tokens that a match has at least, and that are compared at most.
-    kept:           completions of each prompt; of a larger group the first ones.
-    siblings:       rows of the same prompt in the batch that are searched, and samples that ended; the first ones.
-    factor, offset: a draft is at most matched * factor + offset tokens long.
+    Attributes:
+        vocab_size: V of the policy.
+        min_n:      Fewest tokens of a match.
+        max_n:      Most tokens that are compared.
+        kept:       Completions kept per prompt; of a larger group, the first ones.
+        siblings:   Most siblings searched in the batch, and most of those that have ended.
+        factor:     A draft has at most matched * factor + offset tokens.
+        offset:     See `factor`.
     """
 
     vocab_size: int
@@ -88,13 +94,13 @@ class HistoryDrafter(Drafter):
         zeros = jnp.zeros((len(prompts.lengths), 0, 1), jnp.int32)
         earlier = zeros
         if jax.tree.leaves(params.memory):
-            earlier = _behind(prompts, _of_prompts(params.memory, prompts.id))
+            earlier = _with_prompt(prompts, _of_prompts(params.memory, prompts.id))
         return HistoryState(prompt_text(prompts), prompts.id + 1, zeros, earlier)
 
     def observe_finished(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
         ended = jnp.argsort(~jnp.any(finished > 0, axis=2), axis=1, stable=True)[:, : self.siblings]
         known = jnp.take_along_axis(finished, ended[:, :, None], axis=1)
-        return state._replace(finished=_behind(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
+        return state._replace(finished=_with_prompt(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
 
     def catch_up(self, state: HistoryState, visible: Array, tokens: Array, emitted: Array) -> HistoryState:
         return state._replace(own=with_completion(state.own, visible, tokens, emitted))
@@ -103,8 +109,8 @@ class HistoryDrafter(Drafter):
         self, params: Params, state: HistoryState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, HistoryState]:
         end, count = last_tokens(state.own, self.max_n), gumbel.shape[1]
-        at_work = _of_siblings(state, self.siblings)
-        texts = state.own.cache.tokens[:, None], at_work, state.finished, state.earlier
+        siblings = _of_siblings(state, self.siblings)
+        texts = state.own.cache.tokens[:, None], siblings, state.finished, state.earlier
         found: Found = look_up(texts[0], end, self.min_n, count)
         for others in texts[1:]:
             if others.shape[1]:
@@ -118,7 +124,7 @@ class HistoryDrafter(Drafter):
 
 @dataclass(frozen=True)
 class HistoryMemory:
-    """The newest `kept` completions of each prompt, as texts hold them."""
+    """Memory of the newest `kept` completions of each prompt, encoded as in a `Text`."""
 
     kept: int
 
@@ -126,7 +132,7 @@ class HistoryMemory:
         return jnp.zeros((prompts, self.kept, max_new_tokens), jnp.int32)
 
     def remember(self, memory: PyTree, prompts: Prompts, rollout: Rollout) -> PyTree:
-        """Put the rollout's completions before those of earlier ones; () stays ()."""
+        """Return the memory with the rollout's completions put before earlier ones; () stays ()."""
         if not jax.tree.leaves(memory):
             return memory
         column = jnp.arange(rollout.tokens.shape[1])[None]
@@ -136,8 +142,8 @@ class HistoryMemory:
         return memory.at[_index(memory, prompts.id)].set(newest, mode="drop")
 
 
-def _behind(prompts: Prompts, completions: Int[Array, "B M C"]) -> Int[Array, "B M S"]:
-    """The row's prompt with each of its completions, as texts hold them."""
+def _with_prompt(prompts: Prompts, completions: Int[Array, "B M C"]) -> Int[Array, "B M S"]:
+    """Return each encoded completion appended to the encoded prompt of its row."""
     text = prompt_text(prompts).cache.tokens
     prompt = jnp.pad(text, ((0, 0), (0, prompts.tokens.shape[1] + completions.shape[2] - text.shape[1])))
 
@@ -148,7 +154,7 @@ def _behind(prompts: Prompts, completions: Int[Array, "B M C"]) -> Int[Array, "B
 
 
 def _index(memory: Int[Array, "prompts kept C"], ids: Int[Array, "N"]) -> Int[Array, "N"]:
-    """Where the memory holds these prompts; out of its bounds for ids below 0."""
+    """Return the rows of the memory that hold these prompts; an index out of bounds for ids below 0."""
     return jnp.where(ids < 0, len(memory), ids)
 
 
@@ -157,7 +163,7 @@ def _of_prompts(memory: Int[Array, "prompts kept C"], ids: Int[Array, "N"]) -> I
 
 
 def _of_siblings(state: HistoryState, count: int) -> Int[Array, "B M S"]:
-    """The texts of the first `count` rows with the same prompt; empty ones where there are fewer."""
+    """Return the texts of the first `count` rows with the same prompt; empty texts if there are fewer."""
     group, rows = state.group, len(state.group)
     order = jnp.argsort(group, stable=True)
     ordered = group[order]

@@ -1,7 +1,7 @@
-"""Looking up how a text ends in texts that are known, for drafters that propose what followed there.
+"""Lookup of the last tokens of a text in known texts, for drafters that propose the tokens that followed there.
 
-A text holds a token as its id + 1, and 0 where none is known, as after its end. So zeros are an empty text, caches may
-be resized with them, and a search never takes a hole for words.
+A text stores a token as its id + 1, and 0 where there is no token, as after its end. So zeros are an empty text, caches
+can be resized by padding with zeros, and a search never matches padding.
 """
 
 from typing import NamedTuple
@@ -15,17 +15,18 @@ from specjax.types import Prompts, TextCache
 
 
 class Text(NamedTuple):
-    """A row's own words, prompt and pending token included. length: int32 [B], the position of the next token."""
+    """Text of a row, prompt and pending token included. length: int32 [B], the position of the next token."""
 
     cache: TextCache
     length: Int[Array, "B"]
 
 
 class Found(NamedTuple):
-    """The longest match of each row, and what followed it.
+    """Longest match of each row, and the tokens that followed it.
 
-    matched: int32 [B], its tokens; 0 where there is none.
-    tokens:  int32 [B, K]. known: int32 [B], 0 .. K, how many of them the text holds.
+    matched: int32 [B], number of tokens that match; 0 without a match.
+    tokens:  int32 [B, K], the tokens after the match.
+    known:   int32 [B], 0 .. K, number of these that the text holds.
     """
 
     matched: Int[Array, "B"]
@@ -34,26 +35,26 @@ class Found(NamedTuple):
 
 
 def encode(tokens: Int[Array, "*rows"], counts: Bool[Array, "*rows"]) -> Int[Array, "*rows"]:
-    """Tokens as a text holds them, where they count."""
+    """Return tokens as a text stores them: id + 1, or 0 where they do not count."""
     return jnp.where(counts, tokens + 1, 0)
 
 
 def prompt_text(prompts: Prompts) -> Text:
-    """The prompts' own words. A cache of the policy's length has no room for the pending token: this has one more."""
+    """Return the texts of the prompts, one position longer than the policy's cache: for the pending token."""
     column = jnp.arange(prompts.tokens.shape[1])[None]
     text = encode(prompts.tokens, column < prompts.lengths[:, None])
     return Text(TextCache(jnp.pad(text, ((0, 0), (0, 1)))), prompts.lengths)
 
 
 def with_tokens(text: Text, tokens: Int[Array, "B T"], emitted: Int[Array, "B"]) -> Text:
-    """With the first `emitted` of these tokens. The cache has room for all T."""
+    """Return the text with the first `emitted` of these tokens appended. The cache must have room for all T."""
     new = encode(tokens, jnp.arange(tokens.shape[1])[None] < emitted[:, None])
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     return Text(TextCache(put(text.cache.tokens, new, text.length)), text.length + emitted)
 
 
 def with_completion(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B S"], emitted: Int[Array, "B"]) -> Text:
-    """The row's prompt, which the text holds, and after it all of its completion, as `Drafter.catch_up` gets it."""
+    """Return the prompt that the text holds followed by the whole completion. Arguments as for `Drafter.catch_up`."""
     place = jnp.arange(text.cache.tokens.shape[1])[None] - (visible + 1 - emitted)[:, None]
     completion = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
     known = jnp.where(place < 0, text.cache.tokens, encode(completion, place < emitted[:, None]))
@@ -61,16 +62,16 @@ def with_completion(text: Text, visible: Int[Array, "B"], tokens: Int[Array, "B 
 
 
 def last_tokens(text: Text, count: int) -> Int[Array, "B n"]:
-    """The last `count` places of each row, as a text holds them; 0 before the first."""
+    """Return the last `count` tokens of each row as a text stores them; 0 before the first token."""
     padded = jnp.pad(text.cache.tokens, ((0, 0), (count, 0)))
     return jnp.take_along_axis(padded, text.length[:, None] + jnp.arange(count)[None], axis=1)
 
 
 def look_up(texts: Int[Array, "B M S"], end: Int[Array, "B n"], min_n: int, count: int) -> Found:
-    """Return what followed the longest match, of min_n .. n last tokens of `end`, in the M texts of each row.
+    """Return what followed the longest match of the last min_n .. n tokens of `end` in the M texts of each row.
 
-    Among matches of the same length the first text counts, and in it the last match; one that nothing follows, as the
-    end of the row's own text, is none. One pass over all places for each n.
+    Ties go to the first text, and within it to the last match. A match that nothing follows, such as the end of the
+    row's own text, does not count. Takes one pass over all places for each n.
     """
     size, longest = texts.shape[2], end.shape[1]
     padded = jnp.pad(texts, ((0, 0), (0, 0), (longest - 1, 0)))
@@ -99,12 +100,12 @@ def longer_match(one: Found, other: Found) -> Found:
 
 
 def one_hot_proposal(tokens: Int[Array, "B K"], length: Int[Array, "B"], vocab_size: int) -> Proposal:
-    """A proposal that took no noise: its law is one-hot."""
+    """Return the proposal of a deterministic drafter: its law is one-hot."""
     log_q = jnp.where(tokens[..., None] == jnp.arange(vocab_size)[None, None], 0.0, -jnp.inf)
     return Proposal(tokens, log_q, length)
 
 
 def check_lengths(min_n: int, max_n: int) -> None:
-    """Raises ValueError where these are no lengths of matches."""
+    """Raise ValueError unless 1 <= min_n <= max_n."""
     if not 1 <= min_n <= max_n:
         raise ValueError(f"min_n = {min_n}, max_n = {max_n}: must be 1 <= min_n <= max_n")

@@ -17,12 +17,14 @@ from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
 
 
 class ModelState(NamedTuple):
-    """Per row: the model's own cache, and the tokens that are to enter it with its next first step.
+    """The model's cache, and the tokens that the first draft step of the next round adds to it.
 
-    cache:   of which positions visible_from .. length - 1 count.
-    visible_from: int32 [B]. length: int32 [B].
-    tokens:  int32 [B, K+1], what the last verification emitted; positions length, length + 1, ..
-    waiting: int32 [B], 0 .. K+1, how many of them there are.
+    Attributes:
+        cache:        The model's cache. Positions visible_from .. length - 1 count.
+        visible_from: int32 [B].
+        length:       int32 [B].
+        tokens:       int32 [B, K+1], emitted by the last verification; at positions length, length + 1, ..
+        waiting:      int32 [B], 0 .. K+1, number of these tokens that count.
     """
 
     cache: Cache
@@ -34,10 +36,10 @@ class ModelState(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """The `Drafter` of an independent model: `params.draft` are its parameters, and of the policy it reads nothing.
+    """Drafts with an independent model, whose parameters are `params.draft`. It reads nothing of the policy.
 
-    model:     of the policy's vocabulary; its `apply` takes `visible_from`.
-    objective: what distillation makes smaller (specjax.drafters.distillation).
+    model:     has the policy's vocabulary; its `apply` takes `visible_from`.
+    objective: loss that distillation minimises (specjax.drafters.distillation).
     """
 
     model: Policy
@@ -52,7 +54,7 @@ class ModelDrafter(Drafter):
         cache = self.model.init_cache(rows, prompts.tokens.shape[1])
         cache = self.model.apply(params.draft, prompts.tokens, zeros, cache, prompts.lengths - 1).cache
         return ModelState(
-            # Written are `width` tokens after the pending one, which the policy's own cache does not hold.
+            # Draft steps write up to `width` tokens after the pending one, more than the policy's cache has room for.
             cache=resize(cache, width),
             visible_from=zeros,
             length=prompts.lengths,
@@ -61,7 +63,7 @@ class ModelDrafter(Drafter):
         )
 
     def catch_up(self, state: ModelState, visible: Array, tokens: Array, emitted: Array) -> ModelState:
-        # The pending token, too, is one that the row was not told of.
+        # After rounds at draft length 0, the row has not seen the pending token either.
         missed = state.length + state.waiting != visible + 1
         return state._replace(
             visible_from=jnp.where(missed, visible + 1, state.visible_from),
@@ -72,7 +74,7 @@ class ModelDrafter(Drafter):
     def propose(
         self, params: Params, state: ModelState, gumbel: Array, law: SamplingLaw
     ) -> tuple[Proposal, ModelState]:
-        """The first step takes in all that the last verification emitted, in one pass."""
+        """Draft K tokens. The first step also caches, in one pass, all tokens that the last verification emitted."""
         last = jnp.maximum(state.waiting - 1, 0)
         output = self.model.apply(params.draft, state.tokens, state.length, state.cache, last, state.visible_from)
         length = state.length + state.waiting
@@ -84,7 +86,7 @@ class ModelDrafter(Drafter):
                 )
             log_q.append(process_logits(output.logits[:, 0], law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
-        # A row that has just started again has no token to go on from.
+        # A row that `catch_up` has just restarted has no token to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted, state.visible_from == 0)
         cache = output.cache
@@ -96,15 +98,15 @@ class ModelDrafter(Drafter):
         return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        """The objective against the policy's law at the rollout temperature, over a forward of its own."""
+        """Return the objective against the policy's law at the rollout temperature. Runs a forward of the model."""
         target, law_of, chunk = laws(params.policy, output, law)
-        own, own_law_of, _ = laws(params.draft, teacher_forced(self.model, params.draft, tokens, chunk), law)
+        draft, draft_law_of, _ = laws(params.draft, teacher_forced(self.model, params.draft, tokens, chunk), law)
 
-        def compare(target: Array, own: Array) -> tuple[Array, Array]:
-            log_p, log_q = law_of(target), own_law_of(own)
+        def compare(target: Array, draft: Array) -> tuple[Array, Array]:
+            log_p, log_q = law_of(target), draft_law_of(draft)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
-        loss, overlap = by_position(compare, chunk, target[:, :-1], own[:, :-1])
+        loss, overlap = by_position(compare, chunk, target[:, :-1], draft[:, :-1])
         kept = mask[:, 1:].astype(jnp.float32)
         overlap = jax.lax.stop_gradient(overlap * kept)
         return DraftLoss(jnp.sum(loss * kept), jnp.pad(overlap, ((0, 0), (1, 0))))

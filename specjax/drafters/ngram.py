@@ -1,4 +1,4 @@
-"""Prompt lookup (Saxena 2023; vLLM's n-gram drafting): what followed these words before, in the row's own text."""
+"""Prompt lookup (Saxena 2023; vLLM's n-gram drafting): draft what followed the last tokens earlier in the row."""
 
 from dataclasses import dataclass
 
@@ -25,13 +25,14 @@ from specjax.types import Params, PolicyOutput, Prompts, TextCache
 
 @dataclass(frozen=True)
 class NGramDrafter(Drafter):
-    """Proposes what followed the last occurrence of the longest repeated n-gram, up to the end of what is known.
+    """Proposes the tokens that followed the last occurrence of the longest repeated n-gram.
 
-    Nothing where fewer than min_n tokens repeat. No parameters, and proposals are a function of the committed text.
-    vLLM takes the first occurrence.
+    It proposes nothing if fewer than min_n tokens repeat. It has no parameters, and proposals are a function of the
+    committed text. (vLLM takes the first occurrence.)
 
     vocab_size: V of the policy.
-    min_n, max_n: tokens that a match has at least, and that are compared at most.
+    min_n:      fewest tokens of a match.
+    max_n:      most tokens that are compared.
     """
 
     vocab_size: int
@@ -55,9 +56,9 @@ class NGramDrafter(Drafter):
         return with_tokens(state, tokens, emitted)
 
     def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        """Nothing to train. The overlap is the policy's probability of what would be proposed, 0 where nothing is.
+        """Return a loss of 0 and the overlap: the policy's probability of the token it would propose, 0 if none.
 
-        A lookup for every token, and so quadratic in the length: for measurements.
+        Runs a lookup for every token, which is quadratic in the length. Meant for measurements.
         """
         source, law_of, _ = laws(params.policy, output, law)
         index = jnp.arange(tokens.shape[1])

@@ -11,7 +11,7 @@ from specjax.types import Params, Prompts
 
 @dataclass(frozen=True)
 class NoDrafter(Drafter):
-    """Has no state and no parameters, and refuses to propose."""
+    """Drafter without state and parameters. Raises ValueError when asked to propose."""
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> DraftState:
         return ()

@@ -1,12 +1,12 @@
-"""The one seam for everything that depends on the hardware.
+"""Operations that depend on the hardware. All hardware-dependent code is in this package.
 
-`plain` holds every operation as one would write it on a board. A module named after a platform holds those functions,
-with the same signature, that were measured to be faster there: `cpu` today. To tune one for GPUs, write
-`specjax/kernels/gpu.py`, add it to `TUNED`, and add cases to tests/specjax/test_kernels.py. State in each function on
-which version of jax and by which benchmark it was measured.
+`plain` holds the reference implementation of every operation. A module named after a platform, today `cpu`, holds
+functions with the same signatures that were measured to be faster there. To tune one for GPUs, write
+`specjax/kernels/gpu.py`, add it to `TUNED`, and add cases to tests/specjax/test_kernels.py. State in each function the
+version of jax and the benchmark it was measured with.
 
-The platform is that of what is being traced: of the mesh that is set, or else jax's default one.
-`SPECJAX_KERNELS=plain`, set before the program starts, leaves only `plain`: jax keeps what it has traced.
+The platform is that of the mesh that is set while tracing, or else jax's default. Set `SPECJAX_KERNELS=plain` to use
+`plain` alone; set it before the program starts, because jax does not trace again when it changes.
 """
 
 import os
@@ -27,7 +27,7 @@ TUNED: dict[str, ModuleType] = {"cpu": cpu}
 
 
 def _selected(reference: Operation) -> Operation:
-    """Return an operation that calls, when traced, the tuned function of this name, or else `reference`."""
+    """Return an operation that calls the platform's tuned function of this name, or `reference` if there is none."""
 
     @wraps(reference)
     def call(*args: object, **options: object) -> object:
@@ -57,10 +57,10 @@ compiler_options = _selected(plain.compiler_options)
 
 
 def finished(result: PyTree, mesh: Mesh) -> PyTree:
-    """Return what a program on this mesh returned; on several CPU devices, wait until it has ended.
+    """Return a program's result; on a mesh of several CPU devices, wait first until the program has ended.
 
-    There a collective holds one thread of a pool with as many as there are cores. Of two programs under way, one may
-    hold what the other waits for, and XLA ends the process after 40 seconds.
+    On CPUs a collective holds a thread of a pool that has one thread per core. Two programs that run at the same time
+    can deadlock on it, and XLA ends the process after 40 seconds.
     """
     several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     return jax.block_until_ready(result) if several else result

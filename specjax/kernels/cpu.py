@@ -1,6 +1,6 @@
-"""Kernels for CPUs. XLA multiplies by Eigen in float32 and by YNNPACK in bfloat16.
+"""Kernels for CPUs, where XLA multiplies matrices with Eigen in float32 and with YNNPACK in bfloat16.
 
-Each was measured on jax 0.10.2 by `python -m benchmarks.kernels` (benchmarks/results/kernels_cpu.txt).
+Each was measured on jax 0.10.2 with `python -m benchmarks.kernels` (benchmarks/results/kernels_cpu.txt).
 """
 
 import math
@@ -17,14 +17,14 @@ from specjax.kernels import plain
 from specjax.kernels.plain import State
 from specjax.types import LayerCache, PyTree
 
-# Up to how many queries are multiplied one at a time: by keys, by keys of at least LARGE_KEYS numbers, and by values.
-# Queries are the tokens times the heads that share the keys. Measured with 1 to 32 rows, 1 to 8 heads of 16 to 128
+# Most queries that are multiplied one at a time: by keys, by keys of at least LARGE_KEYS numbers, and by values. The
+# number of queries is tokens times heads that share the keys. Measured with 1 to 32 rows, 1 to 8 heads of 16 to 128
 # numbers, and 40 to 1024 positions, in float32.
 MOST_BY_KEYS, MOST_BY_LARGE_KEYS, LARGE_KEYS, MOST_BY_VALUES = 8, 16, 2**13, 2
 
 
 def matmul(x: Float[Array, "*batch_in"], kernel: Float[Array, "*in_features"], contract: int = 1) -> Array:
-    """Multiply bfloat16 for a float32 result, which is then rounded."""
+    """Multiply; bfloat16 factors give a float32 result, which is then rounded (`_product`)."""
     if x.dtype != jnp.bfloat16:
         return plain.matmul(x, kernel, contract)
     batch, inner = x.shape[: x.ndim - contract], math.prod(x.shape[x.ndim - contract :])
@@ -33,10 +33,11 @@ def matmul(x: Float[Array, "*batch_in"], kernel: Float[Array, "*in_features"], c
 
 
 def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
-    """Multiply by a bfloat16 table as it is, and transpose a float32 one first: a loop does that before its first trip.
+    """Multiply by a table's transpose: a float32 table is transposed first, a bfloat16 table is used as it is.
 
-    Without the barrier XLA multiplies by a float32 table as it is, which takes Eigen ten times as long. A transposed
-    bfloat16 table takes YNNPACK two to three times as long.
+    In a loop, the transpose is done once before the first iteration. Without the barrier XLA multiplies by the
+    untransposed float32 table, which takes Eigen ten times as long. With a transposed bfloat16 table YNNPACK takes two
+    to three times as long.
     """
     if x.dtype != jnp.bfloat16:
         return plain.matmul(x, jax.lax.optimization_barrier(table.T))
@@ -44,7 +45,10 @@ def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -
 
 
 def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
-    """Multiply few float32 queries one at a time, each as a vector by a matrix. In bfloat16 that gains nothing."""
+    """Attend as `plain.attend` does, but multiply few float32 queries one at a time, each as a vector by a matrix.
+
+    In bfloat16 that gains nothing.
+    """
     if q.dtype == jnp.bfloat16:
         return plain.attend(q, cache, mask)
     queries = q.shape[1] * q.shape[2] // cache.k.shape[1]
@@ -54,13 +58,13 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
 
 
 def _each_query(axes: str, x: Array, y: Array) -> Array:
-    """`plain.product`, a query (axis 2 of x and of the result) at a time."""
+    """Return `plain.product`, computed for one query (axis 2 of x and of the result) at a time."""
     axes = axes.replace("q", "")
     return jnp.stack([plain.product(axes, x[:, :, i], y) for i in range(x.shape[2])], axis=2)
 
 
 def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: Int[Array, "B"]) -> Array:
-    """Write a lone row in the shape that `while_loop` carries it in, so that it is written in place."""
+    """Write a single row in the shape in which `while_loop` carries it, so that the write is in place."""
     if len(start) > 1:
         return plain.write(into, new, start)
     thin = jax.lax.dynamic_update_slice_in_dim(_without_ones(into), _without_ones(new), start[0], axis=-2)
@@ -68,10 +72,10 @@ def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: In
 
 
 def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[State], State], state: State) -> State:
-    """Carry the caches of a lone row without axes of length 1.
+    """Run a while loop that carries the caches of a single row without axes of length 1.
 
-    XLA drops such axes where it multiplies. Where the loop has them it copies a cache for that, up to four times a
-    trip.
+    XLA drops such axes in matrix products. If the loop carries them, it copies a cache to do so, up to four times per
+    iteration.
     """
     restored = partial(_restored, like=state)
     carried = jax.lax.while_loop(lambda x: condition(restored(x)), lambda x: _thin(body(restored(x))), _thin(state))
@@ -79,30 +83,33 @@ def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[St
 
 
 def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
-    """Pass the state as `while_loop` carries it: each branch would copy the caches of a lone row for its loop."""
+    """Run a switch that passes the state as `while_loop` carries it.
+
+    Otherwise each branch would copy the caches of a single row for its loop.
+    """
     restored = partial(_restored, like=state)
     thin = [lambda x, branch=branch: _thin(branch(restored(x))) for branch in branches]
     return restored(jax.lax.switch(index, thin, _thin(state)))
 
 
 def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
-    """Take a maximum of x first, so that x is an array in memory: noise drawn within an argmax is drawn slowly."""
+    """Return the argmax. Taking a maximum first materialises x: noise computed inside an argmax is slow."""
     return plain.argmax(jnp.minimum(x, jnp.max(x, axis=-1, keepdims=True)))
 
 
 def computed_once(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    """Multiply by the identity, whose product is an array in memory with the same bits.
+    """Return x, materialised: multiplied by the identity, which keeps its bits.
 
-    Without it every layer computes the angles of its rotary embedding again, and keeps them under rematerialisation:
-    a fifth more memory in tests/models/test_remat.py. Rounds of preset 25m take as long with it as without.
+    Without this, every layer computes the angles of its rotary embedding again, and keeps them under rematerialisation:
+    a fifth more memory in tests/models/test_remat.py. Rounds of preset 25m take the same time with and without it.
     """
     return x @ jnp.eye(x.shape[-1], dtype=x.dtype)
 
 
 def compiler_options(dtype: jnp.dtype) -> dict[str, Any]:
-    """Compile float32 without YNNPACK, and without a second core per matmul where a device has at most two cores.
+    """Return options that compile float32 without YNNPACK, and matmuls on one core if a device has at most two.
 
-    A second core is handed half of a small matmul, which costs what it saves.
+    Handing half of a small matmul to a second core costs as much as it saves.
     """
     if dtype == jnp.bfloat16:
         return {}
@@ -111,9 +118,9 @@ def compiler_options(dtype: jnp.dtype) -> dict[str, Any]:
 
 
 def _product(x: Float[Array, "R D"], kernel: Float[Array, "D F"]) -> Float[Array, "R F"]:
-    """Multiply two matrices for a float32 result, then round it: so YNNPACK takes bfloat16 factors as they are.
+    """Multiply two matrices for a float32 result, then round it, so that YNNPACK reads bfloat16 factors directly.
 
-    For a bfloat16 result XLA (of jax 0.10.2, not of 0.12) first makes float32 copies of both.
+    For a bfloat16 result, XLA of jax 0.10.2 (not of 0.12) first makes float32 copies of both.
     """
     return jax.lax.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
 
@@ -123,7 +130,7 @@ def _product_transposed(x: Float[Array, "R D"], table: Float[Array, "V D"]) -> F
     return jax.lax.dot_general(x, table, axes, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
-# Gradients are products of bfloat16 again. Jax's own would take a float32 cotangent.
+# The gradients multiply in bfloat16 too. The default gradients would use a float32 cotangent.
 _rounded = jax.custom_vjp(_product)
 _rounded.defvjp(
     lambda x, kernel: (_product(x, kernel), (x, kernel)),
@@ -148,5 +155,5 @@ def _restored(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def _without_ones(x: Float[Array, "B G ..."]) -> Array:
-    rows, heads, *rest = x.shape
-    return x if rows > 1 else x.reshape((heads, *rest) if heads > 1 else rest)
+    rows, heads, *matrix = x.shape
+    return x if rows > 1 else x.reshape((heads, *matrix) if heads > 1 else matrix)

@@ -1,4 +1,4 @@
-"""Every operation as one would write it on a board: the reference for tuned kernels, and the default."""
+"""Reference implementation of every operation. It is the default, and tuned kernels are tested against it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T
 def grouped_attention(
     q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], by_keys: Product, by_values: Product
 ) -> Float[Array, "B T N H"]:
-    """`attend` with these products. The queries of a group share their keys, which are never repeated."""
+    """Return `attend`, computed with the given products. Keys are shared by the queries of a group, never repeated."""
     rows, count, heads, size = q.shape
     groups = heads // cache.k.shape[1]
     q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
@@ -59,12 +59,12 @@ def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: In
 
 
 def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[State], State], state: State) -> State:
-    """`jax.lax.while_loop` over a state that holds caches."""
+    """Run `jax.lax.while_loop` over a state that holds caches."""
     return jax.lax.while_loop(condition, body, state)
 
 
 def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
-    """`jax.lax.switch` over a state that holds caches, with branches that return it changed."""
+    """Run `jax.lax.switch` over a state that holds caches, with branches that return the next state."""
     return jax.lax.switch(index, branches, state)
 
 
@@ -74,13 +74,13 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
 
 
 def computed_once(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    """Return x. A tuned kernel keeps the compiler from computing it again for each of its readers."""
+    """Return x. A tuned kernel keeps the compiler from computing x again for each operation that reads it."""
     return x
 
 
 def compiler_options(dtype: jnp.dtype) -> dict[str, Any]:
-    """Return XLA's options for a program that decodes in this dtype, a whole step included.
+    """Return XLA's options for a program that decodes in this dtype, alone or as part of a training step.
 
-    They belong to a program: jax takes none within a trace.
+    Options belong to a whole program: jax accepts none inside a trace.
     """
     return {}

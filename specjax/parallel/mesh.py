@@ -1,7 +1,8 @@
-"""The mesh, and which mesh axes each logical axis of an array is sharded over.
+"""The device mesh, and the mesh axes that each logical axis of an array is sharded over.
 
-Three axes: `data` and `fsdp` both split the batch, `fsdp` also the parameters and optimiser state, `tensor` the heads,
-the MLP and the vocabulary. Axes are Auto: the compiler propagates, `constrain` pins.
+The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` also splits the parameters and the optimiser state;
+`tensor` splits attention heads, the MLP and the vocabulary. Axes are Auto: the compiler propagates shardings, and
+`constrain` pins them.
 """
 
 import math
@@ -53,7 +54,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over the first devices. Raises ValueError where there are too few."""
+    """Return a mesh over the first devices. Raises ValueError if there are too few."""
     needed, present = math.prod(config.shape), jax.device_count()
     if needed > present:
         raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
@@ -62,12 +63,12 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many shards the batch is split."""
+    """Return the number of shards that the batch is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.sharding.AbstractMesh | Mesh) -> P:
-    """The partition of an array with these logical axes; a dimension that an axis does not divide is replicated."""
+    """Return the partition of an array with these logical axes. A dimension that does not divide is replicated."""
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
 
     def axes(name: str | None, size: int) -> tuple[str, ...] | None:
@@ -78,7 +79,7 @@ def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.shar
 
 
 def constrain(x: Array, *logical: str | None) -> Array:
-    """Pin the sharding of `x` on the ambient mesh, if there is one, by its logical axes."""
+    """Pin the sharding of `x` on the ambient mesh by its logical axes; return `x` unchanged if there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -86,5 +87,5 @@ def constrain(x: Array, *logical: str | None) -> Array:
 
 
 def shardings(abstract: PyTree, logical: PyTree, mesh: Mesh) -> PyTree:
-    """NamedShardings for a tree of arrays (or their shapes) from the matching tree of logical axis names."""
+    """Return NamedShardings for a tree of arrays (or their shapes) from the matching tree of logical axis names."""
     return jax.tree.map(lambda x, axes: NamedSharding(mesh, spec(tuple(axes), x.shape, mesh)), abstract, logical)

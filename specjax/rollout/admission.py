@@ -1,4 +1,4 @@
-"""Sequences that wait for a slot: their prompts are prefilled, once for all samples, and admitted as slots free up."""
+"""Admission of waiting sequences to free slots. A prompt is prefilled once for all samples that are kept together."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,17 +15,21 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal
 from specjax.types import Cache, Prompts, Rollout, pytree
 
-# The fields that a `RoundState` accumulates of a `Rollout`.
+# The fields of a `Rollout` that a `RoundState` accumulates.
 BY_TOKEN = "tokens", "law", "full", "draft_outcome", "writer"
 BY_ROW = "stopped", "drafted", "accepted", "row_rounds"
 
 
 @pytree
 class Prefill:
-    """M prompts run through the networks, for all of their samples.
+    """Result of the forward over M prompts, shared by all of their samples.
 
-    cache:    the policy's, of P positions. draft: the drafter's state.
-    logits:   of the last prompt token. features: what the drafter reads of it.
+    Attributes:
+        prompts:  The prompts.
+        cache:    The policy's cache, P positions.
+        draft:    The drafter's state.
+        logits:   Logits at the last prompt token.
+        features: The drafter's features at the last prompt token.
     """
 
     prompts: Prompts
@@ -37,9 +41,9 @@ class Prefill:
 
 @pytree
 class Queue:
-    """The sequences that wait for a slot, from `next_sequence` on.
+    """Sequences that wait for a slot: all from `next_sequence` on.
 
-    prefilled: prompts from `first_prompt` on, for sequences before `end_sequence`.
+    prefilled: prompts from `first_prompt` on, which cover the sequences before `end_sequence`.
     """
 
     next_sequence: Int[Array, ""]
@@ -49,7 +53,7 @@ class Queue:
 
 
 class Carry(NamedTuple):
-    """State that goes from phase to phase: rows in their slots, waiting (None if none wait) and finished sequences."""
+    """State passed from phase to phase: rows in slots, the queue (None if none waits), the record of finished rows."""
 
     state: RoundState
     queue: Queue | None
@@ -57,7 +61,7 @@ class Carry(NamedTuple):
 
 
 def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> Prefill:
-    """Run one forward over the prompts. `drafting`: whether rounds that draft come next."""
+    """Run one forward of the prompts. `drafting`: whether the next rounds draft."""
     policy, drafter, config = decoding.policy, decoding.drafter, decoding.config
     count, width = prompts.tokens.shape
     cache, start, final = policy.init_cache(count, width), jnp.zeros(count, jnp.int32), prompts.lengths - 1
@@ -77,7 +81,7 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
 
 
 def _blank_record(config: RolloutConfig, rows: int, columns: int) -> dict[str, Any]:
-    """Return what a `RoundState` accumulates of a `Rollout`, by field."""
+    """Return zeros for the `Rollout` fields that a `RoundState` accumulates, by name."""
     zeros, by_position = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, config.slack - 1), jnp.int32)
     by_token = jnp.zeros((rows, columns), jnp.int32)
     log_probs = by_token.astype(jnp.float32)
@@ -94,35 +98,35 @@ def start_rows(
     seed_step: SeedStep,
     length: int,
 ) -> RoundState:
-    """Return rows at their first token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
+    """Return rows with their first token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
 
-    length: positions of their caches.
+    length: number of positions of their caches.
     """
     policy, config, rows = decoding.policy, decoding.config, len(prompt)
-    own: Prefill = jax.tree.map(lambda x: x[prompt], kept)
-    own = kv.resize(own, length - own.cache[0].k.shape[2])
+    prefilled: Prefill = jax.tree.map(lambda x: x[prompt], kept)
+    prefilled = kv.resize(prefilled, length - prefilled.cache[0].k.shape[2])
     zeros = jnp.zeros(rows, jnp.int32)
     state = RoundState(
         sequence=sequence,
-        keys=sequence_keys(seed_step, own.prompts.id, sequence % config.group_size),
-        prompt=own.prompts.lengths,
+        keys=sequence_keys(seed_step, prefilled.prompts.id, sequence % config.group_size),
+        prompt=prefilled.prompts.lengths,
         emitted=zeros,
         pending=zeros,
         done=zeros > 0,
-        cache=own.cache,
-        draft=own.draft,
+        cache=prefilled.cache,
+        draft=prefilled.draft,
         **_blank_record(config, rows, config.max_new_tokens + config.slack),
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
-    features = own.features if config.slack > 1 else None
-    return commit(decoding, state, own.logits, features, no_proposal(rows, policy), noise)
+    features = prefilled.features if config.slack > 1 else None
+    return commit(decoding, state, prefilled.logits, features, no_proposal(rows, policy), noise)
 
 
 @jax.named_scope("admit")
 def admit(
     decoding: Decoding, carry: Carry, prompts: Prompts, seed_step: SeedStep, *, rows: int, drafting: Bool[Array, ""]
 ) -> Carry:
-    """Start the next `rows` sequences, or as many as are left of the prefilled prompts, in the first free slots."""
+    """Start the next `rows` sequences in the first free slots, or as many as the prefilled prompts still cover."""
     state, queue = carry.state, carry.queue
     assert queue is not None
     slots, group, count = len(state.done), decoding.config.group_size, len(queue.prefilled.prompts.lengths)
@@ -150,7 +154,7 @@ def admit(
 
 
 def write_back(record: Rollout, state: RoundState) -> Rollout:
-    """Return the record of all sequences with those of the finished rows."""
+    """Return the record with the results of the finished rows written into it."""
     budget = record.tokens.shape[1]
     real = jnp.arange(budget)[None] < state.emitted[:, None]
     into = jnp.where(state.done, state.sequence, len(record.lengths))
@@ -160,24 +164,24 @@ def write_back(record: Rollout, state: RoundState) -> Rollout:
             new = jnp.where(real, new[:, :budget], jnp.zeros((), new.dtype))
         return getattr(record, name).at[into].set(new, mode="drop")
 
-    own = {name: getattr(state, name) for name in (*BY_TOKEN, *BY_ROW)} | {"lengths": state.emitted}
-    return replace(record, **{name: put(name, new) for name, new in own.items()})
+    accumulated = {name: getattr(state, name) for name in (*BY_TOKEN, *BY_ROW)} | {"lengths": state.emitted}
+    return replace(record, **{name: put(name, new) for name, new in accumulated.items()})
 
 
 @jax.named_scope("shrink")
 def compact(state: RoundState, slots: int) -> RoundState:
-    """Return the live rows, at most `slots` of them, and finished ones in the slots left over."""
+    """Return a state of `slots` rows: the live rows first, then finished ones."""
     rows = jnp.argsort(state.done, stable=True)[:slots]
     return jax.tree.map(lambda x: x[rows], state)
 
 
 def share_finished(decoding: Decoding, state: RoundState, record: Rollout, prompts: Prompts) -> RoundState:
-    """Let the rows' drafts observe the other samples of their groups that have ended."""
+    """Let the drafter observe, for each row, the other samples of its group that have ended."""
     if max(decoding.config.lengths) == 0:
         return state
     group = state.sequence // decoding.config.group_size
     real = jnp.arange(record.tokens.shape[1])[None] < record.lengths[:, None]
     texts = encode(record.tokens, real).reshape(len(prompts.lengths), -1, record.tokens.shape[1])
-    own = jax.tree.map(lambda x: x[group], prompts)
+    row_prompts = jax.tree.map(lambda x: x[group], prompts)
     others = texts[group].at[jnp.arange(len(group)), state.sequence % decoding.config.group_size].set(0)
-    return replace(state, draft=decoding.drafter.observe_finished(state.draft, own, others))
+    return replace(state, draft=decoding.drafter.observe_finished(state.draft, row_prompts, others))

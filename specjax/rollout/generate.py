@@ -1,4 +1,4 @@
-"""A rollout function over the mesh: every data shard generates on its own, with the parameters gathered once."""
+"""Rollout functions run over the mesh: each data shard generates by itself, with parameters gathered once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,15 +24,18 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 @jax.named_scope("prepare")
 def prepare(params: Params, dtype: jnp.dtype) -> Params:
-    """Cast the parameters to the compute dtype: half of what the paper calls "prepare"; `per_shard` gathers them."""
+    """Cast the parameters to the compute dtype.
+
+    This is one half of what arXiv 2604.26779 calls "prepare"; `per_shard` does the other, the gather.
+    """
     policy, draft = jax.tree.map(lambda x: x.astype(dtype), (params.policy, params.draft))
     return Params(policy, draft, params.memory)
 
 
 def make_prepare(params: Params, dtype: jnp.dtype) -> Callable[[Params], Params]:
-    """Return `prepare` as a program of its own, for parameters sharded as `params` are: call it with their mesh set.
+    """Return `prepare` with the gather as a separate program, for parameters sharded as `params`.
 
-    Rollouts gather nothing from the parameters that it returns.
+    Call it with their mesh set. Rollouts with the parameters that it returns need no further gather.
     """
     return jax.jit(partial(prepare, dtype=dtype), out_shardings=gathered_shardings(params))
 
@@ -50,10 +53,10 @@ def gathered_shardings(params: Params) -> PyTree:
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
-    """`rollout_fn` on each data shard: it sees that shard's prompts alone and has its own loop and trip count.
+    """Return a function that runs `rollout_fn` on each data shard, with the shard's prompts and its own loop.
 
-    Parameters enter whole over data and fsdp, which is the gather half of "prepare"; tensor stays with the compiler.
-    The last argument is None, or the `chosen` of `ChosenConfig`.
+    Parameters enter gathered over data and fsdp; over tensor, the compiler partitions them. The last argument of the
+    function is None, or `chosen` of `ChosenConfig`.
     """
     rows = P(BATCH_AXES)
 
@@ -66,7 +69,7 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
         in_specs=(P(), rows, P(), P()),
         out_specs=rows,
         axis_names=set(BATCH_AXES),
-        # Loop carries start replicated and become shard-dependent, which the check would want annotated one by one.
+        # Loop carries start replicated and become shard-dependent. The check would need an annotation on each of them.
         check_vma=False,
     )
 
@@ -78,13 +81,14 @@ def make_generate(
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
 ) -> Callable[..., Rollout]:
-    """The jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
+    """Return a jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
 
-    It is a program of its own: on CPUs jax refuses to trace it into another one (ValueError).
+    It cannot be traced into another program: on CPUs jax raises ValueError, because compiler options belong to a
+    whole program.
     """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    # The mesh says which platform the options are for.
+    # The mesh determines the platform that the options are for.
     with jax.set_mesh(mesh):
         options = kernels.compiler_options(policy.dtype)
 
@@ -100,7 +104,7 @@ def make_generate(
 
 
 def place(prompts: Prompts, mesh: Mesh) -> Prompts:
-    """Prompts on the mesh, split over the data shards. Raises ValueError where they do not divide."""
+    """Put the prompts on the mesh, split over the data shards. Raises ValueError if they do not divide evenly."""
     shards = batch_shards(mesh)
     count = len(prompts.lengths)
     if count % shards:

@@ -1,4 +1,4 @@
-"""One phase of a rollout: rounds in a number of slots, which waiting sequences fill as they become free."""
+"""One phase of a rollout: rounds in a fixed number of slots, with waiting sequences admitted to free ones."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class PhaseRun:
         return self.decoding.config.draft_length_in(self.number)
 
     def run(self, carry: Carry) -> tuple[Carry, Int[Array, ""]]:
-        """Run to the phase's end, or until a row has outgrown its window. Return the number of rounds too."""
+        """Run until the phase ends or a row outgrows its window. Return the carry and the number of rounds."""
         too_long = max(phase.window for phase in self.phases) - self.phase.window
         if not too_long:
             return self._run(carry)
@@ -55,9 +55,9 @@ class PhaseRun:
             carry = jax.lax.cond(
                 self._has_room(carry.state, self._waiting(carry)), self._admit, lambda carry: carry, carry
             )
-            still = self._waiting(carry)
+            waiting = self._waiting(carry)
             state, count = self._decode(
-                carry.state, lambda state, _: self._over(state, still) | self._has_room(state, still)
+                carry.state, lambda state, _: self._over(state, waiting) | self._has_room(state, waiting)
             )
             return carry._replace(state=state), total + count
 
@@ -66,7 +66,7 @@ class PhaseRun:
         )
 
     def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
-        """Run rounds at the phase's draft length, which is data: there is a branch for each."""
+        """Run rounds at the phase's draft length. That is a traced index, so each length has its branch."""
         config = self.decoding.config
         if len(config.lengths) == 1:
             return rounds(self.decoding, state, config.lengths[0], stop)
@@ -86,24 +86,24 @@ class PhaseRun:
         return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
     def _over(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
-        """Return whether the live rows fit the slots of a later phase, or one has outgrown the window."""
-        left = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
-        return ((waiting == 0) & (jnp.sum(~state.done) <= left)) | self._outgrown(state)
+        """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window."""
+        next_slots = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
+        return ((waiting == 0) & (jnp.sum(~state.done) <= next_slots)) | self._outgrown(state)
 
     def _outgrown(self, state: RoundState) -> Bool[Array, ""]:
         return jnp.any(~state.done & (state.visible > self.phase.window))
 
 
 def plain_rounds(before: Carry, after: Carry, loop_rounds: Int[Array, ""]) -> Int[Array, ""]:
-    """Return the rounds that draft length 0 would have taken for what a phase emitted.
+    """Return the rounds that draft length 0 would have taken for the tokens that a phase emitted.
 
-    The minimum over rows still live, since later phases wait for them; the maximum if none is. While sequences wait for
-    slots, the mean row.
+    The tokens of the slowest live row, since later phases wait for it; of the fastest row if none is live. With a
+    queue, `loop_rounds` times the mean tokens per verification.
     """
     if after.queue is None:
         tokens = after.state.emitted - before.state.emitted
         return jnp.min(jnp.where(after.state.done, jnp.max(tokens), tokens))
-    tokens, row_rounds = (now - then for now, then in zip(_totals(after), _totals(before), strict=True))
+    tokens, row_rounds = (end - start for end, start in zip(_totals(after), _totals(before), strict=True))
     mean = tokens / jnp.maximum(row_rounds, 1)
     return jnp.rint(loop_rounds.astype(mean.dtype) * mean).astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""How a rollout is laid out: its options, and the static phases that they become for a number of sequences."""
+"""Rollout options, and the static phases that follow from them and the number of sequences."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from specjax.verify import Verifier, VerifierName
 
 
 class Phase(NamedTuple):
-    """Slots that are decoded together, and the most positions a row may hold while they are."""
+    """A phase of a rollout: the number of slots decoded together, and the most positions that a row may hold."""
 
     slots: int
     window: int
@@ -20,7 +20,7 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How completions are generated.
+    """Options of generation.
 
     Attributes:
         group_size:     Completions per prompt.
@@ -63,11 +63,11 @@ class RolloutConfig:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Every draft length that a phase may run at."""
+        """Return all draft lengths that a phase may run at."""
         return self.draft_lengths or (self.draft_length,)
 
     def length_index(self, phase: int) -> Int[Array, ""] | int:
-        """Return which of `lengths` the phase runs at."""
+        """Return the index into `lengths` of the phase's draft length."""
         if len(self.lengths) > 1:
             raise ValueError(f"draft_lengths = {self.draft_lengths}: none is chosen for phase {phase}")
         return 0
@@ -78,16 +78,16 @@ class RolloutConfig:
 
     @property
     def slack(self) -> int:
-        """Columns beyond the last position that counts, for what a verification writes and may have to drop."""
+        """Return the columns needed beyond the last position that counts: verification writes there before the cut."""
         return max(self.lengths) + 1
 
 
 @dataclass(frozen=True)
 class ChosenConfig(RolloutConfig):
-    """A rollout's options with each phase's draft length filled in (`choose_lengths`).
+    """Rollout options with the draft length of each phase filled in (`choose_lengths`).
 
-    chosen: int32 [phases], an index into `lengths` for each phase that `lay_out` gives. It may be traced: another
-    choice is not another program.
+    chosen: int32 [phases], an index into `lengths` for each phase that `lay_out` returns. It may be traced, so that
+            another choice needs no other program.
     """
 
     chosen: Int[Array, "phases"] = field(kw_only=True)
@@ -97,14 +97,14 @@ class ChosenConfig(RolloutConfig):
 
 
 def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -> RolloutConfig:
-    """Return the options with these draft lengths filled in; the same where none are chosen."""
+    """Return the options with these draft lengths filled in; unchanged if `chosen` is None."""
     if chosen is None:
         return config
     kind = type(config)
     if kind is RolloutConfig:
         kind = ChosenConfig
     elif not issubclass(kind, ChosenConfig):
-        # A subclass keeps what it adds.
+        # Keep the fields and methods that a subclass adds.
         kind = dataclass(frozen=True)(type(kind.__name__, (ChosenConfig, kind), {}))
     values: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config) if each.init}
     values["chosen"] = chosen
@@ -112,10 +112,11 @@ def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -
 
 
 def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[Phase, ...]:
-    """Return the phases of one data shard with so many sequences, of prompts padded to `prompt_width`.
+    """Return the phases of one data shard with `sequences` sequences, of prompts padded to `prompt_width`.
 
-    No more slots than sequences, no wider than the longest row; those of the same slots in rising windows, the last of
-    which holds any row. Raises ValueError where draft lengths are chosen for another number of phases.
+    Slots are capped at the number of sequences, windows at the longest possible row. Phases of the same slots have
+    rising windows, and the last of them holds any row. Raises ValueError if draft lengths are chosen for another number
+    of phases.
     """
     longest = prompt_width + config.max_new_tokens
     listed = config.phases or ((sequences, longest),)
@@ -128,6 +129,9 @@ def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[P
 
 
 def admission(config: RolloutConfig, slots: int) -> tuple[int, int]:
-    """Return (slots that must be free to admit sequences, prompts prefilled at a time); the first phase has `slots`."""
+    """Return (slots that must be free before sequences are admitted, prompts prefilled at a time).
+
+    slots: those of the first phase.
+    """
     rows = min(config.admit or max(slots // 8, 1), slots)
     return rows, config.kept_prompts or -(-rows // config.group_size)

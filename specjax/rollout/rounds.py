@@ -1,8 +1,8 @@
-"""The rounds of speculative decoding.
+"""Speculative rounds: draft, verify, commit.
 
-A round: the drafter proposes K tokens, the policy runs once over the pending token and the proposal, the verifier says
-how many are kept and what follows, `commit` records it. Every row advances by its own length. Plain autoregressive
-sampling is the same code with K = 0.
+In a round, the drafter proposes K tokens. The policy runs once over the pending token and the proposal. The verifier
+decides how many are accepted and draws the token after them. `commit` records the result. Each row advances by its own
+number of tokens. Autoregressive sampling is the same code with K = 0.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,20 @@ from specjax.verify import Noise, Verifier, find_verifier
 
 @pytree
 class RoundState:
-    """All that a round reads and writes; every array has the row first. K and C as in `specjax.types`.
+    """State that a round reads and writes. Axis 0 of every array is the row; K and C as in `specjax.types`.
 
-    sequence: int32, which of the rollout's sequences sits in the row.
-    keys:     one noise key a sequence.
-    prompt:   int32, prompt length.
-    emitted:  int32, completion tokens so far; before the first, the prompt's last token is the one pending.
-    pending:  int32, the last emitted token, whose keys and values are not cached yet.
-    done:     bool, stopped or out of budget. stopped: bool, by a stop token.
-    cache:    the policy's, whose first `visible` positions count; with room for a verification beyond them.
-    draft:    the drafter's own state.
-    The rest accumulates the `Rollout`; what it holds by token has K + 1 columns of slack.
+    All further fields accumulate those of the `Rollout`; arrays by token have K + 1 columns of slack.
+
+    Attributes:
+        sequence: int32, index of the rollout's sequence in this row.
+        keys:     The sequence's noise key.
+        prompt:   int32, prompt length.
+        emitted:  int32, completion tokens so far. At 0, the pending token is the prompt's last.
+        pending:  int32, the last emitted token, whose keys and values are not cached yet.
+        done:     bool, stopped or out of budget.
+        stopped:  bool, ended by a stop token.
+        cache:    The policy's cache. Its first `visible` positions count; it has room for a verification beyond them.
+        draft:    The drafter's state.
     """
 
     sequence: Int[Array, "B"]
@@ -56,7 +59,7 @@ class RoundState:
 
     @property
     def visible(self) -> Int[Array, "B"]:
-        """Cached positions that count: everything committed but the pending token."""
+        """Return the number of cached positions that count: all committed tokens but the pending one."""
         return self.prompt + self.emitted - 1
 
 
@@ -79,7 +82,7 @@ StopCondition = Callable[[RoundState, Int[Array, ""]], Bool[Array, ""]]
 
 
 def rounds(decoding: Decoding, state: RoundState, k: int, stop: StopCondition) -> tuple[RoundState, Int[Array, ""]]:
-    """Run rounds at draft length k until the stop condition holds; return how many they were too."""
+    """Run rounds at draft length k until the stop condition holds. Return the state and the number of rounds."""
     if k and 0 in decoding.config.lengths:
         draft = decoding.drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
         state = replace(state, draft=draft)
@@ -91,7 +94,7 @@ def rounds(decoding: Decoding, state: RoundState, k: int, stop: StopCondition) -
 
 
 def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
-    """Draft, verify, commit: every row that is not done grows by 1 .. k + 1 tokens."""
+    """Run one round: draft, verify, commit. Every row that is not done grows by 1 .. k + 1 tokens."""
     policy, config, params = decoding.policy, decoding.config, decoding.params
     noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal = no_proposal(len(state.done), policy)
@@ -123,9 +126,9 @@ def commit(
 ) -> RoundState:
     """Verify a proposal of T - 1 tokens against the policy's logits, and record what is emitted.
 
-    The one emission site: the first token after a prefill, accepted, recovered and bonus tokens all pass here. What is
-    emitted is cut after the first stop token and at the length budget only once it is drawn, so that the law stays. The
-    drafter observes it, unless there are no `features`: at draft length 0.
+    Every emitted token passes here: the first after a prefill, accepted, recovered and bonus tokens. Tokens after the
+    first stop token or beyond the length budget are cut off after they are drawn, so that the law does not change. The
+    drafter observes the emitted tokens if there are `features`, that is, unless the draft length is 0.
     """
     config = decoding.config
     with jax.named_scope("commit"):

@@ -1,7 +1,8 @@
-"""Generation by lossless speculative decoding, on one data shard: a fold of rounds over the phases of a plan.
+"""Generation by lossless speculative decoding on one data shard: speculative rounds, phase by phase.
 
-All sequences, or those that find a slot, are decoded together. While others wait, they are admitted as slots free up;
-then the batch shrinks with the tail. In each phase the caches are as long as its rows may become.
+Sequences in slots are decoded together. Sequences without a slot wait and are admitted as slots become free. When none
+waits, later phases shrink the batch to the rows that are not finished. In each phase the caches are as long as its
+rows may become.
 """
 
 from dataclasses import replace
@@ -34,13 +35,14 @@ def speculative_rollout(
 ) -> Rollout:
     """Return G completions of each of this shard's prompts, sampled from the policy's processed law.
 
-    The tokens depend on (seed, step, prompt id, sample, prompt, law, policy) alone, and with `rejection` on the
-    proposals; on the batch around them and the phases only where these decide the length of `rejection`'s drafts, or
-    the drafter reads what was said to the same prompt.
+    With `coupled`, the tokens depend on (seed, step, prompt id, sample, prompt, law, policy) alone. With `rejection`
+    and `block` they also depend on the proposals. They depend on the other rows and the phases only where these
+    decide the proposals: through automatically chosen draft lengths, or a drafter that reads other completions of the
+    same prompt.
     """
     decoding, sequences = Decoding(policy, drafter, params, config), len(prompts.lengths) * config.group_size
     phases = lay_out(config, sequences, prompts.tokens.shape[1])
-    carry = begin(decoding, prompts, seed_step, phases[0].slots, leaving=phases[-1].slots < sequences)
+    carry = start_rollout(decoding, prompts, seed_step, phases[0].slots, leaving=phases[-1].slots < sequences)
     by_phase = []
     for number, phase in enumerate(phases):
         if phase.slots < len(carry.state.done):
@@ -56,25 +58,28 @@ def speculative_rollout(
     return replace(record, loop_rounds=loop_rounds, draft_length=draft_length, plain_rounds=plain)
 
 
-def begin(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int, *, leaving: bool = False) -> Carry:
-    """Return the first sequences in their slots, the others waiting, and an empty record.
+def start_rollout(
+    decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int, *, leaving: bool = False
+) -> Carry:
+    """Return the start of a rollout: the first sequences in their slots, the others waiting, and an empty record.
 
-    leaving: whether sequences will leave their slots before the rollout ends; their drafts then make room for others.
+    leaving: whether sequences leave their slots before the rollout ends. The drafter's state then has room for the
+             completions of finished samples.
     """
     config, group = decoding.config, decoding.config.group_size
     sequences, sequence, started = len(prompts.lengths) * group, jnp.arange(slots), -(-slots // group)
     drafting = config.draft_length_in(0) > 0
-    first = prefill(decoding, jax.tree.map(lambda x: x[:started], prompts), drafting)
+    started_prompts = prefill(decoding, jax.tree.map(lambda x: x[:started], prompts), drafting)
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
-    state = start_rows(decoding, first, sequence // group, sequence, seed_step, length)
+    state = start_rows(decoding, started_prompts, sequence // group, sequence, seed_step, length)
     record = empty_record(config, sequences)
     if leaving:
         state = share_finished(decoding, state, record, prompts)
     if slots == sequences:
         return Carry(state, None, record)
-    some = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)
-    prefilled = zeros_like_result(lambda: prefill(decoding, some, drafting))
-    # The last prompt started is kept where samples of it wait.
-    prefilled = jax.tree.map(lambda zeros, made: zeros.at[0].set(made[-1]), prefilled, first)
+    prompts_kept = jax.tree.map(lambda x: x[: admission(config, slots)[1]], prompts)
+    prefilled = zeros_like_result(lambda: prefill(decoding, prompts_kept, drafting))
+    # Samples of the last prompt started may still wait, so its prefill is kept.
+    prefilled = jax.tree.map(lambda zeros, made: zeros.at[0].set(made[-1]), prefilled, started_prompts)
     next_sequence = jnp.int32(slots)
     return Carry(state, Queue(next_sequence, next_sequence // group, jnp.int32(started * group), prefilled), record)

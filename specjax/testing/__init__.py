@@ -1,7 +1,7 @@
-"""Proofs that a drafter, a verifier, a policy or a rollout function of one's own is lossless, and fakes to try them on.
+"""Assertions that your drafter, verifier, policy or rollout function is lossless, and small fakes to try them on.
 
-Every assertion says what it tests, returns what it found and raises AssertionError with the evidence. Those that test
-by chance state their level, power and number of draws.
+Each assertion returns what it measured and raises AssertionError with the evidence. Statistical tests state their
+level, power and number of draws.
 """
 
 from specjax.testing.caches import CacheCheck, assert_cache_consistent

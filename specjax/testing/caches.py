@@ -1,4 +1,4 @@
-"""Caches in the middle of a rollout, against those of a fresh prefill."""
+"""Comparison of the caches during a rollout with those of a fresh prefill."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.types import Cache, Params, Policy, Prompts
 
 
@@ -33,24 +33,24 @@ def assert_cache_consistent(
     run: SeedStep | None = None,
     tolerance: float = 1e-4,
 ) -> list[RoundState]:
-    """After the prefill and after each round, every row's caches hold what a prefill of its tokens so far would.
+    """Assert that after the prefill and after each round, every row's caches equal those of a prefill of its tokens.
 
-    All sequences are decoded at once, at `config.draft_length`; `CacheCheck` says what is compared. Nothing is tested
-    by chance. Returns the states, in numpy. Raises AssertionError at the first that is off; ValueError for a drafter of
-    whose state nothing can be compared.
+    All sequences are decoded at once, at `config.draft_length`. `CacheCheck` describes what is compared. The test is
+    deterministic. Returns the states, as numpy. Raises AssertionError at the first difference, and ValueError for a
+    drafter whose state cannot be compared.
     """
     check = CacheCheck(policy, drafter, params, prompts, config, tolerance)
     rows, run = len(prompts.lengths) * config.group_size, seed_step(0, 0) if run is None else run
 
     @jax.jit
-    def first(params: Params, prompts: Prompts, run: SeedStep) -> RoundState:
-        return begin(Decoding(policy, drafter, params, config), prompts, run, rows).state
+    def start(params: Params, prompts: Prompts, run: SeedStep) -> RoundState:
+        return start_rollout(Decoding(policy, drafter, params, config), prompts, run, rows).state
 
     @jax.jit
     def advance(params: Params, state: RoundState) -> RoundState:
         return round_once(Decoding(policy, drafter, params, config), state, config.draft_length)
 
-    states = [check(first(params, prompts, run))]
+    states = [check(start(params, prompts, run))]
     while not states[-1].done.all():
         states.append(check(advance(params, states[-1])))
     return states
@@ -58,17 +58,17 @@ def assert_cache_consistent(
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """Compares the caches of a state with those of one fresh pass over each row's committed tokens, of live rows.
+    """Compares the caches of live rows with those of one fresh pass over each row's committed tokens.
 
-    The policy's, up to the visible length. Of the drafter's state, or of both parts of a pair:
+    The policy's cache is compared up to the visible length. The drafter's state, or both parts of a pair:
 
     - with fields `cache` and `length` [B] (and maybe `visible_from` [B]): what `Drafter.start` makes of the same
       tokens, between the two. Of a HeadDrafter also what waits to be cached: the true features and next tokens of the
       positions from `length` up to the visible length;
-    - of a drafter that looks things up: its text, which is all committed tokens and nothing else;
-    - without any arrays, as that of NoDrafter or at draft length 0: nothing, for nothing can be off.
+    - of a lookup: its text, which must be all committed tokens and nothing else;
+    - without any arrays, as for NoDrafter or at draft length 0: nothing.
 
-    Any other is refused, since there is nothing to compare it with.
+    Any other state raises ValueError, since there is nothing to compare it with.
     """
 
     policy: Policy
@@ -79,7 +79,7 @@ class CacheCheck:
     tolerance: float = 1e-4
 
     def __call__(self, state: RoundState) -> RoundState:
-        """The state in numpy. Raises AssertionError where it is off, ValueError where the drafter's cannot be."""
+        """Return the state as numpy. Raise AssertionError if it differs, ValueError if it cannot be compared."""
         state = jax.tree.map(np.asarray, state)
         tokens = self._committed(state)
         cache, draft, features = self._prefill(tokens)
@@ -111,7 +111,7 @@ class CacheCheck:
         self._close(own.tokens[row, :count], tokens[at + 1 : at + count + 1], f"{where} tokens")
 
     def _committed(self, state: RoundState) -> np.ndarray:
-        """Prompt and emitted tokens of each row, zeros after; rows for all sequences."""
+        """Return prompt and emitted tokens of each row, then zeros; rows for all sequences."""
         prompts, width = np.asarray(self.prompts.tokens), self.prompts.tokens.shape[1]
         rows = np.zeros((len(prompts) * self.config.group_size, width + self.config.max_new_tokens), np.int32)
         for row, prompt, count, sequence, new in zip(
@@ -145,7 +145,7 @@ class CacheCheck:
 
 
 def _parts(own: DraftState, fresh: DraftState) -> list[tuple[DraftState, DraftState]]:
-    """Whatever can be compared in a drafter's state, each beside that of a fresh prefill."""
+    """Return the comparable parts of a drafter's state, each paired with that of a fresh prefill."""
     if not jax.tree.leaves(own):
         return []
     match own:

@@ -1,4 +1,4 @@
-"""Drafters to compare with: the policy itself, sharpened, flattened or turned upside down, and a table."""
+"""Drafters for tests: the policy itself with scaled logits, and a fixed table."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from specjax.types import Cache, Params, Policy, Prompts
 
 
 class PolicyDraftState(NamedTuple):
-    """The drafter's own cache of `length` positions, and the emitted tokens of the last verification to come next."""
+    """The drafter's cache of `length` positions, and the tokens of the last verification that are not cached yet."""
 
     cache: Cache
     length: Array
@@ -24,9 +24,9 @@ class PolicyDraftState(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyDrafter(Drafter):
-    """Runs the policy over a cache of its own and multiplies its logits by `params.draft["scale"]`.
+    """Drafts with the policy over a separate cache, with its logits multiplied by `params.draft["scale"]`.
 
-    At 1 the draft is identical to the policy, at -1 it prefers what the policy likes least, in between it is flatter.
+    At scale 1 the draft equals the policy, between 0 and 1 it is flatter, at -1 it prefers the least likely tokens.
     """
 
     policy: Policy
@@ -66,7 +66,7 @@ class PolicyDrafter(Drafter):
 
 @dataclass(frozen=True)
 class TableDrafter(Drafter):
-    """After token t proposes table[t], table[table[t]], ..: deterministic, its state is the last token."""
+    """Proposes table[t], table[table[t]], .. after token t. It is deterministic; its state is the last token."""
 
     table: tuple[int, ...]
 

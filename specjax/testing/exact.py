@@ -1,4 +1,4 @@
-"""Exact laws of completions, in float64 and without the code under test, and the test of samples against them."""
+"""Exact laws of completions, computed in float64 without the code under test, and a chi-square test against them."""
 
 import itertools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LEVEL = 1e-6
 
 
 def reference_law(logits: np.ndarray, law: SamplingLaw) -> np.ndarray:
-    """Probabilities of one position: temperature, top-k, top-p, min-p, in that order."""
+    """Return the probabilities at one position: temperature, top-k, top-p, min-p, applied in that order."""
     if law.temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
     p = np.exp((logits - logits.max()) / np.float64(law.temperature))
@@ -47,7 +47,7 @@ def completion_law(
     budget: int,
     law: SamplingLaw,
 ) -> Cells:
-    """The probability of every completion, by teacher-forcing `logits_of` (tokens [n, T] -> logits [n, T, V])."""
+    """Return the probability of every completion. `logits_of`: tokens [n, T] -> logits [n, T, V], teacher-forced."""
     paths = list(itertools.product([v for v in range(vocab) if v not in stops], repeat=budget))
     logits = np.asarray(logits_of(np.array([prompt + path for path in paths])), np.float64)
     following = {
@@ -70,7 +70,7 @@ def completion_law(
 
 
 def count_completions(rollout: Rollout) -> Counts:
-    """How often each completion was sampled."""
+    """Return how often each completion was sampled."""
     tokens, lengths = np.asarray(rollout.tokens), np.asarray(rollout.lengths)
     rows, counts = np.unique(np.concatenate([lengths[:, None], tokens], axis=1), axis=0, return_counts=True)
     return {tuple(row[1 : 1 + row[0]].tolist()): int(n) for row, n in zip(rows, counts, strict=True)}
@@ -78,13 +78,15 @@ def count_completions(rollout: Rollout) -> Counts:
 
 @dataclass(frozen=True)
 class Fit:
-    """A chi-square test of counts against a law, rare cells pooled until each expects 10.
+    """Result of a chi-square test of counts against a law. Rare cells are pooled until each expects 10.
 
-    statistic:       with `freedom` degrees of freedom.
-    draws:           completions that were counted.
-    impossible:      how many of them the law does not allow: any is a failure.
-    level:           the chance to fail a sound sampler.
-    total_variation: the distance that `power` speaks of.
+    Attributes:
+        statistic:       Chi-square statistic.
+        freedom:         Its degrees of freedom.
+        draws:           Number of completions counted.
+        impossible:      Number of them that the law does not allow; any is a failure.
+        level:           Probability that a correct sampler fails.
+        total_variation: Distance that `power` refers to.
     """
 
     statistic: float
@@ -106,10 +108,10 @@ class Fit:
 
     @property
     def power(self) -> float:
-        """The chance to fail any law that differs by `total_variation` in the pooled cells.
+        """Return a lower bound on the probability that a law that differs by `total_variation` in pooled cells fails.
 
-        Whatever its shape, such a law has chi-square distance at least (2 tv)^2 (Cauchy-Schwarz). With one cell alone
-        it allows what is impossible.
+        Any such law has chi-square distance at least (2 tv)^2 (Cauchy-Schwarz). If there is only one cell, it gives
+        `total_variation` of its mass to impossible completions.
         """
         if not self.freedom:
             return float(1 - (1 - self.total_variation) ** self.draws)
@@ -125,7 +127,7 @@ class Fit:
 
 
 def fit(counts: Counts, cells: Cells, total_variation: float = 0.02, level: float = LEVEL) -> Fit:
-    """How well the counts of completions fit their law."""
+    """Test the counts of completions against their law."""
     draws = sum(counts.values())
     expected = np.array(list(cells.values())) * draws
     observed = np.array([counts.get(cell, 0) for cell in cells])

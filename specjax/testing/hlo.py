@@ -1,4 +1,4 @@
-"""Read from its text what a compiled program does in its decode loop."""
+"""Parser of a compiled program's HLO text, to check what its decode loop does."""
 
 import math
 import re
@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast", "all-to-all")
-# What makes no new array of its size, or writes into the one it was given; a fusion's or call's own lines are read too.
+# Opcodes that make no new array of their size, or write in place. Lines of a called fusion are checked by themselves.
 FREE = (
     "parameter",
     "get-tuple-element",
@@ -22,7 +22,7 @@ FREE = (
     "fusion",
 )
 
-# What a device does nothing for.
+# Opcodes that need no work on the device.
 NOTHING = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant")
 
 Groups = list[tuple[int, ...]]
@@ -30,7 +30,7 @@ Groups = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `name` = `shape` `opcode`(...); `computation` is the one that holds it."""
+    """One HLO line: `name` = `shape` `opcode`(...), in the computation `computation`."""
 
     computation: str
     name: str
@@ -40,17 +40,17 @@ class Instruction:
 
     @cached_property
     def references(self) -> set[str]:
-        """Everything the line names: operands and called computations."""
+        """Return all names on the line: operands and called computations."""
         return set(re.findall(r"%([\w.\-]+)", self.line.split(" = ", 1)[1]))
 
     @property
     def arrays(self) -> list[tuple[int, ...]]:
-        """The dimensions of each array of the result."""
+        """Return the dimensions of each array of the result."""
         return [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\w+\[([\d,]*)\]", self.shape)]
 
     @property
     def dtypes(self) -> list[str]:
-        """XLA's name for the type of each array of the result."""
+        """Return XLA's name of the dtype of each array of the result."""
         return re.findall(r"(\w+)\[[\d,]*\]", self.shape)
 
     @property
@@ -80,13 +80,13 @@ class Program:
                 lines.append(Instruction(name, instruction[1], shape, rest.split("(", 1)[0], line.strip()))
 
     def loop(self, carries: tuple[int, ...], times: int) -> list[Instruction]:
-        """Everything run by the one while-loop that carries at least `times` arrays of these dimensions."""
+        """Return all lines run by the one while loop that carries at least `times` arrays of these dimensions."""
         found = self.loops(carries, times)
         assert len(found) == 1, f"{len(found)} loops carry {times} arrays of {carries}"
         return found[0]
 
     def loops(self, carries: tuple[int, ...], times: int) -> list[list[Instruction]]:
-        """Everything run by each such loop, but for those that hold another of them."""
+        """Return all lines run by each such loop, for loops that contain no other such loop."""
         every = [x for lines in self.computations.values() for x in lines if _carries(x, carries, times)]
         return [run for run in map(self._run_by, every) if not any(_carries(x, carries, times) for x in run)]
 
@@ -98,7 +98,7 @@ class Program:
         return [line for line in self.computations[bodies.pop()] if line.opcode not in NOTHING]
 
     def switch(self, loops: int, carries: tuple[int, ...], times: int) -> list[Instruction]:
-        """Everything run by the one conditional that has so many such loops in its branches."""
+        """Return all lines run by the one conditional with `loops` such loops in its branches."""
         every = [line for lines in self.computations.values() for line in lines if line.opcode == "conditional"]
         found = [run for run in map(self._run_by, every) if sum(_carries(x, carries, times) for x in run) == loops]
         assert len(found) == 1, f"{len(found)} conditionals hold {loops} loops"
@@ -123,12 +123,12 @@ def _carries(line: Instruction, dims: tuple[int, ...], times: int) -> bool:
 
 
 def collectives(lines: list[Instruction]) -> list[Instruction]:
-    """Those that move data between devices; of an asynchronous pair, the start."""
+    """Return the lines that move data between devices; of an asynchronous pair, the start."""
     return [line for line in lines if line.opcode.removesuffix("-start").startswith(COLLECTIVES)]
 
 
 def groups(line: str) -> Groups | None:
-    """The groups of partitions that a collective joins; None for all of them in one."""
+    """Return the groups of partitions that a collective joins; None: one group of all."""
     if pairs := re.search(r"source_target_pairs=\{(.*?\})\}", line):
         return _explicit(pairs[1])
     if listed := re.search(r"replica_groups=\{(\{.*?\})\}", line):
@@ -165,7 +165,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _split_shape(text: str) -> tuple[str, str]:
-    """A result's shape, which may be a tuple, and what follows it."""
+    """Split a line into the shape of its result, which may be a tuple, and the remaining text."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest

@@ -1,4 +1,4 @@
-"""Whole rollouts, sampled many times, against the exact law of every completion."""
+"""Test of whole rollouts, sampled many times, against the exact law of completions."""
 
 from collections import Counter
 
@@ -31,15 +31,15 @@ def assert_lossless(
     total_variation: float = 0.02,
     seed: int = 0,
 ) -> Fit:
-    """Completions of `prompt` follow the law that `config.law` makes of the policy, in a chi-square test.
+    """Assert that completions of `prompt` follow the policy's law under `config.law`, with a chi-square test.
 
-    The law is enumerated in float64 from teacher-forced logits, without a cache; completions are drawn
-    `config.group_size` at a time, in one program. At its level of 1e-6 a sound rollout fails once in a million seeds.
-    The default 100,000 draws fail any law 0.02 away in total variation with chance 0.98 where 150 kinds of completions
-    are not rare: what the test at hand has is in the `Fit`, which says so when printed.
+    The law is enumerated in float64 from teacher-forced logits, without a cache. Completions are drawn
+    `config.group_size` at a time, in one program. At the level of 1e-6, a correct rollout fails once per million seeds.
+    With 150 completions that are not rare, the default 100,000 draws detect a law 0.02 away in total variation with
+    probability 0.98. The returned `Fit` has the power of the test at hand, and prints it.
 
-    Raises AssertionError where the law is another; ValueError where there are too many completions to enumerate, too
-    few draws for a power of 0.9 at `total_variation`, or where nothing was drafted though `config` drafts.
+    Raises AssertionError if the law differs. Raises ValueError if there are too many completions to enumerate, too few
+    draws for a power of 0.9 at `total_variation`, or if nothing was drafted although `config` drafts.
     """
     cells = _enumerate(policy, params, config, prompt)
     batches = -(-draws // config.group_size)

@@ -10,9 +10,11 @@ from specjax.types import Cache, Policy, PolicyOutput, PyTree
 
 
 def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Policy, PyTree]:
-    """One layer of causal attention in float32, and random parameters that make its law depend on the whole context.
+    """Return a policy of one causal attention layer in float32, and random parameters.
 
-    Its features are its residual stream, F = D = width.
+    With these parameters its law depends on the whole context.
+
+    Its features are the residual stream, F = D = width.
     """
     dtype = jnp.dtype("float32")
 

@@ -1,4 +1,4 @@
-"""That a proof of a drafter is one."""
+"""Check that a test of a drafter has drafted at all."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from specjax.types import Rollout
 
 
 def refuse_without_proposals(config: RolloutConfig, rollouts: Sequence[Rollout]) -> None:
-    """Raises ValueError where `config` drafts and no token was proposed that could be emitted.
+    """Raise ValueError if `config` drafts but no token was proposed that could be emitted.
 
-    A rollout function of one's own need not count its proposals: then nothing is refused.
+    A rollout function of your own need not count its proposals. Then nothing is raised.
     """
     counts = [int(np.sum(rollout.drafted)) for rollout in rollouts if rollout.drafted is not None]
     if max(config.lengths) and counts and not sum(counts):

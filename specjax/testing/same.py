@@ -1,4 +1,4 @@
-"""Rollouts token for token, against plain decoding."""
+"""Comparison of rollouts with plain decoding, token by token."""
 
 import jax
 import numpy as np
@@ -23,13 +23,13 @@ def assert_same_rollout(
     run: SeedStep | None = None,
     tolerance: float = 1e-4,
 ) -> Rollout:
-    """`coupled` or greedy completions are the very tokens of draft length 0 without drafter, queue or phases.
+    """Assert that `coupled` or greedy completions equal those of draft length 0 without drafter, queue or phases.
 
-    Lengths, stops and log-probs too, the last to within `tolerance`, where the rollout reports them. run: the
-    (seed, step) of both. Nothing is tested by chance: each of the tokens, R times their lengths, has to be the same.
-    Returns the drafted rollout. Raises AssertionError at the first difference; ValueError for `rejection` and `block`,
-    which promise no more than the law, and where nothing was drafted though `config` drafts. A Verifier of one's own is
-    put to the test.
+    Compares tokens and lengths, and if the rollout reports them, stops and log-probs (within `tolerance`). run: the
+    (seed, step) of both rollouts. The test is deterministic. Returns the drafted rollout.
+
+    Raises AssertionError at the first difference. Raises ValueError for `rejection` and `block`, which keep only the
+    law, and if nothing was drafted although `config` drafts. A Verifier of your own is tested as it is.
     """
     if config.verifier in ("rejection", "block") and config.law.temperature > 0:
         raise ValueError(f"verifier = {config.verifier}: must be coupled, or the temperature 0, for the same tokens")

@@ -1,4 +1,4 @@
-"""Accept laws by exhaustive enumeration: every draft of a small tree, every length, in float64."""
+"""Test of accept laws by exhaustive enumeration: every draft of a small tree, at every length, in float64."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,7 +18,11 @@ Tree = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Enumeration:
-    """error: the largest difference of a probability, at most `tolerance`. rounds: drafts times lengths times trees."""
+    """Result of an enumeration.
+
+    error:  largest difference of a probability, at most `tolerance`.
+    rounds: number of rounds enumerated: drafts times lengths times trees.
+    """
 
     error: float
     rounds: int
@@ -31,11 +35,11 @@ class Enumeration:
 def assert_verifier_lossless(
     law_of: LawOf, *, vocab: int = 3, draft_length: int = 3, trees: int = 3, tolerance: float = 1e-12, seed: int = 0
 ) -> Enumeration:
-    """With this accept law, the next draft_length + 1 tokens have the policy's law, whatever is drafted.
+    """Assert that with this accept law the next draft_length + 1 tokens have the policy's law, whatever is drafted.
 
-    Nothing is drawn, so that there is neither level nor power: the law that comes out is summed over every draft, at
-    every length, and may differ from the policy's by rounding alone. There are `trees` random conditional laws of
-    policy and draft of each of the `kinds` of this module. Raises AssertionError where the law is another.
+    Nothing is drawn, so there is no level and no power: the resulting law is summed over every draft, at every length,
+    and may differ from the policy's by rounding alone. It is tested on `trees` random conditional laws of policy and
+    draft for each of the `kinds` of this module. Raises AssertionError if the law differs.
     """
     result = Enumeration(0.0, 0, tolerance)
     lengths = every_length(vocab, draft_length)
@@ -50,7 +54,7 @@ def assert_verifier_lossless(
 
 
 def kinds(generator: np.random.Generator, vocab: int, k: int) -> Iterator[tuple[str, Tree, Tree]]:
-    """(name, policy, draft): sampled, lacking tokens, certain of one, equal to the policy and apart from it."""
+    """Yield (name, policy, draft) for random, truncated, equal, disjoint and one-hot pairs of laws."""
     p, q, gapped, other = (random_tree(generator, vocab, k + 1, cut) for cut in (0.0, 0.0, 0.4, 0.4))
     half = list(range(vocab // 2))
     yield "random", p, q
@@ -63,7 +67,7 @@ def kinds(generator: np.random.Generator, vocab: int, k: int) -> Iterator[tuple[
 
 
 def random_tree(generator: np.random.Generator, vocab: int, depth: int, cut: float = 0.0) -> Tree:
-    """Dirichlet laws, peaked and flat; with `cut`, that share of the tokens is impossible (never all of them)."""
+    """Return Dirichlet laws, peaked and flat. With `cut`, that fraction of the tokens is impossible (never all)."""
     tree = []
     for i in range(depth):
         law = generator.gamma(generator.choice([0.3, 1.0, 3.0], (*[vocab] * i, 1)), size=[vocab] * (i + 1)) + 1e-3
@@ -74,28 +78,28 @@ def random_tree(generator: np.random.Generator, vocab: int, depth: int, cut: flo
 
 
 def without(tree: Tree, tokens: list[int]) -> Tree:
-    """The laws given that none of these tokens comes."""
+    """Return the laws conditioned on none of these tokens being drawn."""
     kept = [np.where(np.isin(np.arange(level.shape[-1]), tokens), 0.0, level) for level in tree]
     return [level / level.sum(axis=-1, keepdims=True) for level in kept]
 
 
 def most_likely(tree: Tree) -> Tree:
-    """All mass on the likeliest token."""
+    """Return the laws with all mass on the most likely token."""
     return [np.eye(level.shape[-1])[level.argmax(axis=-1)] for level in tree]
 
 
 def every_draft(vocab: int, k: int) -> np.ndarray:
-    """int [V^K, K], in the order of a tree's axes."""
+    """Return all drafts of K tokens, int [V^K, K], in the order of a tree's axes."""
     return np.array(list(itertools.product(range(vocab), repeat=k))).reshape(vocab**k, k)
 
 
 def every_length(vocab: int, k: int) -> np.ndarray:
-    """int [K + 1, V^K]: all drafts at length 0, all at 1, .."""
+    """Return lengths, int [K + 1, V^K]: all drafts at length 0, all at 1, .."""
     return np.repeat(np.arange(k + 1)[:, None], vocab**k, axis=1)
 
 
 def logs(tree: Tree, drafts: np.ndarray) -> np.ndarray:
-    """Log-probs of each position along each draft, [drafts, len(tree), V]."""
+    """Return log-probs of each position along each draft, [drafts, len(tree), V]."""
     vocab = tree[0].shape[-1]
     laws = [np.broadcast_to(level[tuple(drafts[:, :i].T)], (len(drafts), vocab)) for i, level in enumerate(tree)]
     with np.errstate(divide="ignore"):
@@ -103,7 +107,7 @@ def logs(tree: Tree, drafts: np.ndarray) -> np.ndarray:
 
 
 def following(p: Tree) -> list[np.ndarray]:
-    """Entry i: the joint law of positions i, i + 1, .. given the tokens before, over all the axes."""
+    """Return a list whose entry i is the joint law of positions i, i + 1, .. given the tokens before, over all axes."""
     joint = [np.ones(p[-1].shape)]
     for level in reversed(p):
         joint.insert(0, level.reshape(level.shape + (1,) * (joint[0].ndim - level.ndim)) * joint[0])
@@ -116,7 +120,10 @@ def chances(drawn: Tree, k: int) -> np.ndarray:
 
 
 def stops_and_residuals(law_of: LawOf, *rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(log_p, log_q, draft, length) -> `stop` [B, K+1] and the probabilities of `residual` at each m, [B, K+1, V]."""
+    """Return `stop` [B, K+1] of the law and the probabilities of its `residual` at each m, [B, K+1, V].
+
+    rounds: (log_p, log_q, draft, length), the arguments of the law.
+    """
     with jax.enable_x64(True):
         stop, residual = _compiled(law_of)(*(jnp.asarray(x) for x in rounds))
         return np.asarray(stop), np.asarray(residual)
@@ -134,10 +141,10 @@ def _compiled(law_of: LawOf) -> Callable[..., tuple[Array, Array]]:
 
 
 def emitted_laws(law_of: LawOf, p: Tree, drawn: Tree, lengths: np.ndarray, verified: Tree | None = None) -> np.ndarray:
-    """For each row of `lengths` [cases, drafts], the law of the next K + 1 tokens [cases, V, .., V], over all drafts.
+    """Return for each row of `lengths` [cases, drafts] the law of the next K + 1 tokens, [cases, V, .., V].
 
-    drawn: what the drafter samples from. verified: what it says it samples from. After the token that ends the round,
-    the rest is sampled from p.
+    drawn: law that the drafter samples from. verified: law that it reports. After the token that ends the round, the
+    further tokens are sampled from p.
     """
     vocab, k, cases = p[0].shape[0], len(p) - 1, len(lengths)
     drafts = every_draft(vocab, k)
@@ -155,7 +162,7 @@ def emitted_laws(law_of: LawOf, p: Tree, drawn: Tree, lengths: np.ndarray, verif
 
 
 def mean_accepted(law_of: LawOf, p: Tree, q: Tree, length: int) -> float:
-    """The expected number of accepted tokens of a draft of so many."""
+    """Return the expected number of accepted tokens of a draft of `length` tokens."""
     vocab, k = p[0].shape[0], len(p) - 1
     drafts = every_draft(vocab, k)
     stop, _ = stops_and_residuals(law_of, logs(p, drafts), logs(q[:k], drafts), drafts, np.full(len(drafts), length))

@@ -1,9 +1,9 @@
-"""When the draft is trained and on which rollouts, and whether the rollout accepts as much as training expects.
+"""Schedule of draft training, and the comparison of measured acceptance with the acceptance that training predicts.
 
-Position 1 of a draft is accepted with a probability that the training forward knows: sum_v min(p, q) of the laws at
-that very token. Over the tokens that stood at position 1, the number accepted differs from the sum of these by sampling
-noise alone, whatever the draft, the policy and the text. More than that is a fault of the program that decodes. (The
-mean over all tokens would not do: a round that accepts little is soon followed by another one at the same hard place.)
+The training forward knows the probability that position 1 of a draft is accepted: sum_v min(p, q) of the laws at that
+token. Over the tokens at position 1, the number accepted differs from the sum of these probabilities by sampling noise
+alone, whatever the draft, the policy and the text. A larger difference is a fault in decoding. (The mean over all
+tokens would be biased: a round that accepts little is soon followed by another one at the same difficult place.)
 """
 
 from collections.abc import Callable
@@ -24,8 +24,9 @@ from specjax.types import TrainState, pytree
 # Each step multiplies the counts of the steps before it by this.
 COUNT_DECAY = 0.8
 
-# The alarm is raised when position 1 is accepted less often than expected by more than ALARM_MARGIN and so many
-# standard deviations of the sampling noise, ALARM_PATIENCE steps in a row. A fall has to be as clear of the noise.
+# The alarm is raised when the acceptance at position 1 is below the expected one by more than ALARM_MARGIN plus
+# DEVIATIONS standard deviations of the sampling noise, in ALARM_PATIENCE steps in a row. A fall that starts training
+# (`fall`) must exceed DEVIATIONS too.
 ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DraftTrainingConfig:
-    """When the draft is distilled from the policy, and from which rollouts.
+    """Schedule of draft training, and the rollouts it uses.
 
     Attributes:
         mode:   online trains it on the run's own rollouts; frozen leaves it as it is.
@@ -84,12 +85,14 @@ class Replay:
 
 @pytree
 class Adaptation:
-    """State of draft training from step to step: scalars, counted at position 1 of the drafts.
+    """State of draft training: scalars that count at position 1 of drafts, and the rollouts kept.
 
-    drafted, accepted: float32, decayed counts since the draft was last trained.
-    best:              float32, the highest share accepted that they reached.
-    short:             int32, steps in a row that accepted less than expected.
-    replay:            the rollouts kept, or None.
+    Attributes:
+        drafted:  float32, decayed count since the draft was last trained.
+        accepted: float32, likewise.
+        best:     float32, highest ratio accepted / drafted since then.
+        short:    int32, steps in a row that accepted less than expected.
+        replay:   The rollouts kept, or None.
     """
 
     drafted: Float[Array, ""]
@@ -118,7 +121,7 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
 def should_train_draft(
     config: DraftTrainingConfig, state: TrainState, sequences: ScoredSequences
 ) -> bool | Bool[Array, ""]:
-    """Return whether this step trains the draft: a bool where that is known before any step has run."""
+    """Return whether this step trains the draft: a Python bool if it is known when the step is traced."""
     if config.mode == "frozen" or not jax.tree.leaves(state.params.draft):
         return False
     if state.adaptation is None and (config.fall or config.replay):
@@ -134,7 +137,7 @@ def should_train_draft(
 
 
 def maybe_cond(condition: bool | Bool[Array, ""], yes: Callable[..., T], no: Callable[..., T], *args: object) -> T:
-    """Call one of the two functions, by `jax.lax.cond` only where the condition is traced."""
+    """Call one of the two functions; use `jax.lax.cond` only if the condition is traced."""
     if isinstance(condition, bool):
         return (yes if condition else no)(*args)
     return jax.lax.cond(condition, yes, no, *args)
@@ -153,11 +156,11 @@ def adapt(
     trained: bool | Bool[Array, ""],
     expected_of: ScoredSequences | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Return the state with what the next step goes by, and metrics, after a step on `sequences`.
+    """Return the state with its adaptation updated after a step on `sequences`, and metrics.
 
-    expected_accepted: how many of the tokens at position 1 should have been accepted, by the weights that generated
-                       them; None where the rollout's law is not the one that it was computed under.
-    expected_of:       the rows that it counts; None for all.
+    expected_accepted: expected number of accepted tokens at position 1, under the weights that generated them; None if
+                       the rollout's law is not the one it was computed under.
+    expected_of:       the rows that `expected_accepted` counts; None: all.
     """
     seen, counts = state.adaptation, _position_1(sequences)
     compared = _position_1(sequences if expected_of is None else expected_of)
@@ -170,7 +173,7 @@ def adapt(
         drafted, accepted = compared
         mean, measured = expected_accepted / drafted, accepted / drafted
         fell = mean - measured > ALARM_MARGIN + DEVIATIONS * _noise(mean, drafted)
-        # A step that drafted nothing neither ends nor lengthens a row of such steps.
+        # A step that drafted nothing leaves the count of short steps unchanged.
         short = jnp.where(drafted > 0, jnp.where(fell, seen.short + 1, 0), seen.short)
         seen = replace(seen, short=short)
         metrics = {
@@ -187,12 +190,12 @@ def adapt(
 
 
 def _noise(mean: Array, drafted: Array) -> Array:
-    """Return the standard deviation of the share accepted of so many drafts, where `mean` is to be expected."""
+    """Return the standard deviation of the acceptance rate over `drafted` tokens whose expected rate is `mean`."""
     return jnp.sqrt(jnp.maximum(mean * (1 - mean), 0.0) / drafted)
 
 
 def _position_1(sequences: ScoredSequences) -> tuple[Float[Array, ""], Float[Array, ""]] | None:
-    """Return how many tokens stood at position 1 of a draft and how many of these were accepted; None if unknown."""
+    """Return the numbers of tokens at position 1 of a draft, (drafted, accepted); None if not recorded."""
     if sequences.proposed is None or sequences.accepted is None:
         return None
     return jnp.sum(sequences.proposed, dtype=jnp.float32), jnp.sum(sequences.accepted, dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""Advantages from rewards alone, without a critic: what a reward is compared with, and by what it is scaled."""
+"""Advantages from rewards alone, without a critic: a baseline is subtracted, and the difference is scaled."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -28,18 +28,18 @@ class AdvantageConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         if self.baseline == "batch" and self.scale == "group":
-            # A group whose rewards are all equal differs from the batch, by nothing that its deviation could scale.
+            # A group of equal rewards can differ from the batch mean, but its own deviation of 0 cannot scale that.
             raise ValueError("scale = group: must be batch or none with baseline batch")
 
 
 def group_advantages(
     reward: Float[Array, "R"], group_size: int, config: AdvantageConfig | None = None, eps: float = 1e-6
 ) -> Float[Array, "R"]:
-    """(reward - baseline) / (standard deviation + eps), groups being consecutive sequences; `config` as by default.
+    """Return (reward - baseline) / (standard deviation + eps). Groups are consecutive sequences.
 
-    A reward that is not finite is none: that sequence gets 0 and leaves all statistics. Where all rewards of a group
-    are equal, its members differ from a baseline of that group by 0 exactly: the rounding of its mean, divided by eps,
-    would look like a lesson. So it is for the batch.
+    A sequence whose reward is not finite gets 0 and enters no statistics. If all rewards of a group are equal, the
+    difference from its baseline is set to exactly 0: otherwise the rounding error of the mean, divided by eps, would
+    look like an advantage. The same holds for a batch baseline.
     """
     config = AdvantageConfig() if config is None else config
     grouped = reward.reshape(-1, group_size)
@@ -59,10 +59,10 @@ def group_advantages(
 def token_advantages(
     reward: Float[Array, "R"], cost: Float[Array, "R S"], completion: Bool[Array, "R S"], eps: float = 1e-6
 ) -> Float[Array, "R S"]:
-    """(return - mean) / (standard deviation + eps) over all tokens of the batch (REINFORCE++, arXiv 2501.03262).
+    """Return (return - mean) / (standard deviation + eps) over all tokens of the batch (REINFORCE++, arXiv 2501.03262).
 
-    The return of a token is the reward of its sequence less what its tokens cost from there on (equation 8). Sequences
-    without a finite reward get 0 and leave the statistics.
+    The return of a token is the reward of its sequence less the cost of its tokens from this one on (equation 8).
+    Sequences without a finite reward get 0 and enter no statistics.
     """
     scored = completion & jnp.isfinite(reward)[:, None]
     ahead = jnp.cumsum(jnp.where(scored, cost, 0.0)[:, ::-1], axis=1)[:, ::-1]
@@ -72,7 +72,7 @@ def token_advantages(
 
 
 def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"]:
-    """The groups whose rewards, those that are finite, are all equal."""
+    """Return for each group whether its finite rewards are all equal."""
     grouped = reward.reshape(-1, group_size)
     return ~_Statistics.of(grouped, jnp.isfinite(grouped), axis=1).differs[:, 0]
 

@@ -11,10 +11,10 @@ from specjax.types import Prompts, PyTree, Rollout, pytree
 
 @pytree
 class Sequences:
-    """All that a draft trains on.
+    """Sequences that a draft is trained on.
 
     tokens:     int32 [R, S], prompt and completion, left-aligned, then zeros.
-    completion: bool [R, S], which of them are completion tokens.
+    completion: bool [R, S], True at completion tokens.
     """
 
     tokens: Int[Array, "R S"]
@@ -22,18 +22,20 @@ class Sequences:
 
     @property
     def lengths(self) -> Int[Array, "R"]:
-        """int32, up to the last completion token, after which nothing counts in any loss; 0 without a completion."""
+        """Return int32 lengths up to the last completion token; 0 without one. No loss counts anything after it."""
         return jnp.max(jnp.where(self.completion, jnp.arange(1, self.tokens.shape[1] + 1)[None], 0), axis=1)
 
 
 @pytree
 class ScoredSequences(Sequences):
-    """Sequences with their rewards and what the rollout recorded; a field is None where it recorded nothing.
+    """Sequences with their rewards and the records of the rollout; None for what the rollout did not record.
 
-    reward:   float32 [R], NaN without one.
-    counted:  bool [R], rows that train the policy; the others train the draft alone.
-    mu:       float32 [R, S], log-prob of each completion token when it was generated.
-    proposed: bool [R, S], completion tokens where position 1 of a draft stood. accepted: those where it was accepted.
+    Attributes:
+        reward:   float32 [R], NaN without one.
+        counted:  bool [R], rows that train the policy; the others train the draft alone.
+        mu:       float32 [R, S], log-prob of each completion token when it was generated.
+        proposed: bool [R, S], completion tokens at which position 1 of a draft was verified.
+        accepted: bool [R, S], those of them at which it was accepted.
     """
 
     _: KW_ONLY
@@ -45,17 +47,17 @@ class ScoredSequences(Sequences):
 
     @property
     def trained(self) -> Bool[Array, "R S"]:
-        """Tokens that count in the policy's loss."""
+        """Return the mask of the tokens that count in the policy's loss."""
         return self.completion & self.counted[:, None]
 
 
 @pytree
 class TrainBatch(ScoredSequences):
-    """All that the policy trains on.
+    """Sequences that the policy is trained on, with advantages and log-probs under other policies.
 
     advantage: float32 [R, S], of each completion token.
-    old:       float32 [R, S], log-prob of each completion token that anchors its ratio; None where the policy being
-               trained does.
+    old:       float32 [R, S], log-prob of each completion token under the anchor of the ratio; None if the policy being
+               trained is the anchor.
     reference: float32 [R, S], its log-prob under the reference policy; None without one.
     """
 
@@ -93,5 +95,5 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
 
 
 def split(tree: PyTree, parts: int) -> PyTree:
-    """[R, ..] -> [parts, R / parts, ..], taking every parts-th row, so that each data shard keeps its own rows."""
+    """Split [R, ..] into [parts, R / parts, ..], taking every parts-th row, so that each data shard keeps its rows."""
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), tree)

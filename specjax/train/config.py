@@ -1,4 +1,4 @@
-"""The options of one training step, and which of them go together."""
+"""Options of one training step, and the checks of their combinations."""
 
 from dataclasses import dataclass, field
 

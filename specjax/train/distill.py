@@ -1,4 +1,4 @@
-"""Distillation of a draft from a policy that stands still: the train step's draft loss without the rest of the step."""
+"""Distillation of a draft from a fixed policy, with the draft loss of the training step."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ from specjax.types import Params, Policy, PyTree, pytree
 
 @pytree
 class DistillState:
-    """The state that a step updates: the draft's parameters and its optimiser's state. Donated to each step."""
+    """State of distillation: the draft's parameters and its optimiser's state. Donated to each step."""
 
     draft: PyTree
     moments: PyTree
@@ -33,7 +33,7 @@ DistillStep = Callable[[DistillState, PyTree, Sequences], tuple[DistillState, Me
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
-    """Return a fresh state around a copy of `draft`, which lies on the mesh; moments are laid out as parameters."""
+    """Return a fresh state around a copy of `draft`, which must be on the mesh. Moments are sharded as parameters."""
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
 
 
@@ -48,11 +48,11 @@ def make_distill_step(
     ladder: tuple[int, ...] = (),
     logit_chunk: int = 0,
 ) -> DistillStep:
-    """Return `step(state, weights, sequences) -> state, metrics`, one program traced once, laid out as its first state.
+    """Return `step(state, weights, sequences) -> state, metrics`, one program traced once.
 
-    weights: the policy's parameters, which are only read. Every completion token counts. microbatches, ladder,
-    logit_chunk: as `TrainConfig` says. Raises ValueError where the rows do not divide over the mesh and the
-    microbatches.
+    States keep the sharding of the first one. weights: the policy's parameters, which are only read. Every completion
+    token counts. microbatches, ladder, logit_chunk: as in `TrainConfig`. A call raises ValueError if the rows do not
+    divide over the mesh and the microbatches.
     """
     context = LossContext(policy, drafter, law, microbatches=microbatches, ladder=ladder, logit_chunk=logit_chunk)
 
@@ -100,7 +100,7 @@ def make_predict(
 ) -> Callable[[Params, Sequences], tuple[Array, Array]]:
     """Return (params, sequences) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 
-    Their ratio is the acceptance to expect at position 1 under `law`, the mean of sum_v min(p, q).
+    Their ratio is the expected acceptance at position 1 under `law`, the mean of sum_v min(p, q).
     """
     context = LossContext(policy, drafter, law, logit_chunk=logit_chunk)
 

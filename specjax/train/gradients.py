@@ -34,7 +34,7 @@ from specjax.verify import Verifier, VerifierName
 
 @dataclass(frozen=True)
 class LossContext:
-    """The functions and options that both losses share.
+    """Functions and options that both losses share.
 
     Attributes:
         law:          the rollout's.
@@ -110,9 +110,9 @@ def microbatch_gradients(
     batch: TrainBatch,
     weight: Float[Array, "R S"],
 ) -> tuple[Params, Sums]:
-    """Return what one microbatch adds to both gradients, and its sums.
+    """Return the contribution of one microbatch to both gradients, and its sums.
 
-    weight: of each token in the policy's loss. draft_tokens: what the draft's loss is divided by.
+    weight: weight of each token in the policy's loss. draft_tokens: divisor of the draft's loss.
     """
     with jax.named_scope("policy_gradient"):
         differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
@@ -146,9 +146,9 @@ def weighted_policy_loss(
 
 
 def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
-    """Return what the loss reads; theta: log-probs of the tokens from the second on.
+    """Return the inputs of the policy's loss. theta: log-probs of the tokens from the second on.
 
-    Without `old` the policy as it is anchors the ratio; without `mu` the anchor stands for it.
+    Without `old`, the current policy anchors the ratio. Without `mu`, the anchor takes its place.
     """
     mask = batch.trained[:, 1:]
 
@@ -212,7 +212,7 @@ def add_draft_gradients(
 
 
 def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, mesh: Mesh) -> Float[Array, "R S"]:
-    """Return log-probs of the completion tokens, temperature alone, under a policy of these weights; 0 elsewhere."""
+    """Return log-probs of the completion tokens under these weights, with temperature alone; 0 elsewhere."""
     width = sequences.tokens.shape[1]
 
     def run(part: Sequences) -> Array:

@@ -1,7 +1,7 @@
-"""Training mirrors the lengths: rows sorted, split into microbatches, each run in the smallest window that holds it.
+"""Sequence-length buckets: rows are sorted, split into microbatches, and each is cut to the smallest bucket that fits.
 
-A rollout is padded to the longest row it could have. Every microbatch picks its window from a short static ladder, so
-that a few long rows are not paid for by all, and nothing is recompiled when lengths change.
+A rollout is padded to the longest row it could have. Each microbatch takes its bucket, a window of positions, from a
+short static ladder. So a few long rows do not make all microbatches long, and nothing recompiles when lengths change.
 """
 
 from collections.abc import Callable
@@ -23,26 +23,25 @@ S = TypeVar("S", bound=Sequences)
 
 
 def check_ladder(ladder: tuple[int, ...]) -> None:
-    """Raise ValueError unless these are windows, shortest first. The third token is the first that a draft predicts."""
+    """Raise ValueError unless these are lengths of at least 3, ascending. A draft predicts from the third token on."""
     if any(low >= high for low, high in zip((2, *ladder), ladder, strict=False)):
         raise ValueError(f"ladder = {ladder}: must be total lengths of at least 3, in ascending order")
 
 
 def windows(ladder: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The rungs shorter than rows of `length`, and `length` itself as the last."""
+    """Return the windows of the ladder that are shorter than `length`, and `length` itself as the last."""
     return *(window for window in ladder if window < length), length
 
 
 def rung(lengths: Int[Array, "B"], windows: tuple[int, ...]) -> Int[Array, ""]:
-    """Index of the smallest window, int32, that the longest row fits in; rows are no longer than the last."""
+    """Return the index, int32, of the smallest window that holds the longest row. The last window must hold any row."""
     return jnp.sum(jnp.max(lengths) > jnp.array(windows[:-1], jnp.int32), dtype=jnp.int32)
 
 
 def in_window(run: Callable[..., T], ladder: tuple[int, ...], sequences: Sequences, *args: Array) -> T:
-    """Return `run(sequences, *args)`, all cut to the smallest window of the ladder that holds every row.
+    """Return `run(sequences, *args)` with all arrays cut to the smallest window of the ladder that holds every row.
 
-    args: [R, S] too. Not to be differentiated through: it would keep what each of the branches needs for its backward
-    pass.
+    args: [R, S] too. Do not differentiate through it: every branch would store its residuals for the backward pass.
     """
     choices = windows(ladder, sequences.tokens.shape[1])
 
@@ -75,12 +74,12 @@ def sorted_order(sequences: Sequences, mesh: Mesh, parts: int, minibatches: int 
 
 
 def take_rows(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
-    """Rows of each shard in that order."""
+    """Return the rows of each shard in this order."""
     return _per_shard(lambda tree, order: jax.tree.map(lambda x: x[order], tree), mesh)(tree, order)
 
 
 def put_back(tree: T, order: Int[Array, "R"], mesh: Mesh) -> T:
-    """The inverse of `take_rows`."""
+    """Undo `take_rows`."""
     return take_rows(tree, _per_shard(jnp.argsort, mesh)(order), mesh)
 
 

@@ -1,9 +1,7 @@
-"""The policy's loss, token by token, and weights of the tokens, so that microbatches and shards can add it up.
+"""The policy's loss per token, and the weight of each token, so that microbatches and shards can be summed.
 
-A loss is a function `LossFn`; `policy_loss` is the built-in one.
-
-The family of GRPO in four choices: the ratio, what is made of it, how tokens are weighed against each other, and what
-corrects for the policy that generated not being the one that is trained.
+A loss is a function `LossFn`; `policy_loss` is the built-in one. It covers the GRPO family with four choices: the
+ratio, the surrogate, the weighting of tokens, and the correction for a generating policy other than the trained one.
 """
 
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from specjax.choices import check_choices
 from specjax.types import pytree
 
-# Log-ratios beyond this are taken for this: of one that overflows, one token would make the whole gradient NaN.
+# Log-ratios are clipped to this magnitude: a single ratio that overflows would make the whole gradient NaN.
 FARTHEST = 20.0
 
 Aggregate = Literal["token", "sequence", "budget"]
@@ -121,7 +119,7 @@ LossFn = Callable[[LossInputs, LossConfig], LossOutput]
 def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     """Return the loss of the GRPO family that `config` describes, and `clip_fraction`.
 
-    A token is clipped where its ratio lies beyond a clip that keeps it from pushing further.
+    A token counts as clipped if a clip of its ratio removes its gradient.
     """
     theta, old, advantage, mask = inputs.theta, inputs.old, inputs.advantage, inputs.mask
     log_ratio = theta - old
@@ -145,9 +143,9 @@ def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
 
 
 def per_token_loss(loss_fn: LossFn, inputs: LossInputs, config: LossConfig) -> LossOutput:
-    """Return what `loss_fn` does, as float32 that is 0 outside the mask.
+    """Return the result of `loss_fn` as float32 that is 0 outside the mask.
 
-    Raises ValueError where the loss or a metric is not per token, or a metric has the name of one that is built in.
+    Raises ValueError if the loss or a metric is not per token, or if a metric has the name of a built-in one.
     """
     output = loss_fn(inputs, config)
     if taken := {"policy", "draft"} & output.metrics.keys():
@@ -161,8 +159,8 @@ def per_token_loss(loss_fn: LossFn, inputs: LossInputs, config: LossConfig) -> L
 def token_weights(mask: Bool[Array, "R T"], aggregate: Aggregate, budget: int) -> Float[Array, "R T"]:
     """Return the weight of each token of a whole batch in the loss, 0 outside the mask.
 
-    The batch is that of all shards and microbatches, so that any split of it has the same gradient. A sequence without
-    a token in the mask does not count as one. budget: the most tokens that a completion may have.
+    The batch spans all shards and microbatches, so that every split of it gives the same gradient. A sequence without a
+    token in the mask is not counted. budget: most tokens of a completion.
     """
     counts = mask.astype(jnp.float32)
     lengths = jnp.sum(counts, axis=1, keepdims=True)
@@ -179,7 +177,10 @@ def token_weights(mask: Bool[Array, "R T"], aggregate: Aggregate, budget: int) -
 def kl_estimate(
     theta: Float[Array, "*any"], reference: Float[Array, "*any"], estimator: Literal["k1", "k2", "k3"]
 ) -> Float[Array, "*any"]:
-    """KL(theta || reference) from tokens of theta (Schulman 2020): k1 and k3 unbiased, k2 and k3 never negative."""
+    """Estimate KL(theta || reference) from tokens of theta (Schulman 2020).
+
+    k1 and k3 are unbiased, k2 and k3 never negative.
+    """
     gap = reference - theta
     match estimator:
         case "k1":
@@ -196,7 +197,7 @@ def kl_cost(
     completion: Bool[Array, "R S"],
     config: LossConfig,
 ) -> Float[Array, "R S"]:
-    """Return what the reward pays for the KL of each completion token from the reference policy, 0 elsewhere.
+    """Return the KL cost of each completion token against the reference policy, 0 elsewhere.
 
     anchor: log-probs that anchor the ratio, or else those that the tokens were generated with.
     """
@@ -207,7 +208,7 @@ def kl_cost(
 
 
 def _importance(log_weight: Float[Array, "B T"], mask: Bool[Array, "B T"], config: LossConfig) -> Float[Array, "B T"]:
-    """Truncated importance weights; log_weight is 0 outside the mask."""
+    """Return truncated importance weights. log_weight must be 0 outside the mask."""
     if config.importance_cap is None:
         return jnp.ones_like(log_weight)
     if config.importance == "sequence":

@@ -1,4 +1,4 @@
-"""The metrics of a step, by the names that scripts rely on."""
+"""Metrics of a step. docs/metrics.md describes each name; scripts rely on them."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -41,10 +41,11 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
 def reward_metrics(
     reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "K"], punishment: Float[Array, "R"]
 ) -> Metrics:
-    """Statistics of the scored sequences, NaN where there are none.
+    """Return statistics of the scored sequences; NaN if there are none.
 
-    equal: the groups of one reward. counted: of the sequences that selection kept, those that train the policy.
-    punishment: what each sequence was given for its length, beside its reward.
+    equal:      True for groups whose rewards are all equal.
+    counted:    True for those of the selected sequences that train the policy.
+    punishment: added to the reward of each sequence for its length.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
@@ -67,11 +68,11 @@ def reward_metrics(
 def update_metrics(
     report: Report, batch: TrainBatch, gap_alarm: float, *, with_draft: bool, train_draft: bool | Bool[Array, ""]
 ) -> Metrics:
-    """Return means over the tokens that each loss counts, and over updates the norms of the gradients before clipping.
+    """Return means over the tokens that each loss counts, and gradient norms before clipping, averaged over updates.
 
-    The loss function's metrics are logged as `loss/NAME`. What the step did not measure is left out, or NaN where only
-    the running program knows of it: the gradient of a draft that was not trained. What compares training with the
-    rollout is of the first update, whose policy generated.
+    The loss function's metrics are logged as `loss/NAME`. Metrics that the step does not measure are left out. The
+    gradient norm of the draft is NaN if only the running program decides not to train it. Metrics that compare training
+    with the rollout are those of the first update, whose policy generated the rollout.
     """
     policy, draft = report.sums
     first = report.first_update
@@ -88,7 +89,7 @@ def update_metrics(
             "ratio/max": policy.ratio_max,
             "rollout/logprob_gap_mean": gap,
             "rollout/logprob_gap_max": first.policy.gap_max,
-            # A gap that is not a number is not a small one.
+            # Written so that a NaN gap raises the alarm.
             "rollout/logprob_alarm": (~(gap <= gap_alarm)).astype(jnp.int32),
         }
     if batch.reference is not None:

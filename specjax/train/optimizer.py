@@ -1,4 +1,4 @@
-"""One optax chain for each network."""
+"""Optimisers: one optax chain for each network."""
 
 import math
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ class OptimizerConfig:
 
 
 def make_optimizer(c: OptimizerConfig, steps: int | None = None) -> optax.GradientTransformation:
-    """The chain for one network. With `steps`, the rate falls after the warm-up, by a cosine to zero in that step."""
+    """Return the chain for one network. With `steps`, the rate falls after warm-up, by a cosine, to 0 at that step."""
     if steps is not None:
         c = replace(c, schedule="cosine", decay_steps=max(steps - c.warmup_steps, 1), floor=0.0)
     adam = optax.scale_by_adam(c.b1, c.b2)
@@ -109,7 +109,7 @@ def _labels(params: PyTree) -> PyTree:
 
 
 def _scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Orthogonal updates whose entries have the root mean square 0.2, that of AdamW's."""
+    """Return Muon's transformation, scaled so that updates have root mean square 0.2, as AdamW's do."""
 
     def resize(update: Array, axes: optax.contrib.MuonDimensionNumbers) -> Array:
         contracted, given = cast(tuple[tuple[int, ...], tuple[int, ...]], axes)
@@ -123,7 +123,7 @@ def _scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
 
 def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> PyTree:
-    """The optimiser's state on the mesh: moments laid out as their parameters, counters and constants everywhere."""
+    """Return the optimiser's state on the mesh: moments sharded as their parameters, counters replicated."""
     everywhere, laid_out = NamedSharding(mesh, P()), {x.sharding for x in jax.tree.leaves(params)}
     return jax.tree.map(
         lambda x: x if x.ndim and x.sharding in laid_out else jax.device_put(x, everywhere), optimizer.init(params)
@@ -138,17 +138,17 @@ def usable(gradient: PyTree, loss: Array) -> Bool[Array, ""]:
 def update(
     optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, finite: Bool[Array, ""]
 ) -> tuple[PyTree, PyTree]:
-    """(params, optimiser state) after one step of one network; as they were where its gradient is not `usable`."""
+    """Return (params, optimiser state) after one update of one network; unchanged if not `finite` (`usable`)."""
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
         updates, next_state = optimizer.update(gradient, state, params)
         after = optax.apply_updates(params, updates), next_state
-    # Chosen element by element, in the pass that writes them: a conditional would hold both.
+    # Selected per element, fused with the pass that writes them: a conditional would keep both in memory.
     return jax.tree.map(partial(jnp.where, finite), after, (params, state))
 
 
 def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
-    """A chain for each network, as `Params` of optax transformations; without a config the draft stands still."""
+    """Return a chain for each network, as `Params` of optax transformations. Without a config the draft is fixed."""
     return Params(make_optimizer(policy), optax.set_to_zero() if draft is None else make_optimizer(draft))
 
 
@@ -160,9 +160,9 @@ def apply_gradients(
     finite: Params,
     train_draft: bool | Bool[Array, ""] = True,
 ) -> tuple[Params, Params]:
-    """(params, optimiser states) after one update of each network by its own chain.
+    """Return (params, optimiser states) after one update of each network by its own chain.
 
-    Without `train_draft` the draft and its moments stand still, and so does a network whose gradient is not `finite`.
+    Without `train_draft`, the draft and its moments do not change. Nor does a network whose gradient is not `finite`.
     """
     policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, finite.policy)
     draft, draft_state = maybe_cond(

@@ -1,4 +1,4 @@
-"""Selection of the groups and sequences to learn from, and the punishment of length (DAPO)."""
+"""Selection of the groups and sequences to train on, and the length punishment (DAPO)."""
 
 from dataclasses import dataclass, replace
 
@@ -15,9 +15,9 @@ from specjax.types import Rollout
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Which completions are trained on, and what length costs: DAPO (arXiv 2503.14476).
+    """Options of selection and of the length punishment: DAPO (arXiv 2503.14476).
 
-    By default every completion that has a reward.
+    By default every completion with a reward is trained on.
 
     Attributes:
         groups:           Dynamic sampling: train on the first so many prompts whose samples differ in reward. The step
@@ -39,25 +39,25 @@ class SelectionConfig:
 
 
 def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) -> Float[Array, "R"]:
-    """Return what is added to the reward of a completion of each length, <= 0 (DAPO, equation 13)."""
+    """Return the length punishment of each completion, <= 0, which is added to its reward (DAPO, equation 13)."""
     buffer = max(config.overlong_buffer, 1)
     over = (lengths - (budget - buffer)).astype(jnp.float32) / buffer
     return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)
 
 
 def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:
-    """Return the sequences of that rollout, of which those that no stop token ended do not count."""
+    """Return the sequences with those that no stop token ended marked as not counted."""
     if rollout.stopped is None:
         raise ValueError("drop_truncated = True: the rollout does not tell which sequences it stopped")
     return replace(sequences, counted=sequences.counted & rollout.stopped)
 
 
 def keep_groups(sequences: ScoredSequences, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> ScoredSequences:
-    """Return the rows of the first `groups` groups that are not `equal`, filled up with others that do not count.
+    """Return the rows of the first `groups` groups that are not `equal`, padded with other groups that do not count.
 
-    They are chosen from all data shards, whatever the mesh: rows move between shards, as tokens. Rows that do not count
-    have no reward either, and enter no statistics. Raises ValueError where the groups do not divide over the shards, or
-    are more than there are.
+    Groups are chosen over all data shards, so that the choice does not depend on the mesh; their rows may move between
+    shards. Rows that do not count get no reward and enter no statistics. Raises ValueError if the groups do not divide
+    over the shards, or if there are fewer.
     """
     shards, size = batch_shards(mesh), len(sequences.tokens) // len(equal)
     if groups % shards or groups > len(equal):

@@ -1,4 +1,4 @@
-"""The stages of a training step, from prompts to updates. None of them is jitted."""
+"""Stages of a training step, from prompts to updates. None of them is jitted by itself."""
 
 from dataclasses import dataclass, replace
 
@@ -50,7 +50,7 @@ class Stages:
 
     @property
     def loss_context(self) -> LossContext:
-        """Return what gradients and log-probs are computed with, for one update."""
+        """Return the functions and options of the losses, for one update."""
         config, rollout = self.config, self.config.rollout
         return LossContext(
             *(self.policy, self.drafter, rollout.law, config.loss, self.loss_fn),
@@ -103,7 +103,7 @@ class Stages:
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:
-        """Run the forwards that training itself does not: of the reference policy, and of the anchor of the ratio."""
+        """Run the forwards of policies that are not trained: the reference policy and the anchor of the ratio."""
         loss, updates = self.config.loss, self.config.updates
         context = replace(self.loss_context, microbatches=updates.minibatches * self.config.microbatches)
 
@@ -122,7 +122,7 @@ class Stages:
 
     @jax.named_scope("advantage")
     def advantage(self, sequences: ScoredSequences, log_probs: LogProbs) -> TrainBatch:
-        """Compute the advantages from the rewards, which may pay for KL."""
+        """Compute the advantages from the rewards, less the KL cost if that is part of the reward."""
         config, reward = self.config, sequences.reward
         cost = None
         if config.loss.in_reward:
@@ -164,7 +164,7 @@ class Stages:
         return state, metrics | acceptance
 
     def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:
-        """Return the state with what drafter and draft lengths keep of the rollout; metrics: those of the update."""
+        """Return the state with drafter memory and draft-length statistics updated. metrics: those of `update`."""
         if self.drafter.memory is not None:
             memory = self.drafter.memory.remember(state.params.memory, prompts, rollout)
             state = replace(state, params=replace(state.params, memory=memory))
@@ -175,7 +175,7 @@ class Stages:
 
 
 def optimizers_of(config: TrainConfig) -> Params:
-    """Return an optax chain for each network; that of a frozen draft leaves it as it is."""
+    """Return an optax chain for each network. The chain of a frozen draft does not change it."""
     return make_optimizers(
         config.policy_optimizer, None if config.draft_training.mode == "frozen" else config.draft_optimizer
     )

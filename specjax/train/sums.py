@@ -1,4 +1,4 @@
-"""Sums that both losses report, over microbatches and updates."""
+"""Sums over tokens that both losses report, and their combination over microbatches and updates."""
 
 from typing import NamedTuple
 
@@ -35,8 +35,8 @@ class PolicySums(NamedTuple):
 class DraftSums(NamedTuple):
     """Sums over the completion tokens.
 
-    overlap:           sum_v min(p, q), the acceptance to expect at position 1.
-    expected_accepted: how many of the tokens that stood at position 1 should have been accepted at least.
+    overlap:           sum_v min(p, q), the expected acceptance at position 1.
+    expected_accepted: lower bound on the expected number of accepted tokens among those at position 1 of a draft.
     """
 
     tokens: Array

@@ -1,4 +1,4 @@
-"""A step run stage by stage against the clock: the same functions, tokens and gradients as the fused program."""
+"""Training steps run stage by stage and timed, with the same functions, tokens and gradients as the fused program."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Seconds = dict[str, float]
 
 
 class Clock:
-    """Functions compiled on first use, as the fused program is, and run to their end, one after the other."""
+    """Compiles functions on first use, with the options of the fused program, and times each run to its end."""
 
     def __init__(self, dtype: jnp.dtype) -> None:
         self._dtype = dtype
@@ -28,7 +28,7 @@ class Clock:
         self._last = 0.0
 
     def start(self) -> None:
-        """The next call begins now."""
+        """Start the clock: the seconds of the next call count from now."""
         self._last = time.perf_counter()
 
     def __call__(
@@ -36,8 +36,8 @@ class Clock:
     ) -> tuple[Any, float]:
         """Return the result of `run(*args)`, and the seconds since the previous call ended, so that they add up.
 
-        Compiling, the first time that a name comes, is not in them, nor, where nothing is donated and no host is
-        asked (`pure`), the first run, which is slower than later ones.
+        They exclude compilation, on the first call with a name. With `pure` they exclude the first run too, which is
+        slower than later ones: allowed if nothing is donated and the host is not called.
         """
         if name not in self._compiled:
             program = jax.jit(run, compiler_options=kernels.compiler_options(self._dtype), **jit_options)
@@ -52,13 +52,12 @@ class Clock:
 
 
 class StagedStep:
-    """Called as the fused step is, it returns the step's result and the seconds of each stage, in their order.
+    """Step that is called like the fused one and returns (its result, the seconds of each stage in order).
 
-    `prepare` gathers and casts the parameters, `generation` is the rollout alone, `reward` the scores and what is
-    selected by them, `logprob` the forwards of policies that are not trained, `train` the advantages, and forward,
-    backward and updates.
-    Compilation, on first use, is in none of them, nor the first run of a rollout; the first run of another program is,
-    which is slower than later ones. The state is donated.
+    `prepare` gathers and casts the parameters. `generation` is the rollout alone. `reward` scores the completions and
+    selects those to train on. `logprob` runs the forwards of policies that are not trained. `train` computes
+    advantages, forward, backward and updates. Compilation and the first run of a rollout are excluded; the first run of
+    another program, which is slower than later ones, is included. The state is donated.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -78,7 +77,7 @@ class StagedStep:
             rollout, seconds["generation"] = self._timed(
                 "generate", stages.generate, params, prompts, state.step, chosen, pure=True
             )
-            # The fused program has no gathered copy left by now, and its memory is what a mesh is chosen for.
+            # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
             del params
             (scores, sequences, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
             log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
@@ -88,7 +87,7 @@ class StagedStep:
         return (state, replace(rollout, reward=scores, batch=batch), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
-        """Return the parameters as the rollout takes them, on the mesh that is set, and the seconds that it took."""
+        """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
             self._gathered = gathered_shardings(state.params)
@@ -103,12 +102,12 @@ class StagedStep:
 
 
 class ProbeStep:
-    """Called as the fused step is, it adds stage times in seconds and the speed-up to the metrics.
+    """Step that is called like the fused one and adds stage times in seconds and the speed-up to the metrics.
 
-    `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`,
-    `time/step` is their sum. `perf/speedup_vs_autoregressive` generates the same prompts again at draft length 0.
-    Neither that nor compilation, on first use, is part of a step's time, nor the first run of a rollout. Those of other
-    programs are, but where the step before was a rehearsal (`rehearse`). The state is donated.
+    `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`, and
+    `time/step` is their sum. For `perf/speedup_vs_autoregressive` the same prompts are generated again at draft length
+    0. A step's time excludes that rollout, compilation, and the first run of a rollout. It includes the first run of
+    another program, unless `rehearse` has run it before. The state is donated.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -135,7 +134,7 @@ class ProbeStep:
         return state, rollout, metrics | times
 
     def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
-        """A step by the programs that a probe times, whose metrics have the seconds of all of it alone."""
+        """Run a step with the programs that a probe times; of the times, add `time/step` alone to the metrics."""
         (state, rollout, metrics), seconds = self._step(state, prompts)
-        whole: dict[str, Any] = {"time/step": sum(seconds.values())}
-        return state, rollout, metrics | whole
+        total: dict[str, Any] = {"time/step": sum(seconds.values())}
+        return state, rollout, metrics | total

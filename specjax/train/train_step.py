@@ -1,7 +1,6 @@
-"""The one program: prompts to updates in a single jit.
+"""The training step as one jitted program, from prompts to updates.
 
-`make_train_step` fuses the stages of `specjax.train.stages`; `specjax.train.timed_step` runs them one by one against
-the clock.
+`make_train_step` fuses the stages of `specjax.train.stages`. `specjax.train.timed_step` runs and times them one by one.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ StepResult = tuple[TrainState, Rollout, Metrics]
 
 
 class TrainStep:
-    """A step compiled for its mesh, with the layout of the first state it is given, in and out."""
+    """Training step compiled for its mesh. States keep the sharding of the first one it is called with."""
 
     def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh, dtype: jnp.dtype) -> None:
         self._step, self._mesh, self._dtype, self._jitted = step, mesh, dtype, None
@@ -43,7 +42,7 @@ class TrainStep:
             return kernels.finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
-        """The program, for those who want to read it."""
+        """Return the lowered program, for inspection."""
         with jax.set_mesh(self._mesh):
             return self._jit(state).lower(state, place(prompts, self._mesh))
 
@@ -51,7 +50,7 @@ class TrainStep:
         if self._jitted is None:
             layout = jax.tree.map(lambda x: x.sharding, state)
             rows = NamedSharding(self._mesh, P(BATCH_AXES))
-            # The old parameters and moments are dead once the update is done: donated, they are updated in place.
+            # Old parameters and moments are not needed after the update. Donated, they are updated in place.
             self._jitted = jax.jit(
                 self._step,
                 in_shardings=(layout, rows),
@@ -71,16 +70,16 @@ def make_train_step(
     rollout_fn: RolloutFn = speculative_rollout,
     loss_fn: LossFn = policy_loss,
 ) -> TrainStep:
-    """`state, rollout, metrics = step(state, prompts)`: one compiled program, traced once.
+    """Return `step`, one compiled program that is traced once: `state, rollout, metrics = step(state, prompts)`.
 
     reward_fn:  (rollout, prompts) -> Reward, traced, or `host_reward` around a host scorer.
     rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
     loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
 
-    The state is donated: parameters and moments are updated in place. Raises ValueError where the prompts, or the
-    groups that are kept, do not divide over the mesh, or the sequences of a shard that train over minibatches and
-    microbatches, where a rollout has not group_size sequences of each prompt, and where a KL coefficient finds no
+    The state is donated: parameters and moments are updated in place. A call raises ValueError if the prompts or the
+    selected groups do not divide over the mesh, if the training sequences of a shard do not divide into minibatches and
+    microbatches, if a rollout does not have group_size sequences per prompt, or if there is a KL coefficient but no
     reference policy.
     """
     stages = Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
@@ -105,13 +104,12 @@ def init_train_state(
     seconds: Float[np.ndarray, "phases lengths"] | None = None,
     prompts: tuple[int, int] | None = None,
 ) -> TrainState:
-    """Return a fresh state around `params`, which lie on the mesh already; moments are laid out as their parameters.
+    """Return a fresh state around `params`, which must be on the mesh already. Moments are sharded as their parameters.
 
-    with_reference: keep a copy of the policy as it is now, for KL.
-    seconds:        of a round, for each phase that `lay_out` gives and each of the rollout's draft_lengths; needed
-                    where there are several, and used for nothing else.
-    prompts:        how many a step has and how wide they are padded; needed where rollouts are replayed, and used for
-                    nothing else.
+    with_reference: keep a copy of the current policy as the reference for KL.
+    seconds:        seconds of a round, for each phase that `lay_out` returns and each of the rollout's draft_lengths;
+                    required if draft_lengths is set.
+    prompts:        (prompts per step, padded width); required if rollouts are replayed.
     """
     lengths = config.rollout.draft_lengths
     if lengths and seconds is None:

@@ -1,4 +1,4 @@
-"""From one rollout to one or several updates of both networks."""
+"""Updates of both networks from one rollout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]
 class UpdateConfig:
     """Updates per rollout.
 
-    With one update, the policy that generated is the one that is trained: it anchors the ratio itself. With several,
-    the anchor is what generated (`mu`), or with recompute_old what the training forward makes of it.
+    With one update, the policy that generated is the one that is trained, and it anchors the ratio itself. With
+    several, the anchor is the rollout's log-probs (`mu`), or with recompute_old those of a training forward before the
+    first update.
 
     Attributes:
         minibatches:   Updates per epoch. Each takes every n-th sequence of a data shard. Optimisers count updates.
@@ -43,7 +44,7 @@ class UpdateConfig:
 
     @property
     def count(self) -> int:
-        """Updates a rollout."""
+        """Return the number of updates per rollout."""
         return self.minibatches * self.epochs
 
     @property
@@ -55,9 +56,9 @@ class Report(NamedTuple):
     """Report of the updates of a step.
 
     sums:         over all `updates`.
-    first_update: those of the first update, whose policy is the one that generated.
-    norms:        of the gradients before clipping, means over the updates.
-    skipped:      how many updates of each network were skipped, for a loss or a gradient that is not finite.
+    first_update: sums of the first update, whose policy is the one that generated.
+    norms:        gradient norms before clipping, means over the updates.
+    skipped:      number of updates of each network that were skipped, for a loss or a gradient that is not finite.
     """
 
     updates: int
@@ -80,7 +81,7 @@ def run_updates(
     """Return (params, optimiser states, report) after all updates.
 
     gradients: (params, minibatch, its part of the replay) -> both gradients and their sums.
-    replay:    rows of earlier rollouts, [n, R, ..], which are shared out over the minibatches as the batch is.
+    replay:    rows of earlier rollouts, [n, R, ..], split over the minibatches as the batch is.
     """
 
     def update(carry: tuple[Params, Params], part: tuple[TrainBatch, Sequences | None]) -> tuple:

@@ -1,4 +1,4 @@
-"""The interface of a verifier: the noise it wants for a round, and its verdict on a proposal."""
+"""Interface of a verifier: the noise it needs for a round, and its verdict on a proposal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 class Noise(NamedTuple):
-    """All the randomness of a round.
+    """All random numbers of a round.
 
-    draft:   [B, K, V] Gumbels with which the drafter samples its proposal.
-    uniform: [B] in [0, 1), decides how many drafts an accept law keeps.
-    emit:    Gumbels with which the token after them is drawn: [B, 1, V], or [B, K+1, V] for `coupled`.
+    draft:   [B, K, V], Gumbel noise with which the drafter samples its proposal.
+    uniform: [B] in [0, 1), from which an accept law decides how many drafted tokens are accepted.
+    emit:    [B, 1, V], Gumbel noise with which the token after them is drawn; [B, K+1, V] for `coupled`.
     """
 
     draft: Float[Array, "B K V"]
@@ -21,7 +21,10 @@ class Noise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """accepted: int32 [B], 0 .. K, the drafts kept. token: int32 [B], the one emitted after them."""
+    """Result of one verification.
+
+    accepted: int32 [B], 0 .. K, number of drafted tokens accepted. token: int32 [B], the token emitted after them.
+    """
 
     accepted: Int[Array, "B"]
     token: Int[Array, "B"]
@@ -29,11 +32,11 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Verifier:
-    """A way to verify, which `RolloutConfig.verifier` takes by name or as it is.
+    """A verification method. `RolloutConfig.verifier` takes one, or the name of one.
 
-    noise:    (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise
+    noise:    (sequence keys [B], position of the first token the round emits [B], K, V) -> Noise.
     verify:   (log_p, log_q, draft, length, noise) -> Verdict, arguments as for `specjax.verify.accept_law`.
-    promises: the least probability that a draft's first token is accepted where sum_v min(p, q) is the argument.
+    promises: overlap sum_v min(p, q) -> lower bound on the probability that a draft's first token is accepted.
     """
 
     noise: Callable[[UInt32[Array, "B 2"], Int[Array, "B"], int, int], Noise]

@@ -1,7 +1,6 @@
-"""Verification by an accept law: what may happen to a draft, and how likely, as a deterministic function of it.
+"""Verification by an accept law: the probability of each outcome, as a deterministic function of the draft.
 
-The law is what a test can enumerate; `draw` is the other half. `accept_law` is that of token-level speculative
-sampling.
+A test can enumerate the law; `draw` samples from it. `accept_law` is the law of token-level speculative sampling.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,14 @@ from specjax.verify.base import Noise, Verdict, Verifier
 
 
 class AcceptLaw(NamedTuple):
-    """The law of a round given its draft.
+    """Law of a round given its draft.
 
-    survival:   [B, K], probability that more than i drafted tokens are accepted: non-increasing in i.
-    log_p:      [B, K+1, V], the policy's processed log-probs.
-    log_q:      [B, K, V], the drafter's.
-    length:     int32 [B], 0 .. K, how many rows of log_q hold a draft.
-    log_weight: [B, K+1], log of the factor on p in the residual after i accepted tokens.
+    Attributes:
+        survival:   [B, K], probability that more than i drafted tokens are accepted: non-increasing in i.
+        log_p:      [B, K+1, V], the policy's processed log-probs.
+        log_q:      [B, K, V], the drafter's processed log-probs.
+        length:     int32 [B], 0 .. K, number of drafted tokens.
+        log_weight: [B, K+1], log of the factor on p in the residual after i accepted tokens.
     """
 
     survival: Float[Array, "B K"]
@@ -33,14 +33,15 @@ class AcceptLaw(NamedTuple):
     log_weight: Float[Array, "B T"]
 
     def stop(self) -> Float[Array, "B T"]:
-        """Probability that exactly m drafted tokens are accepted, m = 0 .. K."""
+        """Return the probability that exactly m drafted tokens are accepted, m = 0 .. K."""
         padded = jnp.pad(self.survival, ((0, 0), (1, 0)), constant_values=1.0)
         return padded - jnp.pad(self.survival, ((0, 0), (0, 1)))
 
     def residual(self, accepted: Int[Array, "B"]) -> Float[Array, "B V"]:
-        """Log-probs of the token after `accepted` drafts: max(weight p - q, 0), normalised; p after a full accept.
+        """Return log-probs of the token after `accepted` drafted tokens: max(weight p - q, 0), normalised.
 
-        Where rounding leaves no mass at all (p equal to q), the law is p. Only the rows at `accepted` are touched.
+        It is p if all drafted tokens are accepted, or if rounding leaves no mass (p equal to q). Only position
+        `accepted` of each row is read.
         """
         log_p = jnp.take_along_axis(self.log_p, accepted[:, None, None], axis=1)[:, 0]
         count = self.log_q.shape[1]
@@ -53,8 +54,8 @@ class AcceptLaw(NamedTuple):
         above = weighted > log_q
         gap = jnp.where(above, log_q - weighted, -1.0)
         left = jnp.where(above, weighted + jnp.log(-jnp.expm1(gap)), -jnp.inf)
-        some = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
-        return jax.nn.log_softmax(jnp.where(some, left, log_p))
+        has_mass = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
+        return jax.nn.log_softmax(jnp.where(has_mass, left, log_p))
 
 
 LawOf = Callable[[Array, Array, Array, Array], AcceptLaw]
@@ -64,18 +65,18 @@ LawOf = Callable[[Array, Array, Array, Array], AcceptLaw]
 def accept_law(
     log_p: Float[Array, "B T V"], log_q: Float[Array, "B K V"], draft: Int[Array, "B K"], length: Int[Array, "B"]
 ) -> AcceptLaw:
-    """The law of `rejection` for one round: arXiv 2211.17192, algorithm 1, in log space.
+    """Return the accept law of `rejection` for one round: arXiv 2211.17192, algorithm 1, in log space.
 
     log_p, log_q: normalised processed log-probs; q is over the full vocabulary, minus infinity where it has no mass.
     draft:        the proposal, a true sample of q (or the one token of a deterministic q).
-    length:       0 .. K, how many of its tokens count.
+    length:       0 .. K, number of its tokens that count.
     """
     ratio = jnp.exp(jnp.minimum(log_ratio(log_p, log_q, draft, length), 0.0))
     return AcceptLaw(jnp.cumprod(ratio, axis=1), log_p, log_q, length, jnp.zeros_like(log_p[..., 0]))
 
 
 def log_ratio(log_p: Array, log_q: Array, draft: Array, length: Array) -> Float[Array, "B K"]:
-    """log(p / q) of each drafted token; minus infinity beyond `length` and where either cannot emit it."""
+    """Return log(p / q) of each drafted token; minus infinity beyond `length` and where p or q is 0."""
     log_pd, log_qd = pick(log_p[:, :-1], draft), pick(log_q, draft)
     counts = jnp.arange(draft.shape[1])[None] < length[:, None]
     possible = counts & (log_pd > -jnp.inf) & (log_qd > -jnp.inf)
@@ -83,7 +84,7 @@ def log_ratio(log_p: Array, log_q: Array, draft: Array, length: Array) -> Float[
 
 
 def draw(law: AcceptLaw, noise: Noise) -> Verdict:
-    """One uniform against the survival probabilities, then a draw from the residual.
+    """Draw a verdict: compare one uniform with the survival probabilities, then sample the residual.
 
     The comparison is strict: float32 uniforms contain an exact 0, which must not accept a token of p = 0.
     """
@@ -92,7 +93,7 @@ def draw(law: AcceptLaw, noise: Noise) -> Verdict:
 
 
 def verifier_of(law_of: LawOf) -> Verifier:
-    """The verifier that draws from this law, with fresh noise in each round."""
+    """Return the verifier that draws from this law, with fresh noise in each round."""
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
         return draw(law_of(log_p, log_q, draft, length), noise)
@@ -101,8 +102,10 @@ def verifier_of(law_of: LawOf) -> Verifier:
 
 
 def independent_noise(keys: Array, start: Array, draft_length: int, vocab: int) -> Noise:
-    """Keyed by the round's start: by absolute position alone, noise that a round looked at beyond its cut would be
-    drawn again by the next one.
+    """Return noise keyed by the round's start position.
+
+    If it were keyed by absolute position, a round would reuse noise that the round before has read beyond its last
+    emitted token, which would bias the law.
     """
     return Noise(
         draft=gumbels(keys, start, Purpose.DRAFT, draft_length * vocab).reshape(len(keys), draft_length, vocab),

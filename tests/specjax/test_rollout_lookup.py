@@ -19,7 +19,7 @@ from specjax.rollout.admission import compact, share_finished, write_back
 from specjax.rollout.lookup_acceptance import PLACES_PER_ROW
 from specjax.rollout.plan import ChosenConfig, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, rounds
-from specjax.rollout.speculative import begin, speculative_rollout
+from specjax.rollout.speculative import speculative_rollout, start_rollout
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree, Rollout
 from tests.chain import COUNTING, chain
@@ -181,7 +181,7 @@ def test_siblings_that_finished_are_known_when_the_batch_shrinks():
 
     @jax.jit
     def shrink() -> tuple[RoundState, Rollout, RoundState]:
-        carry = begin(decoding, PROMPTS, RUN, SEQUENCES)
+        carry = start_rollout(decoding, PROMPTS, RUN, SEQUENCES)
         state = rounds(decoding, carry.state, 2, few)[0]
         record = write_back(carry.record, state)
         return state, record, share_finished(decoding, compact(state, 2), record, PROMPTS)
@@ -273,7 +273,7 @@ def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
 
     @jax.jit
     def told(record: Rollout) -> HistoryState:
-        return share_finished(decoding, begin(decoding, PROMPTS, RUN, SEQUENCES).state, record, PROMPTS).draft
+        return share_finished(decoding, start_rollout(decoding, PROMPTS, RUN, SEQUENCES).state, record, PROMPTS).draft
 
     state, completions = told(plain), words(plain.tokens, plain.lengths)
     for row, texts in enumerate(np.asarray(state.finished).tolist()):
@@ -295,7 +295,7 @@ def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(na
 
     @jax.jit
     def decode(prompts: Prompts) -> tuple[RoundState, RoundState, PyTree]:
-        first = begin(decoding, prompts, RUN, 12).state
+        first = start_rollout(decoding, prompts, RUN, 12).state
         state = rounds(decoding, first, 0, six)[0]
         return first, state, drafter.catch_up(state.draft, state.visible, state.tokens, state.emitted)
 

@@ -12,7 +12,7 @@ from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
 from specjax.rollout.plan import ChosenConfig, Phase, RolloutConfig, choose_lengths, lay_out
 from specjax.rollout.rounds import Decoding, rounds
-from specjax.rollout.speculative import begin, speculative_rollout
+from specjax.rollout.speculative import speculative_rollout, start_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import join_completions
 from specjax.types import PolicyOutput, Rollout
@@ -250,7 +250,7 @@ def test_rounds_at_draft_length_0_call_no_drafter():
     def run(drafter: Any) -> Decoding:
         return Decoding(WORLD.policy, drafter, WORLD.params("none"), options)
 
-    state = jax.eval_shape(lambda: begin(run(NoDrafter()), WORLD.batch, RUN, SEQUENCES).state)
+    state = jax.eval_shape(lambda: start_rollout(run(NoDrafter()), WORLD.batch, RUN, SEQUENCES).state)
     after, _ = jax.eval_shape(
         lambda state: rounds(run(Untouched()), state, 0, lambda state, _: state.done.all()), state
     )

@@ -14,7 +14,7 @@ from specjax.keys import seed_step
 from specjax.rollout.admission import Carry, admit, compact
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
-from specjax.rollout.speculative import begin
+from specjax.rollout.speculative import start_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing import CacheCheck, assert_cache_consistent, reference_law
 from specjax.types import Params, Prompts, Rollout, Writer
@@ -69,7 +69,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     def fill(params: Params, prompts: Prompts, carry: Carry) -> Carry:
         return admit(decoding(params), carry, prompts, RUN, rows=3, drafting=jnp.bool_(True))
 
-    carry = jax.jit(lambda params, prompts: begin(decoding(params), prompts, RUN, slots))(params, prompts)
+    carry = jax.jit(lambda params, prompts: start_rollout(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)
     # As long as the longest row, which a round may outgrow only by its slack.
     by = world.batch.tokens.shape[1] + BUDGET - int(carry.state.visible.max())
