@@ -47,32 +47,32 @@ class ExportArgs:
         return None if self.param_dtype == "kept" else self.param_dtype
 
 
-def export(out: Path, experiment: Experiment, own: ExportArgs) -> None:
+def export(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     """Write the part of the run's save. Raises ConfigError if it cannot be written so."""
     try:
-        (_export_draft if own.part == "draft" else _export_policy)(out, experiment, own)
+        (_export_draft if args.part == "draft" else _export_policy)(out, experiment, args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
 
-def _export_draft(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    draft, run = experiment.networks.draft, Path(own.checkpoint)
-    dialect = None if own.dialect == "ours" else own.dialect
+def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    draft, run = experiment.networks.draft, Path(args.checkpoint)
+    dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
-    params = cast(restore_params(run, experiment, own.checkpoint_step).draft, own.dtype)
-    draft.write(out, params, dialect, own.verifier or own.checkpoint)
-    state_made_for(out, made_for(run, own.checkpoint_step, experiment.networks.decoder))
+    params = cast(restore_params(run, experiment, args.checkpoint_step).draft, args.dtype)
+    draft.write(out, params, dialect, args.verifier or args.checkpoint)
+    state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 
-def _export_policy(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    run, networks, path, mtp = Path(own.checkpoint), experiment.networks, experiment.config.model.path, None
+def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    run, networks, path, mtp = Path(args.checkpoint), experiment.networks, experiment.config.model.path, None
     if networks.draft.in_policy:
-        params = restore_params(run, experiment, own.checkpoint_step)
-        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, own.dtype))
+        params = restore_params(run, experiment, args.checkpoint_step)
+        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, args.dtype))
     else:
-        policy = restore_policy(run, experiment, own.checkpoint_step)
+        policy = restore_policy(run, experiment, args.checkpoint_step)
         if path is not None and networks.decoder is not None:  # a head that the run did not draft with is kept
-            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, own.dtype)
-    write_policy(out, experiment, cast(policy, own.dtype), mtp)
+            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, args.dtype)
+    write_policy(out, experiment, cast(policy, args.dtype), mtp)
     if networks.draft.in_policy:
-        state_made_for(out, made_for(run, own.checkpoint_step, networks.decoder))
+        state_made_for(out, made_for(run, args.checkpoint_step, networks.decoder))

@@ -1,4 +1,4 @@
-"""What a run prints and records once its steps are done."""
+"""Results that a run prints and records after its last step."""
 
 from launch.build.experiment import Experiment
 from launch.comparison.best_plans import compare_plans, print_speedup
