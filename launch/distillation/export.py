@@ -44,7 +44,7 @@ def check_trained(networks: Networks, dialect: Dialect | None) -> None:
 def write_trained(
     out: Path, experiment: Experiment, draft: Draft, params: Params, dialect: Dialect | None, verifier: str | None
 ) -> list[Path]:
-    """Write the draft and its copy in `dialect`, or the policy with an MTP head. Return the new directories in `out`."""
+    """Write the draft and its copy in `dialect`, or the policy with an MTP head. Return the new directories."""
     if draft.in_policy:
         write_policy(out / POLICY, experiment, params.policy, draft.policy_head(params.draft))
         return [out / POLICY]

@@ -41,9 +41,7 @@ class DistillArgs:
         if self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if self.responses is not None and self.save_responses is not None:
-            raise ValueError(
-                f"save_responses = {self.save_responses}: must be none with responses, because none are generated"
-            )
+            raise ValueError(f"save_responses = {self.save_responses}: must be none with responses")
         if self.start == "checkpoint" and self.checkpoint is None:
             raise ValueError("start = checkpoint: must be recipe without checkpoint")
         check_verifier(self.verifier, self.dialect)

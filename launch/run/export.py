@@ -1,4 +1,4 @@
-"""Write what a run has trained as files that others load: the policy, or the draft by itself."""
+"""Export a run's policy, or its draft alone, in public layouts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ class ExportArgs:
 
     Attributes:
         checkpoint:      Directory of the run.
-        checkpoint_step: Its checkpoint: newest, best or a step.
-        part:            policy, with its MTP head if that is the draft; or draft.
-        dialect:         Layout of an EAGLE-3 head; ours is read by --draft.path.
-        verifier:        Name of the policy for speculators' file. None: `checkpoint`.
-        param_dtype:     Dtype to write; kept: that of the run.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
+        part:            policy (includes an MTP head), or draft.
+        dialect:         Layout of an EAGLE-3 head. --draft.path reads ours.
+        verifier:        Policy name to write in a speculators config. None: `checkpoint`.
+        param_dtype:     Dtype to write; kept: the run's dtype.
     """
 
     checkpoint: str
@@ -38,17 +38,17 @@ class ExportArgs:
 
     def __post_init__(self) -> None:
         if self.part == "policy" and self.dialect != "ours":
-            raise ValueError(f"dialect = {self.dialect}: for part draft alone")
+            raise ValueError(f"dialect = {self.dialect}: allowed only with part = draft")
         check_verifier(self.verifier, self.dialect)
 
     @property
     def dtype(self) -> Dtype | None:
-        """The dtype to write in, None to keep it."""
+        """The dtype to write; None keeps the run's."""
         return None if self.param_dtype == "kept" else self.param_dtype
 
 
 def export(out: Path, experiment: Experiment, args: ExportArgs) -> None:
-    """Write the part of the run's save. Raises ConfigError if it cannot be written so."""
+    """Write the policy or the draft of a run's checkpoint to `out`. Raise ConfigError if that is impossible."""
     try:
         (_export_draft if args.part == "draft" else _export_policy)(out, experiment, args)
     except (ValueError, OSError, ImportError) as error:
@@ -71,7 +71,7 @@ def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
         policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, args.dtype))
     else:
         policy = restore_policy(run, experiment, args.checkpoint_step)
-        if path is not None and networks.decoder is not None:  # a head that the run did not draft with is kept
+        if path is not None and networks.decoder is not None:  # keep a head that the run did not draft with
             mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, args.dtype)
     write_policy(out, experiment, cast(policy, args.dtype), mtp)
     if networks.draft.in_policy:

@@ -10,8 +10,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Context manager: the first signal only sets `received`; a second one ends the process with exit code 128 + signal.
+    """Context manager in which the first signal only sets `received`, and a second one ends the process at once.
 
+    The exit code is then 128 + signal.
     A thread reads the signals. Python runs signal handlers only between bytecodes, and a single bytecode may compile or
     run a program for minutes.
     """

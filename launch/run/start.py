@@ -119,7 +119,7 @@ def resume_from(
         raise ConfigError(f"resume: {error}") from error
     # Old checkpoints have no checksum.
     if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
-        raise ConfigError("resume: the training problems differ from the run's: the data or the tokenizer has changed")
+        raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
@@ -153,4 +153,4 @@ def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) ->
         events.warn(0, "No checkpoint found; starting from scratch")
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:
-            events.warn(0, f"{table.dropped} {which} prompts dropped: empty or over {table.max_length} tokens")
+            events.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")

@@ -32,6 +32,6 @@ def trained_networks(experiment: Experiment, checkpoint: str | None, which: Whic
         return params
     if not config.distill.steps:
         console.print(
-            "the draft has random weights; distilling it first, as launch.distill does (or pass --checkpoint RUN)"
+            "the draft has random weights: distilled first, as launch.distill does (or pass --checkpoint RUN)"
         )
     return replace(params, draft=distill(experiment, params, console.print).draft)
