@@ -1,6 +1,6 @@
-"""A step with and without speculation, stage by stage: `python -m launch.compare CONFIG [--draft-lengths 0,3,5,7]`.
+"""Time steps with and without speculation, by stage: `python -m launch.compare CONFIG [--draft-lengths 0,3,5,7]`.
 
-The table of arXiv 2604.26779 for a run of one's own: each variant takes the same steps, on the same prompts with the
+Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps, on the same prompts with the
 same seeds, from the same state.
 """
 
@@ -24,40 +24,40 @@ from launch.run.console import explain_choice
 from launch.run.trained_networks import trained_networks
 from launch.timing import format_provenance, provenance
 
-# Of the table, which a narrower terminal wraps.
+# The table is this wide; a narrower terminal wraps it.
 console = Console(highlight=False, soft_wrap=True, markup=False, width=170)
 
 
 def main(argv: list[str]) -> int:
-    """Time the variants in turns, from the networks that a run begins or ended with, and train two if asked for."""
+    """Time the variants in turns, from a run's checkpoint or the recipe's networks. Train two variants if asked."""
     use_compile_cache()
-    description = "The stages of a step with and without speculation."
-    config, own = parse_run_and(
+    description = "Time the stages of a training step with and without speculation."
+    config, args = parse_run_and(
         CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20, profile_step=0
     )
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
-    if own.plots is not None:
+    if args.plots is not None:
         load_pyplot()
-        make_directory("plots", own.plots)
-    experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=own.lengths)))
+        make_directory("plots", args.plots)
+    experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths)))
     costs = round_costs(experiment)
-    params = trained_networks(experiment, own.checkpoint, own.checkpoint_step, console)
-    found = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
-    found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
+    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console)
+    results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
+    results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     pool = make_pool(config.reward)
     with pool or nullcontext():
         console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
-        reports = time_variants(variants, own.lengths, config.steps)
+        reports = time_variants(variants, args.lengths, config.steps)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, own.lengths, drafting)}")
         print_first_differences(reports, console)
-        found |= {"arms": {name: asdict(report) for name, report in reports.items()}}
-        if own.train_steps:
-            found |= {"training": compare_training(experiment, variants, own.train_steps, own.plots, console)}
-    write_results(own.json, found)
+        results |= {"arms": {name: asdict(report) for name, report in reports.items()}}
+        if args.train_steps:
+            results |= {"training": compare_training(experiment, variants, args.train_steps, args.plots, console)}
+    write_results(args.json, results)
     return 0
 
 

@@ -8,9 +8,9 @@ from launch.cli.options import parse, run_program
 
 
 def main(argv: list[str]) -> int:
-    """Convert the source, and print where to."""
+    """Convert the source and print the path of the result."""
     args = parse(ConvertArgs, argv, "python -m launch.convert")
-    # Bytes are copied and nothing is computed: the networks need not fit an accelerator.
+    # Conversion computes nothing, so the networks need not fit an accelerator.
     jax.config.update("jax_platforms", "cpu")
     try:
         layout = convert(args)

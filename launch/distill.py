@@ -1,11 +1,12 @@
 """Initialise a draft in-domain, offline: `python -m launch.distill CONFIG --out DIR [--section.field VALUE ...]`.
 
-The policy answers the training prompts, a draft learns from that, is measured on the held-out prompts, and is saved:
+The policy answers the training prompts. The draft learns from these answers, is saved, and is measured on the held-out
+prompts. The output directory holds:
 
-    DIR/draft/        the draft, which --draft.path of the other programs reads
-    DIR/policy/       instead of that the policy with an MTP head stitched in, which --model.path reads
-    DIR/DIALECT/      with --dialect, an EAGLE-3 head once more as SpecForge or speculators lay it out
-    DIR/distill.json  what it cost, what of it is accepted, and after how many steps it has paid for itself
+    DIR/draft/        the draft; read it with --draft.path
+    DIR/policy/       for an MTP head, instead of DIR/draft: the policy with the head; read it with --model.path
+    DIR/DIALECT/      with --dialect: a copy of the EAGLE-3 head in the layout of SpecForge or speculators
+    DIR/distill.json  cost, acceptance, and the number of steps after which the draft has paid for itself
 """
 
 from dataclasses import replace
@@ -27,9 +28,9 @@ console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def main(argv: list[str]) -> int:
-    """Distil, save and measure a draft, and print how that went."""
+    """Distil, save and measure a draft, and print the results."""
     use_compile_cache()
-    config, own = parse_run_and(
+    config, args = parse_run_and(
         DistillArgs,
         argv,
         "python -m launch.distill",
@@ -37,21 +38,21 @@ def main(argv: list[str]) -> int:
         DISTILL,
     )
     out = new_output_directory(config)
-    check_policy_source(config, own.checkpoint)
-    # What a lookup beside the draft finds is no merit of the draft.
+    check_policy_source(config, args.checkpoint)
+    # Without the lookup: its hits must not count as the draft's acceptance.
     experiment = build_experiment(replace(config, draft=replace(config.draft, lookup=LookupConfig())))
-    distill_offline(experiment, starting_params(experiment, own), own, out, console)
+    distill_offline(experiment, starting_params(experiment, args), args, out, console)
     return 0
 
 
-def starting_params(experiment: Experiment, own: DistillArgs) -> Params:
-    """Return the recipe's networks, with the policy or all of it from the run that `own` names."""
+def starting_params(experiment: Experiment, args: DistillArgs) -> Params:
+    """Return the recipe's networks, or those of `args.checkpoint`: the policy alone, or with `start` both networks."""
     params = experiment.networks.params
-    if own.checkpoint is None:
+    if args.checkpoint is None:
         return params
-    if own.start == "checkpoint":
-        return restore_params(Path(own.checkpoint), experiment, own.checkpoint_step)
-    return replace(params, policy=restore_policy(Path(own.checkpoint), experiment, own.checkpoint_step))
+    if args.start == "checkpoint":
+        return restore_params(Path(args.checkpoint), experiment, args.checkpoint_step)
+    return replace(params, policy=restore_policy(Path(args.checkpoint), experiment, args.checkpoint_step))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Accuracy, pass@k and majority@k: `python -m launch.evaluate CONFIG [--checkpoint DIR] [--section.field VALUE ...]`.
+"""Measure accuracy, pass@k and majority@k: `python -m launch.evaluate CONFIG [--checkpoint DIR] [--option VALUE ...]`.
 
-Completions are generated as in training: the same speculative rollout, the same reward. What they are drawn from is
-`--rollout.law`; no draft changes it.
+Completions are generated and scored as in training, by the same speculative rollout and the same reward.
+`--rollout.law` sets their distribution; the draft does not change it.
 """
 
 from rich.console import Console
@@ -19,19 +19,19 @@ console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate every set of problems, print the results and write them where asked."""
+    """Evaluate every set of problems, print the results, and write them to `--json`."""
     use_compile_cache()
-    description = "Accuracy, pass@k and majority@k."
-    config, own = parse_run_and(
+    description = "Measure accuracy, pass@k and majority@k."
+    config, args = parse_run_and(
         EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
-    check_policy_source(config, own.checkpoint)
-    sets = load_sets(config, own.files)
+    check_policy_source(config, args.checkpoint)
+    sets = load_sets(config, args.files)
     experiment = build_experiment(config, training=False)
-    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
-    found = provenance("launch.evaluate") | {"recipe": config.name}
-    found |= {"checkpoint": own.checkpoint, "checkpoint_step": own.checkpoint_step}
-    write_results(own.json, found | evaluate_sets(experiment, params, sets, own, console))
+    params = params_of(args.checkpoint, experiment, args.checkpoint_step)
+    results = provenance("launch.evaluate") | {"recipe": config.name}
+    results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
+    write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console))
     return 0
 
 

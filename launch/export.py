@@ -1,7 +1,9 @@
-"""Write what a run has trained for others to load: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
+"""Export a trained policy or draft: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
 
-CONFIG and the options after it are those of the run. Written is the policy in Hugging Face's layout with its tokenizer,
-an MTP head stitched in under the names of its family; or the draft by itself.
+CONFIG is the run's recipe. Repeat those options of the run that --help lists: they set the networks and the problems,
+from which the draft vocabulary follows. Other options of the run are refused. The policy is written in Hugging Face's
+layout with its tokenizer; an MTP head is included under the weight names of its family. `--part draft` writes the draft
+alone.
 """
 
 from launch.build.experiment import build_experiment
@@ -12,11 +14,13 @@ from launch.run.export import ExportArgs, export
 
 
 def main(argv: list[str]) -> int:
-    """Write the part of a run's save that is asked for, and print where to."""
-    config, own = parse_run_and(ExportArgs, argv, "python -m launch.export", "Write what a run has trained.", EXPORT)
+    """Write the policy or the draft of a run's checkpoint, and print the path."""
+    config, args = parse_run_and(
+        ExportArgs, argv, "python -m launch.export", "Export a trained policy or draft.", EXPORT
+    )
     out = new_output_directory(config)
-    export(out, build_experiment(config, training=False), own)
-    print(f"{own.checkpoint} -> {out} ({own.part})")
+    export(out, build_experiment(config, training=False), args)
+    print(f"{args.checkpoint} -> {out} ({args.part})")
     return 0
 
 

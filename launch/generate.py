@@ -21,8 +21,8 @@ class GenerateArgs:
 
     Attributes:
         prompt:          Prompt to answer.
-        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
-        checkpoint_step: Its checkpoint: newest, best or a step.
+        checkpoint:      Directory of a run. None: the recipe's initial networks.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
         samples:         Number of answers.
     """
 
@@ -37,9 +37,9 @@ class GenerateArgs:
 
 
 def main(argv: list[str]) -> int:
-    """Print the answers, and how they were generated."""
+    """Print the answers, the generation speed and the acceptance length."""
     use_compile_cache()
-    config, own = parse_run_and(
+    config, args = parse_run_and(
         GenerateArgs,
         argv,
         "python -m launch.generate",
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
         GENERATE,
         allow_truncated_law=True,
     )
-    check_policy_source(config, own.checkpoint)
+    check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
-    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
-    answers, summary = answer_prompt(experiment, params, own.prompt, own.samples)
+    params = params_of(args.checkpoint, experiment, args.checkpoint_step)
+    answers, summary = answer_prompt(experiment, params, args.prompt, args.samples)
     for answer in answers:
         console.print(answer, end="\n\n")
     console.print(summary)

@@ -1,4 +1,4 @@
-"""Time programs side by side, and say where a result was measured."""
+"""Time programs in turns, and record the machine and versions of a measurement."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def time_call(run: Callable[[], object]) -> float:
-    """Return the seconds of one call, until its result is ready."""
+    """Return the seconds from one call until its result is ready."""
     start = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - start
@@ -30,7 +30,7 @@ def minus_startup(total: float, startup: float) -> float:
 def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """Call every run `repeats` times and return the results by name.
 
-    Every turn calls all of them, in reversed order every other turn: a drift of the machine cancels out.
+    Each turn calls every run once; every other turn reverses the order, so that a drift of the machine cancels out.
     """
     measured: dict[Name, list[Result]] = {name: [] for name in runs}
     for turn in range(repeats):
@@ -44,7 +44,7 @@ def interval(
 ) -> tuple[float, float, float]:
     """Return (center, low, high): the median by default, and its bootstrap interval.
 
-    With fewer than six values the interval is their range, which holds the median in less than 95% of cases.
+    With fewer than six values the interval is their range, which covers the median in less than 95% of cases.
     """
     if len(values) < 6:
         return float(center(np.asarray(values), axis=0)), min(values), max(values)
@@ -54,7 +54,7 @@ def interval(
 
 
 def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """Return the geometric mean: the center of ratios to which a rare bad one counts too."""
+    """Return the geometric mean. For ratios: unlike the median, it reflects a rare bad one."""
     return np.exp(np.mean(np.log(values), axis=axis))
 
 
@@ -81,7 +81,9 @@ def format_provenance(program: str) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU and its last cache, which decides the speed of small batches: "AMD EPYC, x86_64, cache of 32768K".
+    """Return the CPU and its last-level cache, for example "AMD EPYC, x86_64, cache of 32768K".
+
+    The cache size decides the speed of small batches.
 
     Both are read from Linux; elsewhere only the architecture is known.
     """

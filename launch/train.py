@@ -22,21 +22,21 @@ from specjax.train.train_step import make_train_step
 
 
 def main(argv: list[str]) -> int:
-    """Run, or continue, what the command line describes, and return the exit code.
+    """Start or continue the run that the command line describes, and return the exit code.
 
-    It is 143 or 130, that of the signal, if the run was told to stop. Raises RunStopped, after saving, if too many
-    steps in a row skipped an update.
+    The exit code is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped, after saving, if too many steps in a row
+    skipped an update.
     """
     use_compile_cache()
     experiment = build_experiment(parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO."))
     pool, tokenizer, mesh = make_pool(experiment.config.reward), experiment.tokenizer, experiment.mesh
     with pool or nullcontext():
-        problems = experiment.problems.train, experiment.problems.held_out
-        return train(experiment, *(make_reward(pool, some, tokenizer, mesh) for some in problems))
+        problem_sets = experiment.problems.train, experiment.problems.held_out
+        return train(experiment, *(make_reward(pool, problems, tokenizer, mesh) for problems in problem_sets))
 
 
 def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
-    """Start or resume the run, take its steps, and report. Returns the exit code."""
+    """Start or resume the run, take its steps, write the report, and return the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, resumes(experiment.config)
     pipeline = experiment.train_batches()
     evaluate = held_out_evaluator(experiment, held_out_reward)

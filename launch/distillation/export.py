@@ -1,4 +1,4 @@
-"""Write what was trained as files that others load: a draft by itself, or a policy with its MTP head."""
+"""Write trained networks in public layouts: a draft alone, or a policy with its MTP head."""
 
 from pathlib import Path
 
@@ -21,19 +21,19 @@ DRAFT, POLICY = "draft", "policy"
 
 
 def check_verifier(verifier: str | None, dialect: str) -> None:
-    """Raise ConfigError where a name of the policy is given that no file would state."""
+    """Raise ConfigError if `verifier` is given for a dialect whose config does not name the policy."""
     if verifier is not None and dialect != "speculators":
-        raise ConfigError(f"verifier = {verifier}: for dialect speculators alone")
+        raise ConfigError(f"verifier = {verifier}: allowed only with dialect = speculators")
 
 
 def check_trained(networks: Networks, dialect: Dialect | None) -> None:
-    """Raise ConfigError where what a distillation trains cannot be written: a draft, or a policy with an MTP head."""
+    """Raise ConfigError if the distilled draft, or the policy with its MTP head, cannot be written."""
     draft = networks.draft
     if not draft.in_policy:
         draft.check_writable(dialect)
         return
     if dialect is not None:
-        raise ConfigError(f"dialect = {dialect}: for an EAGLE-3 head alone, draft.kind is {draft.kind}")
+        raise ConfigError(f"dialect = {dialect}: allowed only for an EAGLE-3 head, but draft.kind = {draft.kind}")
     assert networks.decoder is not None
     try:
         config_to_hf(networks.decoder)
@@ -44,7 +44,7 @@ def check_trained(networks: Networks, dialect: Dialect | None) -> None:
 def write_trained(
     out: Path, experiment: Experiment, draft: Draft, params: Params, dialect: Dialect | None, verifier: str | None
 ) -> list[Path]:
-    """Write the draft, also in `dialect`, or the policy with an MTP head; return the directories, all new in `out`."""
+    """Write the draft and its copy in `dialect`, or the policy with an MTP head. Return the new directories."""
     if draft.in_policy:
         write_policy(out / POLICY, experiment, params.policy, draft.policy_head(params.draft))
         return [out / POLICY]
@@ -58,10 +58,10 @@ def write_trained(
 def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:
     """Write a policy of the run in Hugging Face's layout, with its tokenizer.
 
-    Fields in the config.json of model.path that the network's shape does not say are kept.
+    Fields of model.path's config.json that do not describe the network's shape are kept.
 
-    mtp: a head to stitch in under the names of its family.
-    Raises ValueError if the directory is in use, or Hugging Face knows no family of the policy's kind.
+    mtp: a head to include under the weight names of its family.
+    Raises ValueError if the directory is in use, or if Hugging Face has no family of the policy's kind.
     """
     model, decoder = experiment.config.model, experiment.networks.decoder
     if decoder is None:
@@ -75,12 +75,13 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
 def made_for_distillation(
     policy: str | None, decoder: DecoderConfig | None, measured: HeldOutAcceptance
 ) -> MadeFor | None:
-    """Return what a draft was made for that was distilled from `policy`, the directory of one or of a run.
+    """Return the record of a distilled draft: its policy, that policy's shape, and the predicted acceptance.
 
-    decoder: shape of the policy. None, that of a family of one's own, is nothing that a file could state.
+    policy:  directory of the policy or of the run that trained it.
+    decoder: shape of the policy. None, for a custom family, returns None: made_for.json cannot describe it.
     """
     if decoder is None:
         return None
-    # At temperature 0 a run measures another acceptance than is measured here, that of the laws at temperature 1.
+    # At temperature 0 a run predicts acceptance from the distributions at temperature 1: the two do not compare.
     predicted = measured.predicted if measured.temperature > 0 else None
     return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)

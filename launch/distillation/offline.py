@@ -1,4 +1,4 @@
-"""Distillation by itself: train the draft, save it, measure it on held-out prompts, report."""
+"""Offline distillation: train the draft, save it, measure it on held-out prompts, report."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,21 +22,21 @@ from specjax.types import Params
 REPORT = "distill.json"
 
 
-def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, out: Path, console: Console) -> None:
-    """Distil the draft of `params`, write it and what is known of it to `out`, and print that.
+def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console) -> None:
+    """Distil the draft of `params`, measure it, write the draft and distill.json to `out`, and print the results.
 
-    Raises ConfigError, before anything is made, if that is impossible.
+    Raises ConfigError, before anything is written, if this run cannot distil or measure a draft.
     """
     config, networks = experiment.config, experiment.networks
-    given = None if own.responses is None else _given(Path(own.responses), experiment, console)
+    given = None if args.responses is None else _given(Path(args.responses), experiment, console)
     check_distillation(experiment, given)
-    check_trained(networks, own.public_dialect)
+    check_trained(networks, args.public_dialect)
     if max(config.rollout.lengths) == 0:
-        raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft by")
+        raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft")
     if not experiment.held_out_prompts.rows:
         raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
     check_counts(experiment)
-    kept = None if own.save_responses is None else JsonLinesWriter("save_responses", own.save_responses)
+    kept = None if args.save_responses is None else JsonLinesWriter("save_responses", args.save_responses)
 
     def keep(answers: Answers) -> None:
         if kept is not None:
@@ -44,26 +44,26 @@ def distill_offline(experiment: Experiment, params: Params, own: DistillArgs, ou
 
     out.mkdir(parents=True, exist_ok=True)
 
-    # A draft that has been trained has its vocabulary.
-    trained = own.start == "checkpoint"
+    # A trained draft keeps its vocabulary.
+    trained = args.start == "checkpoint"
     own_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
         experiment, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
     )
     distilled = replace(params, draft=result.draft)
-    policy = own.checkpoint or config.model.path
+    policy = args.checkpoint or config.model.path
     draft = replace(networks.draft, drafter=result.drafter)
-    written = write_trained(out, experiment, draft, distilled, own.public_dialect, own.verifier or policy)
+    written = write_trained(out, experiment, draft, distilled, args.public_dialect, args.verifier or policy)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
     acceptance = [measure_acceptance(experiment, result.drafter, distilled, temperature, untrained=params)]
-    for other in sorted(set(own.temperatures) - {temperature}):
+    for other in sorted(set(args.temperatures) - {temperature}):
         acceptance.append(measure_acceptance(experiment, result.drafter, distilled, other))
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
-    break_even = measure_break_even(experiment, result.drafter, distilled, result.cost, own.repeats)
-    origin = {"recipe": config.name, "policy": policy, "responses": own.responses}
+    break_even = measure_break_even(experiment, result.drafter, distilled, result.cost, args.repeats)
+    origin = {"recipe": config.name, "policy": policy, "responses": args.responses}
     write_results(out / REPORT, origin | distillation_json(result, acceptance, break_even))
     print_distillation(result, acceptance, break_even, console)
 
@@ -73,5 +73,5 @@ def _given(path: Path, experiment: Experiment, console: Console) -> Answers:
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
     answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)
     if dropped:
-        console.print(f"{dropped} responses belong to prompts that are empty or over {limits[0]} tokens: dropped")
+        console.print(f"{dropped} responses dropped: their prompts are empty or over {limits[0]} tokens")
     return answers

@@ -14,11 +14,11 @@ class DistillArgs:
     """Options of launch.distill alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:      Directory of the run whose policy answers. None: that of model.path.
-        checkpoint_step: Its checkpoint: newest, best or a step.
+        checkpoint:      Directory of the run whose policy answers. None: the policy of model.path.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
         start:           Draft to start from: the recipe's, or that of `checkpoint`.
         dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
-        verifier:        Name of the policy for speculators' file. None: its directory.
+        verifier:        Policy name to write in a speculators config. None: the policy's directory.
         responses:       JSONL file of answers (prompt, response). None: generate them.
         save_responses:  File for the generated answers.
         temperatures:    Also measure acceptance at these temperatures.
@@ -41,7 +41,7 @@ class DistillArgs:
         if self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if self.responses is not None and self.save_responses is not None:
-            raise ValueError(f"save_responses = {self.save_responses}: must be none with responses, for none are made")
+            raise ValueError(f"save_responses = {self.save_responses}: must be none with responses")
         if self.start == "checkpoint" and self.checkpoint is None:
             raise ValueError("start = checkpoint: must be recipe without checkpoint")
         check_verifier(self.verifier, self.dialect)
@@ -49,5 +49,5 @@ class DistillArgs:
 
     @property
     def public_dialect(self) -> Dialect | None:
-        """The dialect to write in as well, None for ours alone."""
+        """The extra layout to write; None: only ours."""
         return None if self.dialect == "ours" else self.dialect

@@ -53,29 +53,29 @@ def prompt_tables(
 
 
 def evaluate_sets(
-    experiment: Experiment, params: Params, sets: dict[str, list[Problem]], own: EvaluateArgs, console: Console
+    experiment: Experiment, params: Params, sets: dict[str, list[Problem]], args: EvaluateArgs, console: Console
 ) -> dict[str, Any]:
     """Sample, score, save and print set by set; return what the JSON file says of them."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
-    tables = prompt_tables(experiment, sets, own.prompts, console)
-    if own.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
+    tables = prompt_tables(experiment, sets, args.prompts, console)
+    if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
         console.print("the draft has random weights: decoding without it")
         params, drafter = replace(params, draft={}), NoDrafter()
-    sample = Sampler(experiment, drafter, own.samples)
-    completions = None if own.save is None else JsonLinesWriter("save", own.save)
+    sample = Sampler(experiment, drafter, args.samples)
+    completions = None if args.save is None else JsonLinesWriter("save", args.save)
     largest = max(len(table.rows) for table in tables.values())
-    batch_size = prompts_per_batch(experiment.sequences, own.samples, largest, experiment.mesh)
+    batch_size = prompts_per_batch(experiment.sequences, args.samples, largest, experiment.mesh)
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():
-        final_answer = _final_answer(experiment, own, console)
+        final_answer = _final_answer(experiment, args, console)
         for name, table in tables.items():
             score, parts = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
             for prompts in fixed_batches(table, batch_size):
                 parts.append(sample(params, score, prompts))
                 if completions is not None:
                     completions.append(completion_records(name, parts[-1], experiment.tokenizer))
-            reports.append(set_report(name, parts, own.samples, own.larger_k, experiment.tokenizer, final_answer))
+            reports.append(set_report(name, parts, args.samples, args.larger_k, experiment.tokenizer, final_answer))
             print_set(reports[-1], sample.draft_length, console)
     return {
         "draft_length": sample.draft_length,
@@ -86,9 +86,9 @@ def evaluate_sets(
     }
 
 
-def _final_answer(experiment: Experiment, own: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
+def _final_answer(experiment: Experiment, args: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
     """Return how majorities are told; None if no majority is asked for or the scorer has no notion of an answer."""
-    if not own.larger_k:
+    if not args.larger_k:
         return None
     final_answer = final_answer_of(experiment.config.reward)
     if final_answer is None:

@@ -1,4 +1,4 @@
-"""Prints a run for a person: a line per step, and a table of stage times after each probe."""
+"""Print a run's progress: a line per step, and a table of stage times after each probe."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,9 +22,9 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 class StepPrinter:
-    """Called with a step and its metrics, prints alarms, every n-th step, and steps that measured more than others.
+    """Prints alarms, every n-th step, and steps with an evaluation, a probe or samples that were not scored.
 
-    An alarm that lasts is printed when it begins.
+    Called with a step and its metrics. A lasting alarm is printed once, when it begins.
     """
 
     def __init__(self, every: int) -> None:
@@ -58,14 +58,14 @@ class StepPrinter:
 def logprob_alarm(step: int, gap: float | None) -> str:
     """Return the line of `rollout/logprob_alarm`. gap: None if it is not finite."""
     return (
-        f"ALARM at step {step}: the log-probs of rollout and training lie {_show(gap, '.3f')} apart, as a mean over "
-        "the tokens. "
-        "What is learnt from is not what was generated: compute in float32, or look for what differs between the two"
+        f"ALARM at step {step}: the log-probs of rollout and training differ by {_show(gap, '.3f')} in the mean over "
+        "tokens. Training sees another distribution than the one that generated the samples: compute in float32, or "
+        "look for a difference between the two forward passes"
     )
 
 
 def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
-    """Say why each phase runs at its draft length, a line per phase."""
+    """Return one line per phase that explains its draft length by acceptance, gain and cost."""
     alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), expected_speedup(drafting, draft_lengths)
     gained = batch_gain(drafting, draft_lengths)
     lines = []
@@ -76,14 +76,14 @@ def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafti
             f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
             f"alpha {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the batch, at {cost:.2f} times "
             f"the cost of a round at {draft_lengths[0]}; "
-            f"promised speed by draft length {others}"
+            f"predicted speed by draft length {others}"
         )
     return "\n".join(lines)
 
 
 def _line(step: int, values: Values) -> str:
     tokens, seconds = values["rollout/tokens"], values["time/step"]
-    # Of the whole step, which every step measures; the table has that of generation alone.
+    # Tokens/s of the whole step, which every step measures; the table of a probe shows generation alone.
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
         f"{step:6d}  {_show(values['reward/mean'], '.3f'):>7}  {_show(values['reward/accuracy'], '.1%'):>8}"

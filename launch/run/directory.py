@@ -1,4 +1,4 @@
-"""The directory of a run: which it is, and what of a run may change when it is continued."""
+"""Run directories: choose one, read checkpoints from one, and check which options a resumed run may change."""
 
 import contextlib
 import dataclasses
@@ -23,25 +23,25 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 
-# What may change: the updates of the steps to come stay as they would have been, up to rounding.
+# Options that a resumed run may change: up to rounding, they do not affect the updates of later steps.
 FREE_ON_RESUME = (
     *("steps", "out", "resume", "probe_every", "print_every", "profile_step"),
     *("gap_alarm", "max_skipped"),
     *("log", "eval", "checkpoint", "speedup", "mesh"),
-    # How a step is laid out in time and memory, which another mesh may want otherwise.
+    # The layout of a step in time and memory, which another mesh may need to change.
     *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
 )
-# Where draft lengths are chosen, that is by what rounds cost, on the mesh that they were timed on and as of the probes.
+# With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
 
 def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
-    """The directory of a new run, made, or with `resume` that of the run to continue; its config.json says `config`.
+    """Return the directory of a new run, or with `resume` of the run to continue, and write config.json there.
 
-    report: told of each save of the run to continue that is damaged, and out of the way now.
+    report: called with one line for each damaged checkpoint that was renamed out of the way.
 
-    Raises ConfigError where a new run would overwrite one, where none of the saves to resume from is whole, and where
-    the run to resume had another configuration, but for what may change.
+    Raises ConfigError if a new run would overwrite another, if every checkpoint to resume from is damaged, or if an
+    option that must not change differs from the run to resume.
     """
     directory = _existing(config) if config.resume else _new(config)
     text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
@@ -59,20 +59,20 @@ def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
 def resumes(config: RunConfig) -> bool:
     """Return whether there is a checkpoint to resume from. A run that ended before its first one starts from scratch.
 
-    Raises ConfigError where no run began, and where it was not to save anything.
+    Raises ConfigError if there is no run to resume, or if it was configured to save nothing.
     """
     return config.resume and bool(saved_steps(_existing(config) / CHECKPOINTS))
 
 
 def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
-    """Those that `restore_params` reads, or the networks as the recipe starts them."""
+    """Return the networks of a run's checkpoint, or without one the recipe's initial networks."""
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 
 
 def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
-    """Drop the lines of a JSONL file after step `last`, and one that a killed process left unfinished.
+    """Drop the lines of a JSONL file after step `last`, and lines that are not JSON. Return the last step left.
 
-    every: a step may have several lines; otherwise its last one stays. Returns the last step left.
+    every: keep all lines of a step; otherwise only its last one.
     """
     kept = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
@@ -87,34 +87,34 @@ def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
 
 
 def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:
-    """The networks of a run's save, on the mesh of `experiment`, without what the drafter remembers of its prompts.
+    """Return the networks of a run's checkpoint, on the mesh of `experiment`, without the drafter's memory of prompts.
 
-    Raises ConfigError, which speaks of the option `checkpoint`, where there is no save of such networks.
+    Raises ConfigError, naming the option `checkpoint`, if there is no checkpoint of such networks.
     """
     with _saves(directory) as saves:
         params, extra = saves.restore_params(_abstract(experiment.networks.params), which)
     if extra["draft_vocabulary"] != experiment.draft_vocabulary:
-        raise ConfigError(f"checkpoint = {directory}: the problems are others, and with them the draft's vocabulary")
+        raise ConfigError(f"checkpoint = {directory}: its problems differ, and so does its draft vocabulary")
     return params
 
 
 def restore_policy(directory: Path, experiment: Experiment, which: Which = "newest") -> PyTree:
-    """The policy alone of what `restore_params` reads, whatever the draft beside it."""
+    """Return the policy of a run's checkpoint, whatever its draft."""
     with _saves(directory) as saves:
         return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
 
 
 def saved_step(directory: Path, which: Which = "newest") -> int:
-    """The step of the save that `restore_params` reads."""
+    """Return the step of the checkpoint that `restore_params` reads."""
     with _saves(directory) as saves:
         return saves.step_of(which)
 
 
 @contextlib.contextmanager
 def _saves(directory: Path) -> Iterator[Checkpointer]:
-    """Those of a run, to read. A ConfigError speaks of the option `checkpoint`, where there are none such."""
+    """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
     if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: no {CHECKPOINTS} there")
+        raise ConfigError(f"checkpoint = {directory}: has no folder {CHECKPOINTS}; must be the directory of a run")
     try:
         with Checkpointer(directory / CHECKPOINTS) as saves:
             yield saves
@@ -143,7 +143,7 @@ def _next(name: str) -> Path:
     number = 1
     while True:
         directory = RUNS / (name if number == 1 else f"{name}-{number}")
-        # Of two runs that start at once, the one that makes the directory has it.
+        # If two runs start at once, the one that creates the directory gets it.
         with contextlib.suppress(FileExistsError):
             directory.mkdir(parents=True)
             return directory
@@ -151,7 +151,7 @@ def _next(name: str) -> Path:
 
 
 def _holds_a_run(directory: Path) -> bool:
-    """Return whether there is something to lose: a run that failed before its first step leaves nothing."""
+    """Return whether the directory has metrics or checkpoints; a run that failed before its first step has neither."""
     metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
@@ -177,7 +177,7 @@ def _newest(name: str) -> Path:
 def _check_unchanged(path: Path, config: RunConfig) -> None:
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
     wanted, stored = _as_stored(config), _stored(path)
-    # An option that the run did not know yet was left at its default.
+    # An option newer than the stored run counts as its default.
     defaults = _as_stored(RunConfig(name=config.name, steps=config.steps))
     for name in [*wanted, *stored]:
         was, now = stored.get(name, defaults.get(name, "absent")), wanted.get(name, "absent")
@@ -199,7 +199,7 @@ def _as_stored(config: RunConfig) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
     leaves = {}
     for name, value in tree.items():
         leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

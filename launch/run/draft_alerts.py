@@ -1,4 +1,4 @@
-"""Warnings about drafting: it is broken, it loses time, it turns off or on; each with the reason."""
+"""Alarms and notices about drafting: it is broken, it is slower than none, or it turns off or on, with the reason."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,8 +11,8 @@ from specjax.rollout.plan import Phase
 from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
 
 CAUSES = (
-    "features of the wrong layers, another rope base, features and tokens paired one off, a shuffled draft vocabulary "
-    "(d2t), stale draft weights in the rollout, a draft cache that is not repaired or begins late"
+    "features of the wrong layers, another rope base, features and tokens paired off by one, a shuffled draft "
+    "vocabulary (d2t), stale draft weights in the rollout, a draft cache that is not repaired or starts late"
 )
 
 # A draft that is not random has at least this predicted acceptance, unless it was loaded wrongly.
@@ -22,10 +22,9 @@ LEAST_ACCEPTANCE = 0.2
 def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | None:
     """Return an alarm if the draft was read from a checkpoint and predicts too little acceptance in the first step.
 
-    A draft that was loaded wrongly has little predicted and little measured acceptance: `draft/alarm`, which compares
-    the two, stays silent.
+    `draft/alarm` cannot see this: it compares predicted with measured acceptance, and both are low.
 
-    predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's law.
+    predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's sampling law.
     """
     if draft.read_from is None:
         return None
@@ -36,29 +35,27 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | 
     if predicted >= least:
         return None
     if stated is None or made_for is None:
-        expected = (
-            f"one that is not random comes to {LEAST_ACCEPTANCE} and more, and nothing beside it states what it came to"
-        )
+        expected = f"a draft that is not random has at least {LEAST_ACCEPTANCE} (its files do not state its own value)"
     else:
         expected = f"its file states {stated:.2f}, measured with the policy {made_for.policy}"
     return (
         f"ALARM: the draft of {draft.read_from} has a predicted acceptance of {predicted:.2f} in the first step, where "
-        f"{expected}. What is generated keeps its law. The usual causes: {draft.usual_causes}"
+        f"{expected}. The output distribution is still exact. The usual causes: {draft.usual_causes}"
     )
 
 
 def acceptance_alarm(step: int, measured: float | None, promised: float | None) -> str:
-    """Return the line of `draft/alarm`: acceptance at position 1 in the rollout, and what training promised."""
+    """Return the line of `draft/alarm`: acceptance at position 1, measured in the rollout and promised by training."""
     numbers = ["-" if value is None else f"{value:.2f}" for value in (measured, promised)]
     return (
         f"ALARM at step {step}: the rollout accepts {numbers[0]} of its drafts at position 1, where training on the "
-        f"same tokens promises at least {numbers[1]}; so for {ALARM_PATIENCE} steps. What is generated keeps its law, "
-        f"but drafting is broken. The usual causes: {CAUSES}"
+        f"same tokens promises at least {numbers[1]}, in {ALARM_PATIENCE} steps in a row. The output distribution is "
+        f"still exact, but drafting is broken. The usual causes: {CAUSES}"
     )
 
 
 def slower_than_plain(speedup: float, draft_length: int) -> str | None:
-    """Return a warning if a fixed draft length was measured to lose."""
+    """Return a warning if a fixed draft length was measured to be slower than draft length 0."""
     if speedup >= 1:
         return None
     return (
@@ -68,7 +65,7 @@ def slower_than_plain(speedup: float, draft_length: int) -> str | None:
 
 
 class DraftSwitches:
-    """Called with each step, says in which phases drafting was turned off or on, and why."""
+    """Observer of steps that reports, with the reason, in which phases drafting turns off or on."""
 
     def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
         self._phases, self._lengths, self._say = phases, draft_lengths, say
@@ -76,7 +73,7 @@ class DraftSwitches:
         self._speedup = "not measured yet"
 
     def __call__(self, step: Step) -> None:
-        # A rollout function of one's own may not say at which draft lengths it ran.
+        # A custom rollout function may not report its draft lengths.
         if step.drafting is None or step.rollout.draft_length is None:
             return
         # All shards run at the same draft lengths.
@@ -99,6 +96,6 @@ class DraftSwitches:
             f"step {step}: drafting turns {'on' if now else 'off'} at {phase.slots} slots of {phase.window} positions. "
             f"Draft length {k}: alpha {float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the "
             f"batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
-            f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; promised speed "
+            f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; predicted speed "
             f"{float(speed[index]):.2f}, over all phases {self._speedup}"
         )

@@ -1,4 +1,4 @@
-"""The event log, diary.jsonl: where and when a run ran, its warnings and its results."""
+"""Event log of a run, diary.jsonl: where and when it ran, its warnings, its results."""
 
 import datetime
 import importlib.metadata
@@ -18,9 +18,9 @@ PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
 
 class EventLog:
-    """Writes a line per event, with the last step that was done: a `start`, a `warning` or a `result`.
+    """Writes one line per event (`start`, `warning` or `result`), with the last finished step.
 
-    step: where the run starts or resumes. Lines of later steps are dropped.
+    step: the step after which the run starts or resumes. Lines of later steps are dropped.
     """
 
     def __init__(self, directory: Path, step: int = 0) -> None:
@@ -38,7 +38,7 @@ class EventLog:
         self._write(step, "warning", text)
 
     def record_result(self, step: int, **values: float) -> None:
-        """Write what was measured after the last step."""
+        """Write results that were measured after the last step."""
         self._write(step, "result", values)
 
     def _write(self, step: int, kind: str, value: Any) -> None:

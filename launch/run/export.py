@@ -1,4 +1,4 @@
-"""Write what a run has trained as files that others load: the policy, or the draft by itself."""
+"""Export a run's policy, or its draft alone, in public layouts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ class ExportArgs:
 
     Attributes:
         checkpoint:      Directory of the run.
-        checkpoint_step: Its checkpoint: newest, best or a step.
-        part:            policy, with its MTP head if that is the draft; or draft.
-        dialect:         Layout of an EAGLE-3 head; ours is read by --draft.path.
-        verifier:        Name of the policy for speculators' file. None: `checkpoint`.
-        param_dtype:     Dtype to write; kept: that of the run.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
+        part:            policy (includes an MTP head), or draft.
+        dialect:         Layout of an EAGLE-3 head. --draft.path reads ours.
+        verifier:        Policy name to write in a speculators config. None: `checkpoint`.
+        param_dtype:     Dtype to write; kept: the run's dtype.
     """
 
     checkpoint: str
@@ -38,41 +38,41 @@ class ExportArgs:
 
     def __post_init__(self) -> None:
         if self.part == "policy" and self.dialect != "ours":
-            raise ValueError(f"dialect = {self.dialect}: for part draft alone")
+            raise ValueError(f"dialect = {self.dialect}: allowed only with part = draft")
         check_verifier(self.verifier, self.dialect)
 
     @property
     def dtype(self) -> Dtype | None:
-        """The dtype to write in, None to keep it."""
+        """The dtype to write; None keeps the run's."""
         return None if self.param_dtype == "kept" else self.param_dtype
 
 
-def export(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    """Write the part of the run's save. Raises ConfigError if it cannot be written so."""
+def export(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    """Write the policy or the draft of a run's checkpoint to `out`. Raise ConfigError if that is impossible."""
     try:
-        (_export_draft if own.part == "draft" else _export_policy)(out, experiment, own)
+        (_export_draft if args.part == "draft" else _export_policy)(out, experiment, args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
 
-def _export_draft(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    draft, run = experiment.networks.draft, Path(own.checkpoint)
-    dialect = None if own.dialect == "ours" else own.dialect
+def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    draft, run = experiment.networks.draft, Path(args.checkpoint)
+    dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
-    params = cast(restore_params(run, experiment, own.checkpoint_step).draft, own.dtype)
-    draft.write(out, params, dialect, own.verifier or own.checkpoint)
-    state_made_for(out, made_for(run, own.checkpoint_step, experiment.networks.decoder))
+    params = cast(restore_params(run, experiment, args.checkpoint_step).draft, args.dtype)
+    draft.write(out, params, dialect, args.verifier or args.checkpoint)
+    state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 
-def _export_policy(out: Path, experiment: Experiment, own: ExportArgs) -> None:
-    run, networks, path, mtp = Path(own.checkpoint), experiment.networks, experiment.config.model.path, None
+def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    run, networks, path, mtp = Path(args.checkpoint), experiment.networks, experiment.config.model.path, None
     if networks.draft.in_policy:
-        params = restore_params(run, experiment, own.checkpoint_step)
-        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, own.dtype))
+        params = restore_params(run, experiment, args.checkpoint_step)
+        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, args.dtype))
     else:
-        policy = restore_policy(run, experiment, own.checkpoint_step)
-        if path is not None and networks.decoder is not None:  # a head that the run did not draft with is kept
-            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, own.dtype)
-    write_policy(out, experiment, cast(policy, own.dtype), mtp)
+        policy = restore_policy(run, experiment, args.checkpoint_step)
+        if path is not None and networks.decoder is not None:  # keep a head that the run did not draft with
+            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, args.dtype)
+    write_policy(out, experiment, cast(policy, args.dtype), mtp)
     if networks.draft.in_policy:
-        state_made_for(out, made_for(run, own.checkpoint_step, networks.decoder))
+        state_made_for(out, made_for(run, args.checkpoint_step, networks.decoder))

@@ -1,4 +1,4 @@
-"""All that a run writes about its steps, opened together."""
+"""The logs of a run's steps, opened and closed together."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,16 @@ from launch.run.wandb import wandb_log
 
 @dataclass(frozen=True)
 class RunLogs:
-    """timer: takes each step, and logs its metrics. skipped, signals: why the run may have to stop early."""
+    """Open logs of a run.
+
+    Attributes:
+        directory: Directory of the run.
+        events:    Event log: warnings and results.
+        samples:   Log of sample completions.
+        timer:     Times each step and logs its metrics.
+        skipped:   Saves skipped batches; may end the run.
+        signals:   Receives SIGTERM and SIGINT; may end the run.
+    """
 
     directory: Path
     events: EventLog
@@ -31,13 +40,13 @@ class RunLogs:
 
     @property
     def must_stop(self) -> bool:
-        """Return whether the run was told to stop, or learns nothing any more."""
+        """True if the run received a signal, or skipped too many updates in a row."""
         return self.signals.received is not None or self.skipped.reason is not None
 
 
 @contextmanager
 def open_logs(experiment: Experiment, directory: Path, start: Start) -> Iterator[RunLogs]:
-    """Open the logs of a run that starts or resumes; what they hold of later steps is dropped."""
+    """Open the logs of a run that starts or resumes. Entries of steps after the resumed one are dropped."""
     config = experiment.config
     resume_step = start.step if config.resume else None
     events, skipped = EventLog(directory, start.step), SkippedUpdates(directory, config.max_skipped, start.step)
@@ -55,7 +64,7 @@ def open_logs(experiment: Experiment, directory: Path, start: Start) -> Iterator
 def check_first_step(experiment: Experiment, events: EventLog) -> Callable[[Step], None]:
     """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
 
-    After later steps the draft has been trained, and is not what its files state.
+    Later steps are not checked: by then the draft has been trained and differs from its files.
     """
 
     def check(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: what a step is, and what happens after it."""
+"""The training loop: take a step, then evaluate, save and log."""
 
 import time
 from collections.abc import Callable
@@ -27,10 +27,10 @@ PROFILE = "profile"
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The steps of a run from `start` on, each with what is due after it.
+    """The remaining steps of a run, each with its evaluation, checkpoint and logs.
 
     train_step: the compiled step. probe_step: the same step, timed stage by stage.
-    costs:      what draft lengths are chosen by; None where they are not.
+    costs:      the costs by which draft lengths are chosen; None at a fixed draft length.
     """
 
     experiment: Experiment
@@ -48,15 +48,15 @@ class TrainingLoop:
         """Return the state after the last step, or after the one in which the run had to stop."""
         config, state = self.experiment.config, self.start.state
         if self.start.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
-            # These may have taken longer than many steps.
+            # Warm-up and distillation may have taken longer than many steps.
             self.save(0, state)
         if 0 < config.profile_step <= self.start.step:
-            console.print(f"profile_step = {config.profile_step}: that step is done, and nothing is traced")
+            console.print(f"profile_step = {config.profile_step}: that step is already done; no trace is written")
         for number in range(self.start.step + 1, config.steps + 1):
             take = self.profile_step if number == config.profile_step else self.take_step
             state = take(number, state)
             self.evaluate_if_due(number, state)
-            # Looked at once: a signal that comes after the save is for the next step.
+            # Read once per step: a signal that arrives after the save stops the run after the next step.
             stopping = self.logs.must_stop
             self.save_if_due(number, state, last=stopping or number == config.steps)
             if stopping:
@@ -67,7 +67,7 @@ class TrainingLoop:
         return state
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
-        """Take the next prompts through a step, and hand it to the logs."""
+        """Take one step on the next prompts, and hand it to the logs."""
         start = time.perf_counter()
         prompts = next(self.pipeline)
         data_s = time.perf_counter() - start
@@ -78,7 +78,7 @@ class TrainingLoop:
         state = self.update_costs(number, state)
         if timed:
             start = time.perf_counter()
-        # A copy: the state is donated to the step.
+        # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
         self.clock.lap()
         state, rollout, metrics = step(state, prompts)
@@ -99,16 +99,16 @@ class TrainingLoop:
         return is_due(number, self.experiment.config.probe_every)
 
     def choose_step(self, number: int) -> Callable[[TrainState, Prompts], StepResult]:
-        """Return the probe, its rehearsal in the step before, or the compiled step.
+        """Return the probe, its rehearsal (in the step before a probe), or the compiled step.
 
-        One rehearsal would do, but a resumed run must take the programs that the unbroken one took.
+        One rehearsal would be enough, but a resumed run must run the same programs as an uninterrupted one.
         """
         if self.is_probe(number):
             return self.probe_step
         return self.probe_step.rehearse if self.is_probe(number + 1) else self.train_step
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
-        """Return the state with new costs, if they change here. Before a probe, explain the choice of draft lengths."""
+        """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
         probing = self.is_probe(number)
         if self.costs is not None and self.costs.changes(number, probing):
             state = replace(state, drafting=self.costs.refresh(state, number))
@@ -119,7 +119,7 @@ class TrainingLoop:
         return state
 
     def report_speedup(self, number: int, metrics: Metrics) -> None:
-        """Say what drafting gained in a probe."""
+        """Print the speed-up that a probe measured, or warn if a fixed draft length is slower than none."""
         measured = float(metrics["perf/speedup_vs_autoregressive"])
         if self.costs is not None:
             console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
@@ -127,7 +127,7 @@ class TrainingLoop:
             self.logs.events.warn(number, said)
 
     def profile_step(self, number: int, state: TrainState) -> TrainState:
-        """Take a step to its end, and trace it."""
+        """Take a step and wait for it, with the JAX profiler on."""
         with jax.profiler.trace(str(self.logs.directory / PROFILE)):
             return jax.block_until_ready(self.take_step(number, state))
 
@@ -138,7 +138,7 @@ class TrainingLoop:
             self.logs.timer.finish({"eval/accuracy": self.evaluate(state.params)})
 
     def save_if_due(self, number: int, state: TrainState, last: bool) -> None:
-        """Save every n-th step, and the last one."""
+        """Save a checkpoint every n-th step, and after the last one."""
         every = self.experiment.config.checkpoint.every
         if is_due(number, every) or (every and last):
             # Logged first: a run that is killed after the save resumes after the line of this step.
@@ -154,7 +154,7 @@ class TrainingLoop:
         self.saves.save(number, state, self.pipeline.get_state(), extra, score)
 
     def warn_of_missing_score(self, number: int) -> None:
-        """Warn if this step has not logged the metric that the best save is chosen by."""
+        """Warn if this step has not logged the metric by which the best checkpoint is chosen."""
         best, logged = self.experiment.config.checkpoint.best, self.logs.timer.logged
         if best is not None and logged.get(best) is None:
             names = ", ".join(sorted(name for name, value in logged.items() if value is not None))
@@ -162,12 +162,12 @@ class TrainingLoop:
 
     def warn_of_stop(self, number: int) -> None:
         saving = self.experiment.config.checkpoint.every
-        saved = "--resume continues it" if saving else "nothing is saved: checkpoint.every = 0"
+        saved = "--resume continues it" if saving else "no checkpoint was saved, because checkpoint.every = 0"
         self.logs.events.warn(number, f"stopped after step {number}; {saved}")
         if self.logs.skipped.reason is not None:
             self.logs.events.record_warning(number, self.logs.skipped.reason)
 
 
 def is_due(number: int, every: int) -> bool:
-    """Return whether something that is due every n-th step is due in this one; 0 for never."""
+    """Return whether step `number` is a multiple of `every`; 0 means never."""
     return every > 0 and number % every == 0

@@ -1,4 +1,4 @@
-"""Logs the metrics of every step: metrics.jsonl, TensorBoard events, the console, and what else is asked for."""
+"""Log the metrics of every step to metrics.jsonl, TensorBoard, the console, and optionally Weights & Biases."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tensorboardX import SummaryWriter
 from launch.run.console import StepPrinter
 from launch.run.directory import METRICS_FILE, cut_lines
 
-# In every line of metrics.jsonl, null where a step did not measure them. Other metrics follow by their own names.
+# Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
     *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
@@ -28,11 +28,11 @@ STANDARD_METRICS = (
 
 
 class MetricLog:
-    """Logs the steps of the run in `directory`.
+    """Writes the metrics of each step of the run in `directory`.
 
     print_every: print every n-th step.
     resume_step: the restored step. Lines of later steps are dropped, so that none appears twice.
-    also:        called with a step and the values that it measured.
+    also:        another log, called with a step and the values that it measured.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MetricLog:
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else cut_lines(path, resume_step)
         self._file = path.open("a", encoding="utf-8")
-        # An event file is named by the second, and a run may be resumed twice within one: the step tells them apart.
+        # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
         start = 0 if resume_step is None else resume_step + 1
         self._events = SummaryWriter(str(directory), purge_step=start, filename_suffix=f".{start}")
         self._print, self._also = StepPrinter(print_every), also
@@ -58,13 +58,13 @@ class MetricLog:
         self._events.close()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
-        """Write the metrics of a step, scalars by any names, and return the values as they are written.
+        """Write the scalar metrics of a step, and return the values as written.
 
-        Values that are not finite, which JSON does not know, are null. Raises ValueError for a value that is no scalar,
-        and for a step that is not after the last one.
+        Values that are not finite become null, because JSON has no such numbers. Raises ValueError for a value that is
+        not a scalar, and for a step that is not after the last one.
         """
         if self._last is not None and step <= self._last:
-            raise ValueError(f"step = {step}: must be after {self._last}, which is logged already")
+            raise ValueError(f"step = {step}: must be after {self._last}, the last logged step")
         fetched = jax.device_get(dict(metrics))
         values = dict.fromkeys(STANDARD_METRICS) | {name: _number(name, value) for name, value in fetched.items()}
         self._last = step

@@ -1,4 +1,4 @@
-"""Reads what a run has written to its directory."""
+"""Read the metrics, samples and events that a run has written to its directory."""
 
 import json
 from dataclasses import dataclass
@@ -19,10 +19,15 @@ from specjax.checkpoint import Which
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not.
+    """Records of a run, finished or not.
 
-    steps:   int [n], those that metrics.jsonl has. metrics: each float [n], NaN where a step did not measure it.
-    samples: the lines of samples.jsonl (launch.run.sample_log). events: those of diary.jsonl (launch.run.event_log).
+    Attributes:
+        name:    Name of the directory.
+        config:  Contents of config.json.
+        steps:   int [n], the steps in metrics.jsonl.
+        metrics: By name, float [n]; NaN where a step did not measure it.
+        samples: Lines of samples.jsonl (launch.run.sample_log).
+        events:  Lines of diary.jsonl (launch.run.event_log).
     """
 
     name: str
@@ -33,18 +38,18 @@ class Run:
     events: list[dict[str, Any]]
 
     def measured(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of the steps that measured it."""
+        """Return (steps, values) of the steps that measured this metric."""
         values = self.metrics.get(metric, np.full(len(self.steps), np.nan))
         found = np.isfinite(values)
         return self.steps[found], values[found]
 
     def events_of(self, kind: str) -> list[tuple[int, Any]]:
-        """Return (step, value) of the events of a kind."""
+        """Return (step, value) of each event of this kind."""
         return [(line["step"], line[kind]) for line in self.events if kind in line]
 
 
 def read_run(directory: Path) -> Run:
-    """Raises ConfigError where the directory is not that of a run."""
+    """Read the records of a run. Raise ConfigError if the directory is not a run's or a file is damaged."""
     if not (directory / METRICS_FILE).is_file():
         raise ConfigError(f"DIR = {directory}: must be the directory of a run, with a {METRICS_FILE}")
     try:
@@ -65,10 +70,10 @@ def read_run(directory: Path) -> Run:
 
 
 def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> MadeFor | None:
-    """Return what a draft in a run's save was made for, by the run's records; None where these are lost,
-    or the policy is of a family of one's own.
+    """Return the record of a draft in a run's checkpoint: its policy, the policy's shape, and the predicted acceptance.
 
-    The acceptance is that of the step that was saved; a save before the first step has none.
+    None if the run's metrics are missing, or if the policy is of a custom family. The acceptance is that of the saved
+    step; a checkpoint from before the first step has none.
     """
     if decoder is None or not (directory / METRICS_FILE).is_file():
         return None
@@ -80,7 +85,7 @@ def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> Ma
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Objects with a step; a last line that was not finished, as a process that was killed leaves it, is left out."""
+    """Return the JSON objects of a file, each with a step. Skips an unfinished last line of a killed process."""
     lines, found = (path.read_text(encoding="utf-8").splitlines() if path.exists() else []), []
     for number, line in enumerate(lines, start=1):
         try:

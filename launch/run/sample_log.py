@@ -1,4 +1,4 @@
-"""Completions kept for people to read, token by token with who wrote each: samples.jsonl of a run."""
+"""Sample completions of a run, each token with its writer: samples.jsonl."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,9 @@ SAMPLES_FILE = "samples.jsonl"
 
 
 class SampleLog:
-    """Writes a line for each step that it is shown: the lengths of all completions, and some of these in full.
+    """Writes one line per logged step: the lengths of all completions, and the tokens of some.
 
-    resume_step: the step that was restored; lines of later ones are dropped.
+    resume_step: the restored step. Lines of later steps are dropped.
     """
 
     def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
@@ -26,17 +26,17 @@ class SampleLog:
             cut_lines(self._path, resume_step)
 
     def due(self, step: int) -> bool:
-        """Return whether to log completions of this step: the first, evaluated ones, and the last."""
+        """Return whether to log this step: the first, the last, and steps with an evaluation."""
         config = self._experiment.config
         evaluated = config.eval.every > 0 and step % config.eval.every == 0
         return config.log.samples > 0 and (step in (1, config.steps) or evaluated)
 
     def write(self, step: int, prompts: Prompts, rollout: Rollout) -> None:
-        """One line: {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
-        "pieces": [[text, specjax.types.Writer], ..]}, ..]}.
+        """Append one line to samples.jsonl.
 
-        Completions are of different prompts first. What is not known, such as the reward of a sample that could not be
-        scored or the writers of a rollout that does not tell them, is null.
+        The line is {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
+        "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
+        are null: the reward of a sample that was not scored, writers that a custom rollout function does not report.
         """
         lengths, budget = np.asarray(rollout.lengths), rollout.tokens.shape[1]
         group = len(lengths) // len(prompts.id)

@@ -1,4 +1,4 @@
-"""Stops a run on request: of a scheduler, by SIGTERM, or of a person, by Ctrl-C."""
+"""Stop a run cleanly on SIGTERM (a scheduler) or SIGINT (Ctrl-C)."""
 
 import os
 import signal
@@ -10,10 +10,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within its block, the first of `SIGNALS` only sets `received`; a second one ends the process at once.
+    """Context manager in which the first signal only sets `received`, and a second one ends the process at once.
 
-    The process then ends with exit code 128 + signal. A thread does it: Python runs signal handlers only between
-    bytecodes, and one of these may compile or run a program for long.
+    The exit code is then 128 + signal.
+    A thread reads the signals. Python runs signal handlers only between bytecodes, and a single bytecode may compile or
+    run a program for minutes.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -24,7 +25,7 @@ class StopSignals:
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writing.fileno())
-        # Only a signal with a handler in Python is written there.
+        # Python writes a signal to the wake-up descriptor only if it has a Python handler.
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         self._thread = threading.Thread(target=self._watch, daemon=True, name="signals")
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Saves the batches whose updates were skipped, and says when a run no longer learns."""
+"""Save the batches whose updates were skipped, and stop a run that skips too many in a row."""
 
 import re
 from pathlib import Path
@@ -8,20 +8,20 @@ import numpy as np
 
 from launch.run.step_timer import Step
 
-# The newest files stay: the networks of the last save are nearest to theirs.
+# Number of files to keep. The newest stay: the last checkpoint is closest to the networks that they need.
 KEPT = 4
 NAME = re.compile(r"skipped_step_(\d+)\.npz")
 
 
 class SkippedUpdates:
-    """Called with each step, saves the batch if an update of the policy or of the draft was skipped.
+    """Observer of steps that saves the batch if an update of the policy or of the draft was skipped.
 
     The file is `skipped_step_N.npz` in the run's directory. It holds the prompts as `prompt_NAME` and every array of
-    the `TrainBatch` under its own name: with the networks of a save, and the rows that its state replays, all that the
-    losses were computed from.
+    the `TrainBatch` under its own name. With the networks of a checkpoint, and the rows that its state replays, these
+    are all inputs of the losses.
 
-    limit:     end the run after so many steps in a row that skipped an update; 0 for never.
-    last_step: where the run resumes. Files of later steps are deleted.
+    limit:     end the run after this many steps in a row that skipped an update; 0: never.
+    last_step: the step after which the run resumes. Files of later steps are deleted.
     reason:    one line that says why the run must end, or None.
     """
 
@@ -40,8 +40,8 @@ class SkippedUpdates:
         path = self._save(step)
         if self._in_a_row == self._limit and self.reason is None:
             self.reason = (
-                f"step {step.number}: updates were skipped in {self._limit} steps in a row, for a loss or a gradient "
-                f"that is not finite; the batch of the last is in {path}"
+                f"step {step.number}: updates were skipped in {self._limit} steps in a row because a loss or a "
+                f"gradient is not finite; the last batch is in {path}"
             )
 
     def _save(self, step: Step) -> Path:

@@ -1,4 +1,4 @@
-"""Starts a run: from the recipe's networks, or from its newest save."""
+"""Start a run from the recipe's networks or from its newest checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,15 @@ from specjax.rewards import RewardFn
 from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import TrainState
 
-# Held-out completions generated together, where a step has fewer: small batches would only be slow.
+# Least number of held-out completions generated together: smaller batches are slow.
 LEAST_EVALUATED = 256
 
 
 class Start(NamedTuple):
-    """Where a run starts.
+    """Starting point of a run.
 
-    step:            the last one that is done.
-    accuracy_before: on held-out prompts before RL, a share; None if not evaluated.
+    step:            the last finished step; 0 for a new run.
+    accuracy_before: held-out accuracy before RL, 0 .. 1; None if not evaluated.
     """
 
     state: TrainState
@@ -44,9 +44,9 @@ class Start(NamedTuple):
 
 
 def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
-    """Raise ConfigError if options clash, before anything is made. Return the cells of `cost_table`, if there is one.
+    """Raise ConfigError if options conflict, before anything is written. Return the cells of `cost_table`, if given.
 
-    continuing: from a checkpoint, which has cells of its own.
+    continuing: the run continues from a checkpoint, which has its own cells.
     """
     config = experiment.config
     if config.cost_table is not None and not config.rollout.draft_lengths:
@@ -71,13 +71,13 @@ def _check_best(config: RunConfig) -> None:
     best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
     if best == "eval/accuracy" and (not measured or saved % measured):
         raise ConfigError(
-            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured} for checkpoint.best = {best}, "
-            "and that not 0"
+            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured}, which must not be 0, for "
+            f"checkpoint.best = {best}"
         )
 
 
 def _check_loss(experiment: Experiment) -> None:
-    """Trace the loss for one row. Raises ConfigError where it refuses its input or is not per token."""
+    """Trace the loss for one row. Raise ConfigError if it refuses its input or does not return one value per token."""
     config, loss = experiment.config, experiment.config.loss
     width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     shaped: Any = jax.ShapeDtypeStruct
@@ -101,23 +101,23 @@ def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | Non
 def resume_from(
     experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None
 ) -> Start:
-    """Continue from the newest save, and restore `pipeline` and `costs`. The networks of `experiment` are freed.
+    """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
-    Raises ConfigError if the save does not fit the run.
+    Raises ConfigError if the checkpoint does not fit the run.
     """
     config = experiment.config
     lengths = config.rollout.draft_lengths
     seconds = np.ones((len(experiment.phases), len(lengths)), np.float32) if lengths else None
     fresh = fresh_state(experiment, experiment.networks.params, seconds)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
-    # Else the recipe's networks and their moments would take memory for as long as the run lasts.
+    # Otherwise the recipe's networks and their optimiser moments would occupy memory for the whole run.
     for x in jax.tree.leaves(fresh):
         x.delete()
     try:
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
-    # Old saves have no checksum.
+    # Old checkpoints have no checksum.
     if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
         raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
     pipeline.set_state(checkpoint.data)
@@ -128,7 +128,7 @@ def resume_from(
 
 
 def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | None) -> dict[str, Any]:
-    """Return what a save holds for `resume_from` beside the state and the pipeline."""
+    """Return what a checkpoint stores for `resume_from` besides the state and the pipeline, as JSON."""
     return {
         "accuracy_before": start.accuracy_before,
         "draft_vocabulary": experiment.draft_vocabulary,
@@ -138,7 +138,7 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 
 
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
-    """Return what measures the accuracy of parameters on held-out prompts."""
+    """Return params -> accuracy on the held-out prompts."""
     config, table = experiment.config.eval, experiment.held_out_prompts
     count = min(config.prompts, len(table.rows))
     size = prompts_per_batch(max(experiment.sequences, LEAST_EVALUATED), config.samples, count, experiment.mesh)
@@ -146,7 +146,7 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
 
 
 def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) -> None:
-    """Warn of prompts that are not used, and if there is nothing to resume from."""
+    """Warn if prompts are dropped, or if there is no checkpoint to resume from."""
     if continuing:
         return
     if experiment.config.resume:

@@ -1,4 +1,4 @@
-"""Times the steps of a run, and hands each to its log while the next one runs."""
+"""Time the steps of a run, and log each while the next one runs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ Metrics = dict[str, Any]
 
 @dataclass
 class Step:
-    """A training step that was given to the device.
+    """A training step that was dispatched to the device.
 
-    start:    when it began, by time.perf_counter.
-    metrics:  with `time/step` where the step has timed itself, as a probe does.
-    drafting: what its draft lengths were chosen by; None where none are.
+    start:    time.perf_counter() when it began.
+    metrics:  contains `time/step` if the step timed itself, as a probe does.
+    drafting: the measurements by which its draft lengths were chosen; None at a fixed draft length.
     """
 
     number: int
@@ -31,11 +31,11 @@ class Step:
 
 
 class StepTimer:
-    """Times each step, and logs it once the next one is dispatched, so that fetching its metrics stalls nothing.
+    """Times each step and logs it after the next one is dispatched, so that fetching metrics does not stall the device.
 
     log:       writes metrics and returns the values written.
-    observers: called with each step after it was logged.
-    logged:    the values of the step logged last.
+    observers: called with each step after it is logged.
+    logged:    the values of the last logged step.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class StepTimer:
         self._last_end = 0.0
 
     def dispatched(self, step: Step) -> None:
-        """Take a step that is on the device, and log the one before."""
+        """Register a dispatched step, and log the one before it."""
         self.wait()
         previous, self._pending = self._pending, step
-        # Where a call runs its step to the end, as on CPU, waiting later would count the next one as part of it.
+        # If the call already ran the step to its end, as on CPU, a later wait would include the next step's time.
         arrays = (x for x in step.metrics.values() if isinstance(x, jax.Array))
         if all(x.is_ready() for x in arrays):  # pyright: ignore[reportAttributeAccessIssue]
             self.wait()
         self._log(previous)
 
     def wait(self) -> None:
-        """Wait for the last step, so that its time does not include what follows."""
+        """Wait for the last step and record its time, so that it does not include what follows."""
         step = self._pending
         if step is not None and "time/step" not in step.metrics:
             jax.block_until_ready(step.metrics)
             now = time.perf_counter()
-            # A step that was dispatched while the one before still ran starts when that one ends.
+            # A step dispatched while the previous one was running starts when that one ends.
             step.metrics["time/step"] = now - max(step.start, self._last_end)
             self._last_end = now
 
     def finish(self, more: Metrics | None = None) -> None:
-        """Log the last step, with what was measured after it."""
+        """Log the last step, with the metrics `more` that were measured after it."""
         self.wait()
         self._log(self._pending, more)
         self._pending = None

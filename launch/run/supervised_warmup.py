@@ -1,4 +1,4 @@
-"""Supervised steps on worked solutions, before RL, for a policy that starts from scratch."""
+"""Warm-up: supervised steps on worked solutions before RL, for a policy that starts from scratch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,9 +23,9 @@ REPORT_EVERY = 25
 
 
 def warm_up(experiment: Experiment, say: Callable[[str], None]) -> Params:
-    """Return the networks as the recipe starts them, the policy after its `warmup.steps` supervised steps.
+    """Return the recipe's networks, with the policy after `warmup.steps` supervised steps.
 
-    A step minimises the cross-entropy of the solutions. say: told of the loss now and then.
+    A step minimises the cross-entropy of the solutions. say: called with the loss every REPORT_EVERY steps.
     """
     config, policy, mesh = experiment.config.warmup, experiment.networks.policy, experiment.mesh
     if not config.steps:
@@ -57,7 +57,7 @@ def warm_up(experiment: Experiment, say: Callable[[str], None]) -> Params:
 
 
 def check_warmup(experiment: Experiment) -> None:
-    """Raise ConfigError if the recipe has supervised steps that its problems do not allow."""
+    """Raise ConfigError if the recipe has warm-up steps that its problems do not allow."""
     if experiment.config.warmup.steps:
         _solutions(experiment)
 
@@ -66,8 +66,8 @@ def _solutions(experiment: Experiment) -> Answers:
     config, problems = experiment.config, experiment.problems.train
     if not 0 < config.warmup.batch_size <= len(problems):
         raise ConfigError(
-            f"warmup.batch_size = {config.warmup.batch_size}: must be between 1 and {len(problems)}, the problems "
-            "there are"
+            f"warmup.batch_size = {config.warmup.batch_size}: must be between 1 and {len(problems)}, the number of "
+            "problems"
         )
     length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     return worked_solutions(problems, experiment.tokenizer, length)

@@ -1,4 +1,4 @@
-"""Networks worth measuring: those of a run's save, or those with which a run would begin."""
+"""Networks to measure: those of a run's checkpoint, or those with which a run would start."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,10 @@ from specjax.types import Params
 
 
 def trained_networks(experiment: Experiment, checkpoint: str | None, which: Which, console: Console) -> Params:
-    """Return the networks of a run's save, or without one those of the recipe, warmed up and distilled.
+    """Return the networks of a run's checkpoint; without one, the recipe's after warm-up and distillation.
 
-    A draft with random weights is distilled even if the recipe does not: it would be accepted by chance alone.
-    Raises ConfigError, before anything is trained, if that is impossible.
+    A draft with random weights is distilled even if the recipe does not ask for it: otherwise only chance would accept
+    its tokens. Raises ConfigError, before anything is trained, if that is impossible.
     """
     if checkpoint is not None:
         return restore_params(Path(checkpoint), experiment, which)
@@ -32,6 +32,6 @@ def trained_networks(experiment: Experiment, checkpoint: str | None, which: Whic
         return params
     if not config.distill.steps:
         console.print(
-            "the draft has random weights: distilled first, as launch.distill would (--checkpoint takes a run's)"
+            "the draft has random weights: distilled first, as launch.distill does (or pass --checkpoint RUN)"
         )
     return replace(params, draft=distill(experiment, params, console.print).draft)

@@ -1,4 +1,4 @@
-"""The metrics of a run at Weights & Biases, for those who have installed the extra [wandb]."""
+"""Log a run's metrics to Weights & Biases; needs the extra [wandb]."""
 
 import dataclasses
 import importlib
@@ -17,17 +17,17 @@ Log = Callable[[int, Mapping[str, float]], None]
 
 
 def check_wandb(project: str | None) -> None:
-    """Raise ConfigError where a project is named, and the package is missing."""
+    """Raise ConfigError if a project is named but wandb is not installed."""
     if project is not None:
         _load(project)
 
 
 @contextmanager
 def wandb_log(config: RunConfig, directory: Path) -> Iterator[Log | None]:
-    """Return a function that logs the metrics of a step there, or None if the configuration names no project.
+    """Yield a function (step, metrics) that logs to Weights & Biases; None if no project is configured.
 
-    A run that is resumed goes on under its id, which `wandb_id` in its directory holds; of steps that were logged
-    before it was killed, Weights & Biases keeps what it had.
+    A resumed run continues under its id, stored in `wandb_id` in its directory. Steps logged before it was killed keep
+    their first values.
     """
     project = config.log.wandb_project
     if project is None:
