@@ -11,9 +11,8 @@ The platform is that of the mesh that is set while tracing, or else jax's defaul
 
 import os
 from collections.abc import Callable
-from functools import wraps
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
@@ -21,39 +20,52 @@ from jax.sharding import Mesh
 from specjax.kernels import cpu, plain
 from specjax.types import PyTree
 
-Operation = TypeVar("Operation", bound=Callable)
+if TYPE_CHECKING:
+    from specjax.kernels.plain import (
+        argmax,
+        attend,
+        compiler_options,
+        computed_once,
+        matmul,
+        matmul_transposed,
+        switch,
+        while_loop,
+        write,
+    )
+
+__all__ = [
+    "argmax",
+    "attend",
+    "compiler_options",
+    "computed_once",
+    "finished",
+    "matmul",
+    "matmul_transposed",
+    "switch",
+    "while_loop",
+    "write",
+]
 
 TUNED: dict[str, ModuleType] = {"cpu": cpu}
 
 
-def _selected(reference: Operation) -> Operation:
-    """Return an operation that calls the platform's tuned function of this name, or `reference` if there is none."""
+def __getattr__(name: str) -> Callable:
+    """Return the platform's tuned function of this name, or the plain one: `kernels.matmul` is looked up at each use.
 
-    @wraps(reference)
-    def call(*args: object, **options: object) -> object:
-        chosen = os.environ.get("SPECJAX_KERNELS")
-        if chosen not in (None, "plain"):
-            raise ValueError(f'SPECJAX_KERNELS = {chosen}: must be "plain" or unset')
-        tuned = TUNED.get(_platform()) if chosen is None else None
-        return getattr(tuned, reference.__name__, reference)(*args, **options)
-
-    return cast(Operation, call)
+    Raises AttributeError for other names, and ValueError for a bad SPECJAX_KERNELS.
+    """
+    if name not in __all__:
+        raise AttributeError(f"specjax.kernels has no operation {name!r}")
+    chosen = os.environ.get("SPECJAX_KERNELS")
+    if chosen not in (None, "plain"):
+        raise ValueError(f'SPECJAX_KERNELS = {chosen}: must be "plain" or unset')
+    tuned = TUNED.get(_platform()) if chosen is None else None
+    return getattr(tuned, name, getattr(plain, name))
 
 
 def _platform() -> str:
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
-
-
-matmul = _selected(plain.matmul)
-matmul_transposed = _selected(plain.matmul_transposed)
-attend = _selected(plain.attend)
-write = _selected(plain.write)
-while_loop = _selected(plain.while_loop)
-switch = _selected(plain.switch)
-argmax = _selected(plain.argmax)
-computed_once = _selected(plain.computed_once)
-compiler_options = _selected(plain.compiler_options)
 
 
 def finished(result: PyTree, mesh: Mesh) -> PyTree:
