@@ -11,6 +11,7 @@ from launch.data.batches import PromptPipeline, PromptTable, fixed_batches, prom
 from launch.data.problems import Problem
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer
+from tests.refusals import refuses
 
 TOKENIZER = ByteTokenizer()
 
@@ -102,15 +103,13 @@ ONE, LONG = Problem(prompt="1+1=", answer="2", solution="#2"), Problem(prompt="9
 
 def test_refusals():
     worked_solutions([ONE] * 99, TOKENIZER, length=7)
-    fits = r"data.max_prompt_tokens \+ rollout.max_new_tokens"
+    fits = "data.max_prompt_tokens + rollout.max_new_tokens"
     for message, run in {
-        r"data.prompts = 6: must be between 1 and 5, .* \(0 empty": lambda: prompt_pipeline(numbers(5), 6, seed=0),
-        "seed = -1: must": lambda: prompt_pipeline(numbers(5), 2, seed=-1),
-        "data.max_prompt_tokens = 4: none of 0 prompts": lambda: fixed_batches(numbers(0), 2),
-        "warmup.steps: problem 0 has no solution": lambda: worked_solutions(
-            [Problem(prompt="x", answer="")], TOKENIZER, 7
-        ),
-        f"{fits} = 7: must be at least 8, .* problem 99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7),
+        "data.prompts = 6: ...1...5": lambda: prompt_pipeline(numbers(5), 6, seed=0),
+        "seed = -1: ": lambda: prompt_pipeline(numbers(5), 2, seed=-1),
+        "data.max_prompt_tokens = 4: ": lambda: fixed_batches(numbers(0), 2),
+        "warmup.steps: ...0...solution": lambda: worked_solutions([Problem(prompt="x", answer="")], TOKENIZER, 7),
+        f"{fits} = 7: ...8...99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7),
     }.items():
-        with pytest.raises(ConfigError, match=f"^{message}"):
+        with refuses(message, ConfigError):
             run()

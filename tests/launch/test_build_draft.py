@@ -31,6 +31,7 @@ from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
+from tests.refusals import refuses
 
 # Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.
 SHAPE = dict(hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, vocab_size=9)
@@ -102,20 +103,19 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): the draft of draft.path reads (0, 1)"),
-        ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): must be distinct, ascending and within 0 .. 1"),
-        ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: must be 9, the policy's"),
-        ({}, {"--draft.kind": "none"}, "must be None with kind none"),
-        ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: no config.json there"),
-        ({}, {"--draft.unroll": "8"}, "unroll = 8: must be within 1 .. 7"),
+        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...draft.path...(0, 1)"),
+        ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): ...0...1"),
+        ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: ...9"),
+        ({}, {"--draft.kind": "none"}, "path = ...: ...None...none"),
+        ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: ...config.json"),
+        ({}, {"--draft.unroll": "8"}, "unroll = 8: ...1...7"),
     ],
 )
 def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options, message: str):
     path = write(**changes)
     own = {} if "layers" not in changes else {"--model.feature-layers": " ".join(map(str, changes["layers"]))}
-    with pytest.raises(ConfigError) as raised:
+    with refuses(message, ConfigError):
         run(shrunk | {"--draft.path": path} | own | options)
-    assert str(raised.value).endswith(message) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("dialect", [None, "specforge"])
@@ -139,7 +139,7 @@ def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, 
     options = shrunk | {"--draft.path": str(path)}
     assert run(options).networks.draft.made_for == stated
     write_json(path / "made_for.json", asdict(stated) | {"temperature": "hot"})
-    with pytest.raises(ConfigError, match='made_for.json: temperature = "hot": '):
+    with refuses('made_for.json: temperature = "hot": ', ConfigError):
         launch.train.main(argv("gsm8k", options | {"--out": str(tmp_path / "run")}))
     assert not (tmp_path / "run").exists()
 
@@ -176,20 +176,19 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
         (
             made_for("LlamaForCausalLM"),
             None,
-            "made for LlamaForCausalLM (someone/else), the policy is Qwen3ForCausalLM",
+            "LlamaForCausalLM...someone/else...Qwen3ForCausalLM",
         ),
-        ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: not the policy's"),
-        ({"speculators_model_type": "mtp"}, None, 'config.json: speculators_model_type = "mtp": must be "eagle3"'),
+        ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: "),
+        ({"speculators_model_type": "mtp"}, None, 'config.json: speculators_model_type = "mtp": ..."eagle3"'),
     ],
 )
 def test_published_drafts_that_do_not_fit(
     shrunk: Options, tmp_path: Path, changes: dict[str, Any], embedding: np.ndarray | None, message: str
 ):
-    with pytest.raises(ConfigError) as raised:
+    with refuses(message, ConfigError):
         run(shrunk | publish(tmp_path / "draft", changes, embedding))
-    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_policy_is_no_draft(shrunk: Options, files: Path):
-    with pytest.raises(ConfigError, match="policy: its config.json is not that of a draft$"):
+    with refuses("policy:...config.json", ConfigError):
         run(shrunk | {"--draft.path": str(files / "policy")})

@@ -20,6 +20,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.launch.checkpoints import WORDS, write_tokenizer
 from tests.launch.programs import Options, argv
+from tests.refusals import refuses
 
 MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 
@@ -61,13 +62,13 @@ def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTre
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4: must be None with kind mtp"),
-        ({"--draft.path": "somewhere"}, "draft.path = somewhere: must be None with kind mtp"),
+        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4:...None...mtp"),
+        ({"--draft.path": "somewhere"}, "draft.path = somewhere:...None...mtp"),
         ({"--draft.mtp-convention": "glm"}, "qwen3_next"),
-        ({}, "draft.mtp_convention = None: must be .* model.path = .*/policy holds no MTP head$"),
-        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo: must be None with kind"),
+        ({}, "draft.mtp_convention = None:...model.path...MTP"),
+        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo:...None"),
     ],
 )
 def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with refuses(message, ConfigError):
         run(shrunk | MTP | options)

@@ -16,6 +16,7 @@ from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.fields import fields_of
 from launch.cli.options import parse, parse_run, parse_run_and, run_program, use_compile_cache
 from launch.cli.recipes import load_recipe, recipes
+from tests.refusals import assert_refused, refuses
 
 
 def run(*argv: str, reading: tuple[str, ...] = reads.TRAIN) -> RunConfig:
@@ -47,12 +48,12 @@ def test_recipes_by_name_and_by_path(tmp_path: Path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        (None, "must be one of gsm8k, .*tiny, or a path to such a .py file"),
-        ("config = 3", "must define `config`, a RunConfig"),
-        ("from configs.schema import nothing", "ImportError: cannot import name 'nothing'"),
+        (None, "...gsm8k...tiny...py"),
+        ("config = 3", "...config...RunConfig"),
+        ("from configs.schema import nothing", "ImportError:...'nothing'"),
         (
             "from configs.schema import *\nRolloutOptions(group_size=0)",
-            "ValueError: group_size = 0: must be at least 1",
+            "ValueError: group_size = 0:...1",
         ),
     ],
 )
@@ -60,7 +61,7 @@ def test_no_such_recipe(tmp_path: Path, text: str | None, message: str):
     path = tmp_path / "recipe.py"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=f"^CONFIG = {path}: {message}"):
+    with refuses(f"CONFIG = {path}: {message}", ConfigError):
         load_recipe(str(path))
 
 
@@ -93,46 +94,46 @@ def test_options_change_the_recipe():
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("--stepz 3", "--stepz: unknown option; did you mean --steps?"),
-        ("--draft-length 3", "--draft-length: unknown option; did you mean --rollout.draft-length?"),
-        ("--zzz 3", "--zzz: unknown option"),
-        ("--model.architecture.num-layers 3", "unknown option; set model.architecture.num_layers in a recipe file"),
-        ("more", "more: unexpected"),
-        ("--steps", "--steps: expected one argument"),
-        ("--steps 3 4", "4: unexpected"),
-        ("--steps many", "steps = many: must be INT"),
-        ("--loss.importance-cap x", "loss.importance_cap = x: must be FLOAT|None"),
-        ("--speedup.slots 1 x", "speedup.slots = 1 x: must be INT ..."),
-        ("--rollout.phases 4 40 2", "rollout.phases = 4 40 2: must be INT INT ..."),
-        ("--allow-truncated-law 1", "allow_truncated_law = 1: must be True|False"),
-        ("--rollout.verifier own", "rollout.verifier = own: must be rejection|block|coupled"),
-        ("--algorithm ppo", "algorithm = ppo: must be grpo|dapo|"),
-        ("--draft-training.every 0", "draft_training.every = 0: must be at least 1"),
-        ("--draft-training.fall 1", "draft_training.fall = 1.0: must be a share"),
-        ("--draft-training.replay -1", "draft_training.replay = -1: must be at least 0"),
-        ("--draft-training.replay -1e-3", "draft_training.replay = -1e-3: must be INT"),
-        ("--rollout.draft-length -1", "rollout.draft_length = -1: must be at least 0"),
-        ("--rollout.law.temperature nan", "rollout.law.temperature = nan: must be >= 0"),
-        ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: must be in (0, 1]"),
+        ("--stepz 3", "--stepz: ...--steps"),
+        ("--draft-length 3", "--draft-length: ...--rollout.draft-length"),
+        ("--zzz 3", "--zzz: "),
+        ("--model.architecture.num-layers 3", "--model.architecture.num-layers: ...recipe"),
+        ("more", "more: "),
+        ("--steps", "--steps: "),
+        ("--steps 3 4", "4: "),
+        ("--steps many", "steps = many: ...INT"),
+        ("--loss.importance-cap x", "loss.importance_cap = x: ...FLOAT|None"),
+        ("--speedup.slots 1 x", "speedup.slots = 1 x: ...INT"),
+        ("--rollout.phases 4 40 2", "rollout.phases = 4 40 2: ...INT"),
+        ("--allow-truncated-law 1", "allow_truncated_law = 1: ...True|False"),
+        ("--rollout.verifier own", "rollout.verifier = own: ...rejection|block|coupled"),
+        ("--algorithm ppo", "algorithm = ppo: ...grpo|dapo|"),
+        ("--draft-training.every 0", "draft_training.every = 0: ...1"),
+        ("--draft-training.fall 1", "draft_training.fall = 1.0: "),
+        ("--draft-training.replay -1", "draft_training.replay = -1: ...0"),
+        ("--draft-training.replay -1e-3", "draft_training.replay = -1e-3: ...INT"),
+        ("--rollout.draft-length -1", "rollout.draft_length = -1: ...0"),
+        ("--rollout.law.temperature nan", "rollout.law.temperature = nan: ...0"),
+        ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: ...0...1"),
         ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw("),
-        ("--policy-optimizer.learning-rate nan", "policy_optimizer.learning_rate = nan: must be at least 0"),
-        ("--policy-optimizer.clip-norm nan", "policy_optimizer.clip_norm = nan: must be > 0"),
-        ("--loss.clip-low nan", "loss.clip_low = nan: must be >= 0"),
-        ("--loss.importance-cap nan", "loss.importance_cap = nan: must be > 0"),
-        ("--draft.vocab-size 0", "draft.vocab_size = 0: must be at least 1"),
-        ("--draft.unroll 0", "draft.unroll = 0: must be within 1 .. 7"),
-        ("--draft.decay 0", "draft.decay = 0.0: must be in (0, 1]"),
-        ("--draft.kind eagle", "draft.kind = eagle: must be one of eagle3, mtp, model, none, or package.module:name"),
-        ("--rollout.function mine", "rollout.function = mine: must be None or a function, package.module:name"),
-        ("--loss.function my.loss:", "loss.function = my.loss:: must be None or a function, package.module:name"),
-        ("--model.family my-family:f", "model.family = my-family:f: must be None or a function"),
-        ("--microbatches 0", "microbatches = 0: must be at least 1"),
-        ("--ladder 64 32", "ladder = (64, 32): must be "),
+        ("--policy-optimizer.learning-rate nan", "policy_optimizer.learning_rate = nan: ...0"),
+        ("--policy-optimizer.clip-norm nan", "policy_optimizer.clip_norm = nan: ...0"),
+        ("--loss.clip-low nan", "loss.clip_low = nan: ...0"),
+        ("--loss.importance-cap nan", "loss.importance_cap = nan: ...0"),
+        ("--draft.vocab-size 0", "draft.vocab_size = 0: ...1"),
+        ("--draft.unroll 0", "draft.unroll = 0: ...1...7"),
+        ("--draft.decay 0", "draft.decay = 0.0: ...0...1"),
+        ("--draft.kind eagle", "draft.kind = eagle: ...eagle3...mtp...model...none...package.module:name"),
+        ("--rollout.function mine", "rollout.function = mine: ...None...package.module:name"),
+        ("--loss.function my.loss:", "loss.function = my.loss:: ...None...package.module:name"),
+        ("--model.family my-family:f", "model.family = my-family:f: ...None"),
+        ("--microbatches 0", "microbatches = 0: ...1"),
+        ("--ladder 64 32", "ladder = (64, 32): "),
     ],
 )
 def test_bad_options_are_named_in_one_line(option: str, message: str):
     said = refusal("tiny", *option.split())
-    assert message in said and "\n" not in said
+    assert_refused(said, message)
 
 
 def test_a_recipe_reaches_what_options_do_not():
@@ -140,7 +141,7 @@ def test_a_recipe_reaches_what_options_do_not():
     assert recipe.model.architecture is not None
     path = "model.architecture.num_layers"
     assert override(recipe, {path: 8}).model.architecture == replace(recipe.model.architecture, num_layers=8)
-    with pytest.raises(ValueError, match=r"^model\.architecture\.num_kv_heads = 3: must divide"):
+    with refuses("model.architecture.num_kv_heads = 3:"):
         override(recipe, {"model.architecture.num_kv_heads": 3})
 
 
@@ -158,7 +159,7 @@ class Own:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise ValueError("prompt = '': must not be empty")
+            raise ValueError("prompt = '': ")
 
 
 def test_a_program_with_options_of_its_own():
@@ -167,13 +168,12 @@ def test_a_program_with_options_of_its_own():
     assert own == Own("1+2=", Path("there"))
     assert (config.checkpoint.every, config.rollout.draft_length, config.steps) == (3, 0, 9)
     for argv, message in [
-        (["tiny"], "--prompt STR: must be given. what to say, and how."),
-        (["tiny", "--prompt", ""], "prompt = '': must not be empty"),
-        (["tiny", "--promt", "x", "--prompt", "y"], "--promt: unknown option; did you mean --prompt?"),
+        (["tiny"], "--prompt...what to say, and how."),
+        (["tiny", "--prompt", ""], "prompt = '': "),
+        (["tiny", "--promt", "x", "--prompt", "y"], "--promt: ...--prompt"),
     ]:
-        with pytest.raises(ConfigError) as error:
+        with refuses(message, ConfigError):
             parse_run_and(Own, argv, "python -m launch.generate", "Generate.")
-        assert str(error.value) == message
 
 
 def test_a_plain_dataclass(capsys: pytest.CaptureFixture[str]):
@@ -216,14 +216,14 @@ def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
     assert listed == len(flags) == shown(capsys, "--help", "all", reading=reading).count("\n  --")
     for field in every:
         if field.flag not in flags:
-            assert f"{field.flag}: unknown option" in refusal("tiny", field.flag, "1", reading=reading)
+            assert_refused(refusal("tiny", field.flag, "1", reading=reading), f"{field.flag}: ")
 
 
 def test_a_program_tells_which_options_are_anothers():
     reading = reads.GENERATE
-    assert refusal("tiny", "--warmup.steps", "3", reading=reading).endswith("launch.train does not read it")
-    assert refusal("tiny", "--algorithm", "dapo", reading=reading) == "--algorithm: unknown option"
-    assert "invalid choice: 'warmup'" in refusal("tiny", "--help", "warmup", reading=reading)
+    assert_refused(refusal("tiny", "--warmup.steps", "3", reading=reading), "--warmup.steps...launch.train")
+    assert_refused(refusal("tiny", "--algorithm", "dapo", reading=reading), "--algorithm: ")
+    assert_refused(refusal("tiny", "--help", "warmup", reading=reading), "'warmup'")
 
 
 def test_help_shows_the_recipes_values(capsys: pytest.CaptureFixture[str]):
@@ -334,12 +334,12 @@ def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     )
     enough, few = (python("-c", f"import os; os.cpu_count = lambda: {count}; {code}") for count in (4, 2))
     assert enough.returncode == 0
-    assert "mesh = (4, 1, 1): needs 4 devices, 2 present" in few.stderr
+    assert "mesh = (4, 1, 1): " in few.stderr
 
 
 def test_the_programs_exit_codes():
     bad = python("-m", "launch.train", "tiny", "--rollout.draft-lenght", "3")
-    expected = "error: --rollout.draft-lenght: unknown option; did you mean --rollout.draft-length?\n"
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", expected)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert_refused(bad.stderr.removesuffix("\n"), "error: --rollout.draft-lenght: ...--rollout.draft-length")
     helped = python("-m", "launch.train", "--help")
     assert (helped.returncode, helped.stderr) == (0, "") and "--help [SECTION]" in helped.stdout

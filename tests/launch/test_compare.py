@@ -29,6 +29,7 @@ from launch.comparison.stage_times import STAGES, step_speedup
 from launch.comparison.variants import StepTime
 from specjax.types import Rollout
 from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
+from tests.refusals import assert_refused, refuses
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 ARMS = ["autoregressive", "2", "automatic"]
@@ -120,7 +121,7 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     assert "warm-up step" not in said and "distilled first" not in said
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), "newest")
-    with pytest.raises(ConfigError, match="no save of step 7, only of 1$"):
+    with refuses("7...1", ConfigError):
         launch.compare.main(argv("tiny", SMALL | {"--checkpoint": str(tmp_path / "run"), "--checkpoint-step": "7"}))
 
 
@@ -197,7 +198,7 @@ def test_two_runs_that_part_are_found_to():
     [
         ({"--draft-lengths": "0"}, "draft_lengths = (0,): "),
         ({"--draft-lengths": "-1,3"}, "draft_lengths = (-1, 3): "),
-        ({"--draft-lengths": "0;3"}, "draft_lengths = 0;3: must be INT"),
+        ({"--draft-lengths": "0;3"}, "draft_lengths = 0;3:...INT"),
         ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: "),
         ({"--steps": "0"}, "steps = 0: "),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),
@@ -208,4 +209,4 @@ def test_two_runs_that_part_are_found_to():
     ],
 )
 def test_it_refuses(refusal: Refusal, options: Options, message: str):
-    assert message in refusal(launch.compare.main, argv("tiny", SMALL | options))
+    assert_refused(refusal(launch.compare.main, argv("tiny", SMALL | options)), message)

@@ -17,6 +17,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.mtp_reference import write_checkpoint
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
+from tests.refusals import refuses
 
 FEATURES = ["--feature-layers", "1", "2", "3"]
 
@@ -133,10 +134,10 @@ def test_refusals(tmp_path: Path, source: Path):
     policy, draft, ours, out = (str(tmp_path / name) for name in ("source", "draft", "ours", "out"))
     main([draft, ours])
     for arguments, message in [
-        ([str(tmp_path / "nowhere"), out], "nowhere/config.json: No such file"),
-        ([policy, out], "source/config.json: num_layers = 4: below 7 layers feature_layers must be given"),
-        ([policy, out, "--feature-layers", "1", "1"], "must be distinct, ascending"),
-        ([policy, policy, *FEATURES], "source: exists"),
+        ([str(tmp_path / "nowhere"), out], "nowhere/config.json: "),
+        ([policy, out], "source/config.json: num_layers = 4: ...feature_layers"),
+        ([policy, out, "--feature-layers", "1", "1"], "feature_layers"),
+        ([policy, policy, *FEATURES], "source: "),
         ([ours, out], "dialect = unsaid: "),
         ([ours, out, "--dialect", "specforge"], "num_layers = 2: "),
         ([draft, out, "--dialect", "specforge"], "dialect = specforge: "),
@@ -146,9 +147,9 @@ def test_refusals(tmp_path: Path, source: Path):
         ([policy, out, *FEATURES, "--max-file-bytes", "9"], "max_file_bytes = 9: "),
         ([ours, out, "--dialect", "specforge", "--verifier", "me"], "verifier = me: "),
     ]:
-        with pytest.raises(ConfigError, match=message):
+        with refuses(message, ConfigError):
             main(arguments)
     (source / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="source: holds neither model.safetensors"):
+    with refuses("source:...model.safetensors", ConfigError):
         main([policy, out, *FEATURES])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "ours", "source"]

@@ -14,6 +14,7 @@ from launch.costs.cost_table import CostTable, load_cells
 from specjax.cost import Cell
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.types import Params
+from tests.refusals import refuses
 
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
 HERE = (Phase(8, 40),), (0, 2)
@@ -51,7 +52,7 @@ def test_a_table_is_read(tmp_path: Path):
     ],
 )
 def test_a_table_that_no_model_can_be_fitted_to_is_refused(tmp_path: Path, cells: Any, message: str):
-    with pytest.raises(ConfigError, match=rf"^cost_table = \S+table\.json: {message}"):
+    with refuses(f"cost_table = ...table.json: {message}", ConfigError):
         load(tmp_path, cells)
 
 

@@ -18,6 +18,7 @@ from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
 from specjax.types import Params
+from tests.refusals import refuses
 
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
 SMALL = DecoderConfig(vocab_size=15, num_layers=1, **SHAPE)
@@ -74,32 +75,32 @@ def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
 @pytest.mark.parametrize(
     "draft, message",
     [
-        (dict(kind="model", path="nowhere"), "draft.path = nowhere: no config.json there"),
+        (dict(kind="model", path="nowhere"), "draft.path = nowhere:...config.json"),
         (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "its vocab_size is 16, must be 15"),
         (dict(kind="model", architecture=replace(SMALL, max_positions=16)), "its max_positions is 16, must be at "),
     ],
 )
 def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with refuses(message, ConfigError):
         networks(DraftConfig(**draft))
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: DraftConfig(kind="model"), "path = None: kind model takes either a path or an architecture"),
-        (lambda: DraftConfig(kind="model", architecture=SMALL, path="x"), "path = x: kind model takes either a path"),
-        (lambda: DraftConfig(kind="model", path="x", unroll=2), "unroll = 2: must be 3 with kind model"),
-        (lambda: DraftConfig(kind="model", path="x", decay=0.5), "decay = 0.5: must be 0.8 with kind model"),
-        (lambda: DraftConfig(kind="none", vocab_size=9), "vocab_size = 9: must be None with kind none"),
-        (lambda: DraftConfig(architecture=SMALL), "architecture: must be None with kind eagle3"),
-        (lambda: LookupConfig(min_n=9), "min_n = 9, max_n = 8: must be 1 <= min_n <= max_n"),
-        (lambda: LookupConfig(kept=0), "kept = 0: must be at least 1"),
-        (lambda: LookupConfig(factor=-1.0), "factor = -1.0: must be at least 0"),
+        (lambda: DraftConfig(kind="model"), "path = None:"),
+        (lambda: DraftConfig(kind="model", architecture=SMALL, path="x"), "path = x:"),
+        (lambda: DraftConfig(kind="model", path="x", unroll=2), "unroll = 2:...3"),
+        (lambda: DraftConfig(kind="model", path="x", decay=0.5), "decay = 0.5:...0.8"),
+        (lambda: DraftConfig(kind="none", vocab_size=9), "vocab_size = 9:...None"),
+        (lambda: DraftConfig(architecture=SMALL), "architecture:...None...eagle3"),
+        (lambda: LookupConfig(min_n=9), "min_n = 9, max_n = 8:...1...min_n...max_n"),
+        (lambda: LookupConfig(kept=0), "kept = 0:...1"),
+        (lambda: LookupConfig(factor=-1.0), "factor = -1.0:...0"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(make, message: str):
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         make()
 
 

@@ -9,6 +9,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from launch.run.metric_log import STANDARD_METRICS, MetricLog
+from tests.refusals import refuses
 
 STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
 PROBE = {
@@ -62,10 +63,10 @@ def test_standard_metrics_are_in_every_line_and_others_by_their_names(tmp_path: 
 def test_what_cannot_be_logged_is_refused(tmp_path: Path):
     with MetricLog(tmp_path) as metric_log:
         for name, value in (("my_loss/rows", jnp.zeros(3)), ("step", 1.0)):
-            with pytest.raises(ValueError, match=f"^{name}: "):
+            with refuses(f"{name}: "):
                 metric_log.log(1, {name: value})
         metric_log.log(3, STEP)
-        with pytest.raises(ValueError, match="^step = 3: must be after 3"):
+        with refuses("step = 3:...3"):
             metric_log.log(3, STEP)
     assert [line["step"] for line in lines(tmp_path)] == [3]
 

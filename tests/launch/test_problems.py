@@ -9,6 +9,7 @@ from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, load_jsonl, split
 from launch.rewards.scorers import load_scorer
+from tests.refusals import refuses
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SPECJAX_DATA names one")
@@ -33,36 +34,30 @@ def test_fields_become_text(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", ":2: not JSON"),
-        ("[1]", ":2: must be a JSON object, not list"),
-        ('{"q": "x", "b": 1}', ":2: no field 'a'; it has 'q', 'b'"),
-        ("{}", ":2: no field 'a'; it has none"),
-        ('{"q": "x", "a": null}', ":2: field 'a' must be text or a number, not null"),
-        ('{"q": "x", "a": true}', ":2: field 'a' must be text or a number, not true"),
-        ('{"q": ["x"], "a": "# 1"}', r""":2: field 'q' must be text or a number, not \["x"\]"""),
-        ('{"q": " ", "a": "# 1"}', ":2: field 'q' must be text"),
-        ('{"q": "x", "a": "1"}', ":2: no answer after '#' in field 'a'"),
-        ('{"q": "x", "a": "1 # "}', ":2: no answer after '#' in field 'a'"),
+        ("{", ":2:"),
+        ("[1]", ":2:"),
+        ('{"q": "x", "b": 1}', ":2:...'a'...'q'...'b'"),
+        ("{}", ":2:...'a'"),
+        ('{"q": "x", "a": null}', ":2:...'a'"),
+        ('{"q": "x", "a": true}', ":2:...'a'"),
+        ('{"q": ["x"], "a": "# 1"}', ":2:...'q'...\"x\""),
+        ('{"q": " ", "a": "# 1"}', ":2:...'q'"),
+        ('{"q": "x", "a": "1"}', ":2:...'#'...'a'"),
+        ('{"q": "x", "a": "1 # "}', ":2:...'#'...'a'"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):
     path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "# 1"}', line)
-    with pytest.raises(ConfigError, match=f"a.jsonl{message}"):
+    with refuses(f"a.jsonl{message}", ConfigError):
         load_jsonl(path, "q", "a", answer_after="#")
 
 
 def test_bad_files_are_named(tmp_path: Path):
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     write(tmp_path / "empty.jsonl", "", "")
-    for name, message in [
-        ("missing.jsonl", "cannot read it: No such file"),
-        ("", "cannot read it: Is a directory"),
-        ("bytes.jsonl", "is not UTF-8"),
-        ("empty.jsonl", "holds no problems"),
-    ]:
-        with pytest.raises(ConfigError, match=f"{name}: {message}") as caught:
+    for name in ("missing.jsonl", "", "bytes.jsonl", "empty.jsonl"):
+        with refuses(f"{name}: ", ConfigError):
             load_jsonl(tmp_path / name, "q", "a")
-        assert "\n" not in str(caught.value)
 
 
 def test_split_never_overlaps():
@@ -71,7 +66,7 @@ def test_split_never_overlaps():
     assert held_out == problems[7:]
     assert [problem.prompt for problem in train] == ["3", "4", "5", "6"]
     for held in (0, 10, -1):
-        with pytest.raises(ConfigError, match=f"^data.held_out_count = {held}: must be between 1 and 9"):
+        with refuses(f"data.held_out_count = {held}: ...1...9", ConfigError):
             split(problems, held)
 
 
@@ -106,13 +101,13 @@ def test_sums_are_right_distinct_and_by_the_seed():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ((37, 2, 3, 3), "problems = 37: must be between 1 and 36"),
+        ((37, 2, 3, 3), "problems = 37:...1...36"),
         ((0, 2, 3, 3), "problems = 0: "),
-        ((1, 1, 3, 3), "min_terms = 1: must be at least 2"),
-        ((1, 3, 2, 3), "min_terms = 3: must be at least 2, and at most max_terms = 2"),
+        ((1, 1, 3, 3), "min_terms = 1:...2"),
+        ((1, 3, 2, 3), "min_terms = 3:...2...max_terms...2"),
         ((1, 2, 2, 0), "max_value = 0: "),
     ],
 )
 def test_bad_bounds_are_config_errors(bounds: tuple[int, ...], message: str):
-    with pytest.raises(ConfigError, match=f"^data.arithmetic.{message}"):
+    with refuses(f"data.arithmetic.{message}", ConfigError):
         arithmetic(0, *bounds)

@@ -11,6 +11,7 @@ from launch.run.directory import CHECKPOINTS, open_run, resumes
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
+from tests.refusals import assert_refused
 
 CONFIG = RunConfig(name="sums", steps=10)
 
@@ -51,13 +52,13 @@ def test_a_directory_of_ones_own(left: str):
         Path("a/b/metrics.jsonl").write_text("{}\n")
     else:
         save(Path("a/b"))
-    assert refusal(config).startswith("out = a/b: ")
+    assert_refused(refusal(config), "out = a/b: ")
 
 
 def test_no_directory_can_be_made():
     Path("file").touch()
     for out in ("file", "file/x"):
-        assert refusal(replace(CONFIG, out=out)).startswith(f"out = {out}: cannot make a directory there: ")
+        assert_refused(refusal(replace(CONFIG, out=out)), f"out = {out}: ")
 
 
 def test_resume_takes_the_newest():
@@ -72,14 +73,14 @@ def test_resume_takes_the_newest():
 
 
 def test_nothing_to_resume(working_directory: Path):
-    assert refusal(replace(CONFIG, resume=True)).startswith(f"resume: no run of sums in {working_directory}/runs")
-    for there in ("nothing", "a save"):
-        assert refusal(replace(CONFIG, resume=True, out="x")).startswith("resume: cannot read x/config.json: "), there
+    assert_refused(refusal(replace(CONFIG, resume=True)), f"resume: ...sums...{working_directory}/runs")
+    for _ in ("nothing", "a save"):
+        assert_refused(refusal(replace(CONFIG, resume=True, out="x")), "resume: ...x/config.json")
         save(Path("x"))
     unsaved = replace(CONFIG, out="y", checkpoint=CheckpointConfig(every=0))
     (open_run(unsaved) / "metrics.jsonl").write_text("{}\n")
     said = refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5)))
-    assert said == "resume: nothing was saved in y: checkpoint.every = 0"
+    assert_refused(said, "resume: ...y...checkpoint.every = 0")
 
 
 def test_what_may_change_on_resume():
@@ -94,16 +95,16 @@ def test_what_may_change_on_resume():
 
     stops, fast = replace(CONFIG.rollout, stop_tokens=(1, 2)), replace(CONFIG.policy_optimizer, learning_rate=2.0)
     for other, said in [
-        (replace(resumed, seed=3), "seed = 3: the run to resume has 0 (x/config.json)"),
-        (replace(resumed, rollout=stops), "rollout.stop_tokens = [1, 2]: the run to resume has []"),
-        (replace(resumed, policy_optimizer=fast), "policy_optimizer.learning_rate = 2.0: the run to resume has 1e-06"),
+        (replace(resumed, seed=3), "seed = 3: ...0...x/config.json"),
+        (replace(resumed, rollout=stops), "rollout.stop_tokens = [1, 2]: ...[]"),
+        (replace(resumed, policy_optimizer=fast), "policy_optimizer.learning_rate = 2.0: ...1e-06"),
     ]:
-        assert refusal(other).startswith(said)
+        assert_refused(refusal(other), said)
     choosing = replace(config, out="y", rollout=replace(CONFIG.rollout, draft_lengths=(0, 2)))
     save(open_run(choosing))
     open_run(replace(choosing, resume=True, steps=20))
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
-    assert refusal(elsewhere).startswith("mesh.data = 2: the run to resume has 1")
+    assert_refused(refusal(elsewhere), "mesh.data = 2: ...1")
 
     # As the run was, before there was such an option.
     stored = json.loads(path.read_text())
@@ -111,6 +112,6 @@ def test_what_may_change_on_resume():
     path.write_text(json.dumps(stored))
     open_run(resumed)
     other = replace(resumed, loss=replace(CONFIG.loss, clip_low=0.1))
-    assert refusal(other).startswith("loss.clip_low = 0.1: the run to resume has 0.2")
+    assert_refused(refusal(other), "loss.clip_low = 0.1: ...0.2")
     path.write_text(json.dumps(stored | {"old": 1}))
-    assert refusal(resumed).startswith("old = absent: the run to resume has 1")
+    assert_refused(refusal(resumed), "old = absent: ...1")

@@ -6,6 +6,7 @@ import pytest
 
 from launch.cli.errors import ConfigError
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from tests.refusals import refuses
 
 WORDS = ["<eos>", "<end>", "<user>", "<bot>", "<think>", "hello", "world", "box", "it", "?"]
 TEMPLATE = (
@@ -90,33 +91,32 @@ def test_stop_tokens_come_from_tokenizer_and_generation_config(directory: Path, 
 def test_no_stop_token_is_a_config_error(directory: Path):
     change(directory / "tokenizer_config.json", eos_token=None)
     (directory / "generation_config.json").unlink()
-    with pytest.raises(ConfigError, match="^model.path = .*: names no end-of-sequence token"):
+    with refuses("model.path = ...end-of-sequence", ConfigError):
         HuggingFaceTokenizer(directory)
 
 
 @pytest.mark.parametrize("instruction", ["no place", "{other}", "{}", "{prompt", "{prompt.x}", "{prompt} \\boxed{}"])
 def test_malformed_instructions_are_config_errors(directory: Path, instruction: str):
-    with pytest.raises(ConfigError, match="^data.instruction = .*must hold {prompt}"):
+    with refuses("data.instruction = ...{prompt}", ConfigError):
         HuggingFaceTokenizer(directory, instruction=instruction)
 
 
 def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match="^model.path = .*nowhere: no such directory"):
+    with refuses("model.path = ...nowhere:", ConfigError):
         HuggingFaceTokenizer(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match="transformers is not installed"):
+    with refuses("transformers", ConfigError):
         HuggingFaceTokenizer(tmp_path)
 
 
 def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path):
     pytest.importorskip("transformers")
-    with pytest.raises(ConfigError, match="^model.path = .*: cannot load a tokenizer from it") as caught:
+    with refuses("model.path = ...tokenizer", ConfigError):
         HuggingFaceTokenizer(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_malformed_generation_config_is_named(directory: Path):
     for text in ("{", "[]"):
         (directory / "generation_config.json").write_text(text)
-        with pytest.raises(ConfigError, match="^model.path = .*: its generation_config.json is not a JSON object"):
+        with refuses("model.path = ...generation_config.json", ConfigError):
             HuggingFaceTokenizer(directory)

@@ -15,6 +15,7 @@ from models.params import by_path, init_params
 from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
+from tests.refusals import refuses
 
 SHAPE = dict(hidden_size=16, num_kv_heads=2, head_dim=8, vocab_size=64)
 KINDS = dict(rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 32), sliding_window=5, fc_norm=True, param_dtype="bfloat16")
@@ -40,23 +41,23 @@ def test_there_and_back(tmp_path: Path, params: PyTree):
     for path, x in found.items():
         assert x.dtype == expected[path].dtype and len(x.sharding.device_set) == 8
         np.testing.assert_array_equal(x, expected[path])
-    with pytest.raises(ValueError, match="draft: exists and is not an empty directory$"):
+    with refuses("draft:...empty"):
         save_draft_checkpoint(tmp_path / "draft", params, CONFIG, IDS, LAYERS)
 
 
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (IDS[[0, 2, 1, 3, 4, 5]], "target_ids: must be strictly increasing"),
-        (IDS[[0, 1, 2, 3, 4, 4]], "target_ids: must be strictly increasing"),
-        (IDS[:5], r"target_ids: of shape \(5,\), must be \(6,\)"),
-        (IDS + 1, "target_ids: 1 .. 64, must be within the policy's 0 .. 63"),
-        (IDS - 1, "target_ids: -1 .. 62, must be within the policy's 0 .. 63"),
+        (IDS[[0, 2, 1, 3, 4, 5]], "target_ids:"),
+        (IDS[[0, 1, 2, 3, 4, 4]], "target_ids:"),
+        (IDS[:5], "target_ids:...(5,)...(6,)"),
+        (IDS + 1, "target_ids:...1...64...0...63"),
+        (IDS - 1, "target_ids:...-1...62...0...63"),
         (None, "target_ids = None: "),
     ],
 )
 def test_ids_that_are_none(tmp_path: Path, params: PyTree, ids: np.ndarray | None, message: str):
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with refuses(message):
         save_draft_checkpoint(tmp_path / "draft", params, CONFIG, ids, LAYERS)
     assert not (tmp_path / "draft").exists()
 
@@ -67,43 +68,43 @@ def test_broken_checkpoints(tmp_path: Path, params: PyTree):
     fields = read_json(draft / "config.json")
 
     def refused(message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+        with refuses(message):
             load_draft_checkpoint(draft, ONE)
 
     head = fields["head"]
     for changed, message in [
-        ({"kind": "mtp"}, "config.json: kind = mtp: must be eagle3"),
-        ({"colour": "red"}, "config.json: must have kind, head and feature_layers"),
-        ({"head": {**head, "colour": "red"}}, "config.json: colour is not a field of a draft"),
-        ({"head": {**head, "norm_before_fc": True}}, "config.json: norm_before_fc = True: must be False"),
-        ({"head": {**head, "num_layers": 2}}, "params: not the parameters that .*config.json describes"),
-        ({"head": {**head, "draft_vocab_size": 5}}, r"target_ids: of shape \(6,\), must be \(5,\)"),
+        ({"kind": "mtp"}, "config.json: kind = mtp: ...eagle3"),
+        ({"colour": "red"}, "config.json: ...kind...head...feature_layers"),
+        ({"head": {**head, "colour": "red"}}, "config.json: ...colour"),
+        ({"head": {**head, "norm_before_fc": True}}, "config.json: norm_before_fc = True: ...False"),
+        ({"head": {**head, "num_layers": 2}}, "params: ...config.json"),
+        ({"head": {**head, "draft_vocab_size": 5}}, "target_ids: ...(6,)...(5,)"),
     ]:
         write_json(draft / "config.json", {**fields, **changed})
         refused(message)
     write_json(draft / "config.json", fields)
     (draft / "target_ids.npy").write_bytes(b"ids")
-    refused("target_ids.npy: not an array of ids")
+    refused("target_ids.npy: ")
     (draft / "target_ids.npy").unlink()
     refused("target_ids = None: ")
     np.save(draft / "target_ids.npy", IDS)
     shutil.rmtree(draft / "params")
-    refused("params: no such directory")
+    refused("params: ")
 
 
 @pytest.mark.parametrize(
     "changes, said",
     [
-        (dict(num_layers=0), "num_layers = 0: must be at least 1"),
-        (dict(sliding_window=0), "sliding_window = 0: must be at least 1"),
-        (dict(draft_vocab_size=65), "draft_vocab_size = 65: must be within 1 .. 64"),
-        (dict(norm_before_fc=True), "norm_before_fc = True: must be False"),
-        (dict(use_aux_hidden_state=False), "fc_norm = True: must be False"),
-        (dict(feature_size=40), "feature_size = 40: with fc_norm a multiple of 16"),
+        (dict(num_layers=0), "num_layers = 0:...1"),
+        (dict(sliding_window=0), "sliding_window = 0:...1"),
+        (dict(draft_vocab_size=65), "draft_vocab_size = 65:...1...64"),
+        (dict(norm_before_fc=True), "norm_before_fc = True:...False"),
+        (dict(use_aux_hidden_state=False), "fc_norm = True:...False"),
+        (dict(feature_size=40), "feature_size = 40:...fc_norm...16"),
     ],
 )
 def test_shapes_that_are_none(changes: dict, said: str):
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with refuses(said):
         replace(CONFIG, **changes)
 
 
@@ -112,9 +113,9 @@ def test_fit_to_the_policy():
     CONFIG.check(policy)
     replace(CONFIG, fc_norm=False, use_aux_hidden_state=False, feature_size=16).check(policy)
     for changes, said in [
-        (dict(hidden_size=32), "draft.hidden_size = 16: must be 32"),
+        (dict(hidden_size=32), "draft.hidden_size = 16: ...32"),
         (dict(feature_layers=(1, 2)), "draft.feature_size = 48: "),
         (dict(vocab_size=65), "draft.vocab_size = 64: "),
     ]:
-        with pytest.raises(ValueError, match=f"^{said}"):
+        with refuses(said):
             CONFIG.check(replace(policy, **changes))

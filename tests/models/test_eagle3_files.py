@@ -19,6 +19,7 @@ from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, ONE, REDUCED, VOCAB, WIDTH, Public, loaded
 from tests.models.parity import described
+from tests.refusals import refuses
 
 EIGHT = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 SPECFORGE, SPECULATORS = Public(), Public(dialect="speculators")
@@ -99,7 +100,7 @@ def test_what_was_carried_is_read_where_it_was_put(tmp_path: Path):
     for dtype, expected in ((None, carried), ("bfloat16", rounded)):
         found = carried_tensors(tmp_path / "ours", dtype)
         assert found is not None and described(found) == described(expected)
-    with pytest.raises(ValueError, match="^embed_tokens.weight: not the policy's"):
+    with refuses("embed_tokens.weight:"):
         check_embedding(tmp_path / "ours", jnp.asarray(EMBEDDING[::-1]))
 
 
@@ -194,7 +195,7 @@ def test_a_copy_of_the_embedding(tmp_path: Path):
     check(padded)
     check(padded * (1 + 0.2 * noise))
     for other in (padded[::-1], padded[:-1], np.zeros_like(padded), padded + noise):
-        with pytest.raises(ValueError, match="^embed_tokens.weight: not the policy's"):
+        with refuses("embed_tokens.weight:"):
             check(other)
 
 
@@ -209,7 +210,7 @@ def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
         assert stated == {"name_or_path": "someone/policy", "architectures": family}
     check_stated_policy(read_json(tmp_path / "a/config.json"), llama)
     check_stated_policy(SPECFORGE.fields(), qwen3)
-    with pytest.raises(ValueError, match=r"^made for LlamaForCausalLM \(someone/policy\), the policy is Qwen3"):
+    with refuses("made for LlamaForCausalLM (someone/policy), the policy is Qwen3"):
         check_stated_policy(read_json(tmp_path / "a/config.json"), qwen3)
 
 
@@ -217,7 +218,7 @@ def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(ImportError, match="/pytorch_model.bin: torch is not installed"):
+    with refuses("/pytorch_model.bin:...torch", ImportError):
         load_eagle3(tmp_path, ONE)
 
 
@@ -229,7 +230,7 @@ def test_broken_pytorch_files(tmp_path: Path):
     whole = path.read_bytes()
     for other in (b"", b"no tensors", whole[: len(whole) // 2], [1, 2], {"fc.weight": "text"}):
         path.write_bytes(other) if isinstance(other, bytes) else torch.save(other, path)
-        with pytest.raises(ValueError, match=r"^.*/pytorch_model.bin: not a file of tensors, or cut short \([^\n]*\)$"):
+        with refuses("/pytorch_model.bin:"):
             load_eagle3(tmp_path, ONE)
 
 

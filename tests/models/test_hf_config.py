@@ -1,5 +1,4 @@
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from models.config import DecoderConfig
 from models.hf.config import carried_fields, config_from_hf, config_to_hf, read_hf_config
 from models.rope import Llama3Scaling
+from tests.refusals import refuses
 
 # config.json files as published, written by transformers 4. MiMo is Qwen2.5's kind of block with an MTP layer.
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
@@ -102,14 +102,14 @@ def test_sliding_windows(said: dict[str, Any], window: int | None, within: tuple
 
 
 def test_what_no_family_has() -> None:
-    with pytest.raises(ValueError, match="^qk_norm = True, qkv_bias = True: "):
+    with refuses("qk_norm = True, qkv_bias = True: "):
         config_to_hf(replace(config_from_hf(QWEN3_8B), qkv_bias=True))
     config = replace(config_from_hf(LLAMA32_1B), sliding_window=8, sliding_layers=(1,))
-    with pytest.raises(ValueError, match=r"^sliding_layers = \(1,\): llama and mistral have none"):
+    with refuses("sliding_layers = (1,):"):
         config_to_hf(config)
     assert config_to_hf(replace(config, sliding_layers=None))["model_type"] == "mistral"
     for options in ({"sliding_layers": (1,), "sliding_window": None}, {"sliding_window": 0}, {"sliding_layers": (16,)}):
-        with pytest.raises(ValueError, match=f"^{re.escape('{} = {}: '.format(*next(iter(options.items()))))}"):
+        with refuses("{} = {}: ".format(*next(iter(options.items())))):
             replace(config, **options)
 
 
@@ -123,44 +123,44 @@ def rope(**changes: Any) -> dict[str, Any]:
     return {"rope_scaling": changed(LLAMA32_1B["rope_scaling"], **changes)}
 
 
-FULL_ALONE = 'layer_types = "sliding_attention": must be "full_attention"'
+FULL_ALONE = 'layer_types = "sliding_attention": ..."full_attention"'
 REFUSED = [
-    ({"model_type": "mixtral"}, 'model_type = "mixtral": must be "qwen3" or "qwen2" or "llama"'),
-    ({"model_type": ...}, "model_type: missing"),
-    ({"architectures": ["LlamaModel"]}, 'architectures = "LlamaModel": must be "LlamaForCausalLM"'),
-    ({"hidden_act": "gelu"}, 'hidden_act = "gelu": must be "silu"'),
-    ({"attention_bias": True}, "attention_bias = true: must be false"),
-    ({"model_type": "qwen3", "architectures": ..., "attention_bias": True}, "attention_bias = true: must be false"),
-    ({"mlp_bias": 0}, "mlp_bias = 0: must be false"),
-    ({"use_mrope": True}, "use_mrope = true: must be false"),
-    ({"use_sliding_window": True}, "use_sliding_window = true: must be false"),
-    ({"model_type": "mistral", "architectures": ...}, "sliding_window: missing"),
-    (windows(max_window_layers=...), "max_window_layers = null: must be the first layer"),
-    (windows(sliding_window="8"), 'sliding_window = "8": must be a positive integer'),
-    (windows(layer_types=["sliding_attention"]), 'layer_types = ["sliding_attention"]: must name num_hidden_layers = '),
-    (windows(layer_types=["chunked_attention"]), 'layer_types = "chunked_attention": must be "full_attention" or '),
+    ({"model_type": "mixtral"}, 'model_type = "mixtral": ..."qwen3"..."qwen2"..."llama"'),
+    ({"model_type": ...}, "model_type: "),
+    ({"architectures": ["LlamaModel"]}, 'architectures = "LlamaModel": ..."LlamaForCausalLM"'),
+    ({"hidden_act": "gelu"}, 'hidden_act = "gelu": ..."silu"'),
+    ({"attention_bias": True}, "attention_bias = true: ...false"),
+    ({"model_type": "qwen3", "architectures": ..., "attention_bias": True}, "attention_bias = true: ...false"),
+    ({"mlp_bias": 0}, "mlp_bias = 0: ...false"),
+    ({"use_mrope": True}, "use_mrope = true: ...false"),
+    ({"use_sliding_window": True}, "use_sliding_window = true: ...false"),
+    ({"model_type": "mistral", "architectures": ...}, "sliding_window: "),
+    (windows(max_window_layers=...), "max_window_layers = null: "),
+    (windows(sliding_window="8"), 'sliding_window = "8": '),
+    (windows(layer_types=["sliding_attention"]), 'layer_types = ["sliding_attention"]: ...num_hidden_layers = '),
+    (windows(layer_types=["chunked_attention"]), 'layer_types = "chunked_attention": ..."full_attention"'),
     (windows(use_sliding_window=False, layer_types=["sliding_attention"] * 16), FULL_ALONE),
     ({"layer_types": ["full_attention", "sliding_attention"]}, FULL_ALONE),
-    ({"attention_dropout": 0.1}, "attention_dropout = 0.1: must be 0"),
-    ({"quantization_config": {"bits": 4}}, 'quantization_config = {"bits": 4}: must be null'),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: must be null or 1"),
-    (rope(partial_rotary_factor=0.5), "rope_scaling.partial_rotary_factor = 0.5: must be null or 1"),
-    (rope(rope_type="default"), "rope_scaling.factor = 32.0: unknown field"),
-    (rope(rope_theta=1.0), "rope_scaling.rope_theta = 1.0: contradicts rope_theta = 500000.0"),
-    ({"rope_parameters": {"rope_type": "default"}}, 'rope_parameters = {"rope_type": "default"}: contradicts '),
-    ({"rope_scaling": "llama3"}, 'rope_scaling = "llama3": must be an object'),
-    ({"rope_theta": "1e6"}, 'rope_theta = "1e6": must be a positive number'),
-    ({"torch_dtype": "float16"}, 'torch_dtype = "float16": must be "float32" or "bfloat16"'),
-    ({"dtype": "float32"}, 'dtype = "float32": contradicts torch_dtype = "bfloat16"'),
-    ({"hidden_size": ...}, "hidden_size = null: must be a positive integer"),
-    ({"num_hidden_layers": "16"}, 'num_hidden_layers = "16": must be a positive integer'),
-    ({"vocab_size": True}, "vocab_size = true: must be a positive integer"),
-    ({"rms_norm_eps": float("inf")}, "rms_norm_eps = Infinity: must be a positive number"),
-    ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings = "yes": must be true or false'),
-    ({"num_key_value_heads": 5}, "num_kv_heads = 5: must divide num_heads = 32"),
-    ({"logit_scale": 0.5}, "logit_scale = 0.5: unknown field"),
+    ({"attention_dropout": 0.1}, "attention_dropout = 0.1: ...0"),
+    ({"quantization_config": {"bits": 4}}, 'quantization_config = {"bits": 4}: ...null'),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: ...null...1"),
+    (rope(partial_rotary_factor=0.5), "rope_scaling.partial_rotary_factor = 0.5: ...null...1"),
+    (rope(rope_type="default"), "rope_scaling.factor = 32.0: "),
+    (rope(rope_theta=1.0), "rope_scaling.rope_theta = 1.0: ...rope_theta = 500000.0"),
+    ({"rope_parameters": {"rope_type": "default"}}, 'rope_parameters = {"rope_type": "default"}: ...'),
+    ({"rope_scaling": "llama3"}, 'rope_scaling = "llama3": '),
+    ({"rope_theta": "1e6"}, 'rope_theta = "1e6": '),
+    ({"torch_dtype": "float16"}, 'torch_dtype = "float16": ..."float32"..."bfloat16"'),
+    ({"dtype": "float32"}, 'dtype = "float32": ...torch_dtype = "bfloat16"'),
+    ({"hidden_size": ...}, "hidden_size = null: "),
+    ({"num_hidden_layers": "16"}, 'num_hidden_layers = "16": '),
+    ({"vocab_size": True}, "vocab_size = true: "),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps = Infinity: "),
+    ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings = "yes": ...true...false'),
+    ({"num_key_value_heads": 5}, "num_kv_heads = 5: ...num_heads = 32"),
+    ({"logit_scale": 0.5}, "logit_scale = 0.5: "),
     ({"sliding_windows": list(range(99))}, "sliding_windows = [0, 1, 2, "),
-    ({"num_hidden_layers": 4}, "num_layers = 4: below 7 layers feature_layers must be given"),
+    ({"num_hidden_layers": 4}, "num_layers = 4: ...feature_layers"),
 ]
 
 
@@ -168,18 +168,16 @@ REFUSED = [
 def test_refused(tmp_path: Path, changes: dict[str, Any], message: str):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(changed(LLAMA32_1B, **changes)))
-    with pytest.raises(ValueError) as error:
+    with refuses(f"{path}: {message}"):
         read_hf_config(tmp_path)
-    assert str(error.value).startswith(f"{path}: {message}")
-    assert "\n" not in str(error.value)
 
 
 def test_refused_files(tmp_path: Path):
     path = tmp_path / "config.json"
-    for text, message in ((None, "No such file"), ("{", "not JSON"), ("[]", "must hold a JSON object")):
+    for text, message in ((None, ""), ("{", "...JSON"), ("[]", "...JSON")):
         if text is not None:
             path.write_text(text)
-        with pytest.raises(ValueError, match=f"config.json: {message}"):
+        with refuses(f"config.json: {message}"):
             read_hf_config(tmp_path)
 
 

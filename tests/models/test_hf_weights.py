@@ -19,6 +19,7 @@ from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.models.parity import FEATURE_LAYERS, GOLDEN, described
+from tests.refusals import refuses
 
 ONE, EIGHT = MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -95,7 +96,7 @@ def test_a_shard_reads_only_its_part():
     query = tensors["model.layers.0.self_attn.q_proj.weight"]
     index = (slice(0, 8, None), slice(2, 4, None), slice(None))
     assert query.index(index, (16, 4, 8)) == (slice(16, 32), slice(0, 8))
-    with pytest.raises(ValueError, match="layer_0.attention.q.kernel: cannot be sharded over axes"):
+    with refuses("layer_0.attention.q.kernel:"):
         query.index((slice(None), slice(None), slice(0, 4)), (16, 4, 8))
 
 
@@ -110,22 +111,22 @@ def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
 NORM = "model.layers.1.input_layernorm.weight"
 QUERY = "model.layers.3.self_attn.q_proj.weight"
 REFUSED = {
-    "missing": ("qwen3", {NORM: None}, f"{NORM}: missing from .*/qwen3$"),
-    "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, r"lm_head.weight: .* \(and 2 more"),
-    "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: unexpected in .*/llama"),
-    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "model.*q_proj.bias: unexpected in "),
-    "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, rf"{QUERY}: shape \(16, 15\) in the file, \(16, 16\) by "),
-    "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, rf"{QUERY}: shape \(16, 32\) in the file, \(32, 16\) by "),
-    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: dtype F16, must be "),
-    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, "lm_head.weight: differs from "),
-    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, "lm_head.weight: differs from "),
+    "missing": ("qwen3", {NORM: None}, f"{NORM}: ...qwen3"),
+    "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, "lm_head.weight: ...2"),
+    "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: ...llama"),
+    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "q_proj.bias: "),
+    "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, f"{QUERY}: ...(16, 15)...(16, 16)"),
+    "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, f"{QUERY}: ...(16, 32)...(32, 16)"),
+    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: ...F16"),
+    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, "lm_head.weight: "),
+    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, "lm_head.weight: "),
 }
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_refused_tensors(tmp_path: Path, name: str):
     case, changes, message = REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with refuses(message):
         load(copy_of(case, tmp_path, **changes))
 
 
@@ -135,26 +136,26 @@ def test_refused_files(tmp_path: Path):
     first, second, _ = sorted(directory.glob("*.safetensors"))
 
     def refused(message: str) -> None:
-        with pytest.raises(ValueError, match=f"^{message}"):
+        with refuses(message):
             load(directory)
 
     index = json.loads((directory / INDEX).read_text())
     embedding = "model.embed_tokens.weight"
     index["weight_map"][embedding] = second.name
     (directory / INDEX).write_text(json.dumps(index))
-    refused(f"{embedding}: in {first.name}, but {INDEX} says {second.name}")
+    refused(f"{embedding}: ...{first.name}...{INDEX}...{second.name}")
     del index["weight_map"][embedding]
     (directory / INDEX).write_text(json.dumps(index))
-    refused(f"{embedding}: in {first.name}, but {INDEX} says nothing of it")
+    refused(f"{embedding}: ...{first.name}...{INDEX}")
     (directory / INDEX).write_text("{}")
-    refused(f".*/{INDEX}: weight_map must be an object")
+    refused(f"/{INDEX}: ...weight_map")
     shutil.copy(GOLDEN / "qwen3_sharded" / INDEX, directory)
     second.write_bytes(second.read_bytes()[:-1])
-    refused(f".*/{second.name}: not a safetensors file, or cut short")
+    refused(f"/{second.name}: ")
     second.unlink()
-    refused(f".*/{second.name}: no such file")
+    refused(f"/{second.name}: ")
     (directory / INDEX).unlink()
-    refused(f".*/qwen3_sharded: holds neither {SINGLE} nor {INDEX}")
+    refused(f"/qwen3_sharded: ...{SINGLE}...{INDEX}")
 
 
 def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -164,7 +165,7 @@ def test_export_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for mine in ("used/notes.txt", "file"):
         (tmp_path / mine).write_text("mine")
     for name in ("used", "file"):
-        with pytest.raises(ValueError, match=f"{name}: exists and is not an empty directory$"):
+        with refuses(f"{name}: ...empty"):
             save_policy(tmp_path / name, params, config)
     monkeypatch.setattr(hf_save, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -177,12 +178,12 @@ def test_export_refuses_other_parameters(tmp_path: Path):
     params = load(GOLDEN / "qwen3")
     without = {name: part for name, part in params.items() if name != "norm"}
     longer = {**params, "norm": jax.tree.map(lambda x: x[None], params["norm"])}
-    for other, shape in ((without, "None"), (longer, r"\(1, 16\)")):
-        with pytest.raises(ValueError, match=rf"^params: norm.scale has shape {shape}, \(16,\) by the config$"):
+    for other, shape in ((without, "None"), (longer, "(1, 16)")):
+        with refuses(f"norm.scale...{shape}...(16,)"):
             save_policy(tmp_path / "out", other, config)
 
 
 def test_without_safetensors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
-    with pytest.raises(ImportError, match="^safetensors is not installed: pip install "):
+    with refuses("safetensors...pip install", ImportError):
         load(GOLDEN / "qwen3")

@@ -16,6 +16,7 @@ from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.mtp_reference import FAMILIES, VOCAB, WIDTH, hf_fields, write_checkpoint
 from tests.models.parity import described
+from tests.refusals import refuses
 
 ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
@@ -54,7 +55,7 @@ def test_the_head_must_fit_to_be_stitched(tmp_path: Path):
     head = load_mtp(tmp_path / "source", decoder, ONE)
     assert head is not None
     params = {name: part for name, part in head[1].items() if name != "fc"}
-    with pytest.raises(ValueError, match=rf"^mtp: fc.kernel has shape None, \({2 * WIDTH}, {WIDTH}\) by the config$"):
+    with refuses(f"mtp: fc.kernel...({2 * WIDTH}, {WIDTH})"):
         save_policy(tmp_path / "out", load_policy(tmp_path / "source", decoder, ONE), decoder, mtp=(head[0], params))
 
 
@@ -64,20 +65,20 @@ SECOND, QUERY = "mtp.layers.1.input_layernorm.weight", "mtp.layers.0.self_attn.q
 OTHER = "model.mtp_layers.0.input_proj.weight"
 # fields and tensors to change (None takes away all that begin so), and what is said
 MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], str]] = {
-    "several layers": ("mimo", {COUNT: 2}, {}, f".*config.json: {COUNT} = 2: must be 1"),
-    "none announced": ("mimo", {COUNT: 0}, {}, f".*config.json: {COUNT} = 0: must be 1"),
-    "a second layer": ("qwen3_next", {}, {SECOND: np.ones(WIDTH, "f")}, f"{SECOND}: unexpected in "),
-    "another convention": ("qwen3_next", {}, {OTHER: np.ones((WIDTH, 2 * WIDTH), "f")}, f"{OTHER}: of another convent"),
-    "missing": ("deepseek_v3", {}, {f"{LAYER}.hnorm.weight": None, HEAD_COPY: None}, f"{HEAD_COPY}: .* .and 1 more"),
-    "experts": ("deepseek_v3", {}, {EXPERT: np.ones((4, WIDTH), "f")}, f"{EXPERT}: unexpected in "),
+    "several layers": ("mimo", {COUNT: 2}, {}, f"config.json: {COUNT} = 2: ...1"),
+    "none announced": ("mimo", {COUNT: 0}, {}, f"config.json: {COUNT} = 0: ...1"),
+    "a second layer": ("qwen3_next", {}, {SECOND: np.ones(WIDTH, "f")}, f"{SECOND}: "),
+    "another convention": ("qwen3_next", {}, {OTHER: np.ones((WIDTH, 2 * WIDTH), "f")}, f"{OTHER}: "),
+    "missing": ("deepseek_v3", {}, {f"{LAYER}.hnorm.weight": None, HEAD_COPY: None}, f"{HEAD_COPY}: ...1"),
+    "experts": ("deepseek_v3", {}, {EXPERT: np.ones((4, WIDTH), "f")}, f"{EXPERT}: "),
     "gated attention": (
         "qwen3_next",
         {},
         {QUERY: np.ones((48, WIDTH), "f")},
-        rf"{QUERY}: shape \(48, 12\) in the file",
+        f"{QUERY}: ...(48, 12)",
     ),
-    "another embedding": ("deepseek_v3", {}, {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")}, f"{HEAD_COPY}: differs from "),
-    "no tensors": ("qwen3_next", {}, {"mtp.": None}, ".*config.json: mtp_num_hidden_layers = 1: must be 0"),
+    "another embedding": ("deepseek_v3", {}, {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")}, f"{HEAD_COPY}: "),
+    "no tensors": ("qwen3_next", {}, {"mtp.": None}, "config.json: mtp_num_hidden_layers = 1: ...0"),
 }
 
 
@@ -96,7 +97,7 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
     directory = tmp_path / "checkpoint"
     rewrite(directory, convention, fields, changes)
     decoder = read_hf_config(directory, ())
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with refuses(message):
         load_mtp(directory, decoder, ONE)
     load_policy(directory, decoder, ONE)
 
@@ -104,20 +105,20 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
 def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
     """A layer after the last is a head's only where it has an `eh_proj`."""
     rewrite(tmp_path / "cut", "deepseek_v3", {}, {"model.layers.1.eh_proj.weight": None})
-    with pytest.raises(ValueError, match=r"^model.layers.1.embed_tokens.weight: unexpected in .* \(and 13 more\)$"):
+    with refuses("model.layers.1.embed_tokens.weight:...13"):
         load_policy(tmp_path / "cut", read_hf_config(tmp_path / "cut", ()), ONE)
 
 
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"kv_lora_rank": 512}, "kv_lora_rank = 512: unknown field"),
-        ({"attn_output_gate": True}, "attn_output_gate = true: unknown field"),
-        ({"model_type": "qwen3_next"}, 'model_type = "qwen3_next": must be '),
-        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true: must be false"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank = 512:"),
+        ({"attn_output_gate": True}, "attn_output_gate = true:"),
+        ({"model_type": "qwen3_next"}, 'model_type = "qwen3_next":'),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings = true:"),
     ],
 )
 def test_blocks_that_the_decoder_lacks_are_refused(tmp_path: Path, field: dict[str, Any], said: str):
     (tmp_path / "config.json").write_text(json.dumps(hf_fields("deepseek_v3") | field))
-    with pytest.raises(ValueError, match=f"^{tmp_path}/config.json: {said}"):
+    with refuses(f"{tmp_path}/config.json: {said}"):
         read_hf_config(tmp_path, ())

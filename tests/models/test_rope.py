@@ -17,6 +17,7 @@ from models.hf.rope import rope_from_hf, rope_to_hf
 from models.rope import LinearScaling, Llama3Scaling, YarnScaling, frequencies, rope, rotation, scaling_from_json
 from specjax.testing.hlo import Program
 from tests.models.parity import GOLDEN
+from tests.refusals import refuses
 
 CASES = json.loads((GOLDEN / "rope.json").read_text())
 FIELDS = {"max_position_embeddings": 2048}
@@ -55,32 +56,31 @@ def test_yarn_without_an_original_length_has_the_positions_of_the_model() -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"type": "dynamic", "factor": 2.0}, 'rope_scaling.type = "dynamic": must be "default" or "linear" or '),
-        ({"rope_type": "linear"}, "rope_scaling.factor = null: must be a positive number"),
-        ({"rope_type": "linear", "factor": 2, "truncate": True}, "rope_scaling.truncate = true: unknown field"),
-        ({"rope_type": "yarn", "factor": -1}, "rope_scaling.factor = -1: must be a positive number"),
-        ({"rope_type": "yarn", "factor": 2, "mscale": "1"}, 'rope_scaling.mscale = "1": must be a positive number'),
-        ({"rope_type": "yarn", "factor": 2, "truncate": 1}, "rope_scaling.truncate = 1: must be true or false"),
-        ({"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}, "rope_scaling: beta_fast = 0.5: must be at least "),
-        ({**LLAMA3, "high_freq_factor": 1}, "rope_scaling: high_freq_factor = 1.0: must be above "),
-        ({**LLAMA3, LENGTH: 1.5}, f"rope_scaling.{LENGTH} = 1.5: must be a positive integer"),
+        ({"type": "dynamic", "factor": 2.0}, 'rope_scaling.type = "dynamic": ..."default"..."linear"'),
+        ({"rope_type": "linear"}, "rope_scaling.factor = null: "),
+        ({"rope_type": "linear", "factor": 2, "truncate": True}, "rope_scaling.truncate = true: "),
+        ({"rope_type": "yarn", "factor": -1}, "rope_scaling.factor = -1: "),
+        ({"rope_type": "yarn", "factor": 2, "mscale": "1"}, 'rope_scaling.mscale = "1": '),
+        ({"rope_type": "yarn", "factor": 2, "truncate": 1}, "rope_scaling.truncate = 1: ...true...false"),
+        ({"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}, "rope_scaling: beta_fast = 0.5: "),
+        ({**LLAMA3, "high_freq_factor": 1}, "rope_scaling: high_freq_factor = 1.0: "),
+        ({**LLAMA3, LENGTH: 1.5}, f"rope_scaling.{LENGTH} = 1.5: "),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:
+    with refuses(message):
         rope_from_hf(FIELDS | {"rope_scaling": fields})
-    assert str(error.value).startswith(message)
 
 
 def test_scalings_check_themselves_and_unknown_ones_are_refused() -> None:
     for make, refused in (
-        (lambda: LinearScaling(0.0), "factor = 0.0: must be above 0"),
-        (lambda: Llama3Scaling(8.0, -1.0, 4.0, 8192), "low_freq_factor = -1.0: must be above 0"),
-        (lambda: Llama3Scaling(8.0, 1.0, 1.0, 8192), "high_freq_factor = 1.0: must be above low_freq_factor"),
-        (lambda: YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0), "beta_fast = 1.0: must be at least beta_slow"),
-        (lambda: scaling_from_json({"factor": 2.0, "alpha": 1.0}), "rope_scaling: no kind of scaling .* alpha, factor"),
+        (lambda: LinearScaling(0.0), "factor = 0.0: ...0"),
+        (lambda: Llama3Scaling(8.0, -1.0, 4.0, 8192), "low_freq_factor = -1.0: ...0"),
+        (lambda: Llama3Scaling(8.0, 1.0, 1.0, 8192), "high_freq_factor = 1.0: ...low_freq_factor"),
+        (lambda: YarnScaling(2.0, 8, beta_fast=1.0, beta_slow=2.0), "beta_fast = 1.0: ...beta_slow"),
+        (lambda: scaling_from_json({"factor": 2.0, "alpha": 1.0}), "rope_scaling: ...alpha, factor"),
     ):
-        with pytest.raises(ValueError, match=f"^{refused}"):
+        with refuses(refused):
             make()
 
 

@@ -18,6 +18,7 @@ from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.train_step import StepResult, init_train_state, make_train_step
 from specjax.types import Params, PyTree, TrainState
+from tests.refusals import refuses
 from tests.specjax.training import (
     BUDGET,
     CONFIG,
@@ -235,7 +236,7 @@ def test_what_is_known_beforehand_is_not_traced() -> None:
     assert should_train_draft(DraftTrainingConfig(), state, batch) is True
     assert should_train_draft(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
     assert should_train_draft(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
-    with pytest.raises(ValueError, match="fall=0.5.*the state was not made for it"):
+    with refuses("fall=0.5"):
         should_train_draft(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
 
 
@@ -254,10 +255,10 @@ def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
 @pytest.mark.parametrize("option", [dict(every=0), dict(fall=1.0), dict(fall=-0.1), dict(replay=-1)], ids=str)
 def test_options_out_of_range_are_refused(option: dict) -> None:
     ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=f"^{name} = {value}: must be "):
+    with refuses(f"{name} = {value}: "):
         DraftTrainingConfig(**option)
 
 
 def test_rollouts_are_kept_only_in_a_shape_that_is_known() -> None:
-    with pytest.raises(ValueError, match="replay = 2: to keep rollouts, the shape of the prompts must be given"):
+    with refuses("replay = 2:"):
         init_train_state(params_on(MESH), ADAPTIVE, MESH)

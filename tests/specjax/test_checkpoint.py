@@ -1,5 +1,4 @@
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
 from specjax.train.train_step import init_train_state
 from specjax.types import Params, PyTree, TrainState
+from tests.refusals import refuses
 
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
 DATA, EXTRA = {"position": 7}, {"accuracy": [0.5, None]}
@@ -74,7 +74,7 @@ def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(1, state, DATA, EXTRA)
         assert_same(saves.restore_policy(abstract(state).params.policy), state.params.policy)
-        with pytest.raises(ValueError, match=r"params\.policy\.\S+ is absent, expected "):
+        with refuses("params.policy."):
             saves.restore_policy(abstract(state).params.policy | {"more": abstract(state).step})
 
 
@@ -130,11 +130,10 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
             held = (copy / file).read_bytes()
             damaged = {"cut": held[:-1], "emptied": b"", "changed": held[:-1] + bytes([held[-1] ^ 1])}
             (copy / file).write_bytes(damaged[how])
-        said = r"is gone|has \d+ bytes of \d+|does not hold what was written"
-        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: \S+ ({said})"):
+        with refuses(f"{copy}/2...{Path(file).name}", DamagedSave):
             check_manifest(copy / "2")
         (said,) = set_damaged_aside(copy)
-        assert said.endswith("; it is now 2.damaged") and saved_steps(copy) == [1]
+        assert "2.damaged" in said and saved_steps(copy) == [1]
         assert set_damaged_aside(copy) == []
     # The step is saved again, and may be damaged again.
     state = make_state()
@@ -180,7 +179,7 @@ def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkey
         shutil.rmtree(copy / "2" / "state")
         saves.restore_params(like.params)
         next(path for path in (copy / "2" / "params").rglob("*") if path.is_file()).unlink()
-        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: params/\S+ is gone"):
+        with refuses(f"{copy}/2...params/", DamagedSave):
             saves.restore_policy(like.params.policy)
 
 
@@ -189,11 +188,11 @@ def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     for step in ("1", "2"):
         shutil.rmtree(copy / step / "params")
-    with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged: params/\S+ is gone; none of 2 saves is whole$"):
+    with refuses(f"{copy}/2...params/...2", DamagedSave):
         set_damaged_aside(copy)
     assert saved_steps(copy) == [1, 2]
     with Checkpointer(copy) as saves:
-        with pytest.raises(DamagedSave, match=rf"^{copy}/2 is damaged"):
+        with refuses(f"{copy}/2", DamagedSave):
             saves.restore_params(abstract(make_state()).params)
 
 
@@ -206,9 +205,9 @@ def test_the_newest_are_kept(tmp_path: Path):
         assert saves.restore(abstract(state)).step == 5
         assert int(saves.restore(abstract(state)).state.step) == 5
         assert int(saves.restore(abstract(state), 2).state.step) == 2
-        with pytest.raises(ValueError, match=f"^{tmp_path}: no save of step 1, only of 2, 5$"):
+        with refuses(f"{tmp_path}: ...1...2, 5"):
             saves.restore(abstract(state), 1)
-        with pytest.raises(ValueError, match=f"^{tmp_path}: no save has a score to be the best by$"):
+        with refuses(f"{tmp_path}: ...best"):
             saves.restore(abstract(state), "best")
 
 
@@ -249,20 +248,20 @@ def other_arrays(state: TrainState) -> dict[str, TrainState]:
     wide = replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))})
     half = replace(state.params, policy=jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy))
     return {
-        "params.draft.kernel is float32[8, 8], expected float32[8, 16]": replace(state, params=wide),
-        "params.policy.layer.kernel is float32[8, 8], expected bfloat16[8, 8]": replace(state, params=half),
-        "reference.layer.kernel is absent, expected": replace(state, reference=state.params.policy),
+        "params.draft.kernel...float32[8, 8]...float32[8, 16]": replace(state, params=wide),
+        "params.policy.layer.kernel...float32[8, 8]...bfloat16[8, 8]": replace(state, params=half),
+        "reference.layer.kernel": replace(state, reference=state.params.policy),
     }
 
 
 def test_other_arrays_are_refused(tmp_path: Path):
     state = make_state()
     with Checkpointer(tmp_path, keep=1) as saves:
-        with pytest.raises(ValueError, match=f"{tmp_path}: no save$"):
+        with refuses(f"{tmp_path}: "):
             saves.restore_params(abstract(state).params)
         saves.save(1, state, DATA, EXTRA)
         for said, other in other_arrays(abstract(state)).items():
-            with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/1: {said}")):
+            with refuses(f"{tmp_path}/1: {said}"):
                 saves.restore(other)
 
 

@@ -25,6 +25,7 @@ from specjax.cost import (
 from specjax.cost import rates as expected_rates
 from specjax.rollout.plan import Phase
 from specjax.types import Rollout
+from tests.refusals import refuses
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
 
@@ -147,7 +148,7 @@ def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
     same = update_drafting(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
     foreign = rollout(loop_rounds=jnp.ones((1, 1)), plain_rounds=jnp.ones((1, 1)), draft_length=jnp.ones((1, 1)))
-    with pytest.raises(ValueError, match="^plain_rounds: 1 phases; must be the 2 laid out$"):
+    with refuses("plain_rounds:...1...2"):
         update_drafting(known, foreign, None, (0, 2))
 
 

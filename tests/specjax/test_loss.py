@@ -1,4 +1,3 @@
-import re
 from typing import Literal
 
 import jax
@@ -16,6 +15,7 @@ from specjax.train.loss import (
     policy_loss,
     token_weights,
 )
+from tests.refusals import refuses
 
 ROWS, TOKENS = 6, 9
 
@@ -155,13 +155,13 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (lambda x: LossOutput(jnp.sum(x), {}), "loss has the shape ()"),
-        (lambda x: LossOutput(x, {"mine": x[0]}), f"mine has the shape ({TOKENS},)"),
-        (lambda x: LossOutput(x, {"draft": x}), "named draft"),
+        (lambda x: LossOutput(jnp.sum(x), {}), "loss...()"),
+        (lambda x: LossOutput(x, {"mine": x[0]}), f"mine...({TOKENS},)"),
+        (lambda x: LossOutput(x, {"draft": x}), "draft"),
     ],
 )
 def test_a_loss_that_is_not_per_token_or_takes_a_name_is_refused(output, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refuses(message):
         per_token_loss(lambda inputs, _: output(inputs.theta), Case().inputs(), LossConfig())
 
 
@@ -199,7 +199,7 @@ def test_options_out_of_range_are_refused_by_name() -> None:
     options: list[dict] = [{name: value} for name, value in (*alone.items(), ("dual_clip", 1.0))]
     options += [dict(dual_clip=3.0, surrogate="cispo"), dict(importance_cap=None, importance="icepop")]
     for each in options:
-        with pytest.raises(ValueError, match=next(iter(each))):
+        with refuses(next(iter(each))):
             LossConfig(**each)
 
 

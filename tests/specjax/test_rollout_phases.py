@@ -16,6 +16,7 @@ from specjax.rollout.speculative import speculative_rollout, start_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import join_completions
 from specjax.types import PolicyOutput, Rollout
+from tests.refusals import refuses
 from tests.tiny import WANDERING as WORLD
 from tests.tiny import assert_same
 
@@ -195,15 +196,15 @@ def test_phases_are_laid_out():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"phases": ((4, 9), (8, 9))}, r"phases = \(\(4, 9\), \(8, 9\)\): must be \(slots, window\)"),
+        ({"phases": ((4, 9), (8, 9))}, "phases = ((4, 9), (8, 9)):...slots...window"),
         ({"phases": ((0, 9),)}, "phases = "),
-        ({"draft_lengths": (3, 1)}, r"draft_lengths = \(3, 1\): must be ascending"),
+        ({"draft_lengths": (3, 1)}, "draft_lengths = (3, 1):"),
         ({"draft_lengths": (-1, 1)}, "draft_lengths = "),
-        ({"admit": -1}, "admit = -1: must be at least 0"),
+        ({"admit": -1}, "admit = -1:...0"),
     ],
 )
 def test_bad_plans_are_refused(options: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         config(**options)
 
 
@@ -212,9 +213,9 @@ def test_a_choice_for_another_number_of_phases_is_refused(count: int):
     """One index too few would otherwise stand for its neighbour, one too many for nothing."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, LONGEST), (16, LONGEST)))
     given = WORLD.params("none"), WORLD.batch, RUN
-    with pytest.raises(ValueError, match=rf"^chosen: of shape \({count},\), must be \(2,\)"):
+    with refuses(f"chosen: ...({count},)...(2,)"):
         WORLD.choosing("none", options)(*given, jnp.zeros(count, jnp.int32))
-    with pytest.raises(ValueError, match="none is chosen for phase 0"):
+    with refuses("phase 0"):
         WORLD.program("none", options)(*given)
 
 

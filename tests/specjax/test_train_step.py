@@ -25,6 +25,7 @@ from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult, TrainStep, init_train_state, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState
+from tests.refusals import refuses
 from tests.specjax.training import (
     AS_SHIPPED,
     BUDGET,
@@ -157,7 +158,7 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
 def test_a_rollout_of_another_group_size_is_refused() -> None:
     stages = Stages(POLICY, DRAFTER, count_fives, CONFIG, MESH)
     few = Rollout(jnp.zeros((8, 3), jnp.int32), jnp.ones(8, jnp.int32))
-    with pytest.raises(ValueError, match=f"the rollout has 8 sequences of 8 prompts: must be group_size = {GROUP} of"):
+    with refuses(f"8...8...group_size = {GROUP}"):
         stages.reward(few, make_prompts())
 
 
@@ -265,7 +266,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
     ran = np.asarray(state.drafting.progress.trips) > 0
     assert ran[0, 0] and ran[0, 1] and ran[1, 2]
     assert not ran[0, 2] and not ran[1, 1]
-    with pytest.raises(ValueError, match=r"draft_lengths = \(0, 1, 2\): to choose among them"):
+    with refuses("draft_lengths = (0, 1, 2):"):
         init_train_state(params_on(MESH), config, MESH)
 
 
@@ -325,20 +326,20 @@ def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
 @pytest.mark.parametrize(
     ("changes", "shape", "prompts", "message"),
     [
-        (dict(), (8, 1, 1), 12, "prompts = 12: must be a multiple of the mesh's data x fsdp = 8"),
+        (dict(), (8, 1, 1), 12, "prompts = 12:...8"),
         (
             dict(microbatches=8),
             (8, 1, 1),
             8,
-            "microbatches = 8: must divide the 4 sequences of a data shard that train",
+            "microbatches = 8:...4",
         ),
-        (dict(loss=LossConfig(kl_coefficient=0.1)), (1, 1, 1), 8, "kl_coefficient = 0.1: the state has no reference"),
+        (dict(loss=LossConfig(kl_coefficient=0.1)), (1, 1, 1), 8, "kl_coefficient = 0.1:"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict, shape: tuple, prompts: int, message: str) -> None:
     mesh = mesh_of(*shape)
     step = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, **changes), mesh)
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         step.lower(state_on(mesh), make_prompts(prompts))
 
 
@@ -347,6 +348,6 @@ def test_what_does_not_go_together_is_refused(changes: dict, shape: tuple, promp
 )
 def test_training_under_a_truncated_law_needs_the_flag(law: SamplingLaw) -> None:
     rollout = replace(CONFIG.rollout, law=law)
-    with pytest.raises(ValueError, match="allow_truncated_law"):
+    with refuses("allow_truncated_law"):
         TrainConfig(rollout=rollout)
     assert TrainConfig(rollout=rollout, allow_truncated_law=True).rollout.law is law

@@ -170,7 +170,7 @@ def unweighted(law: AcceptLaw) -> AcceptLaw:
     ],
 )
 def test_a_faulty_law_is_noticed(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
-    with pytest.raises(AssertionError, match=r"^not lossless, draft .*: off by .* in \d+ rounds enumerated"):
+    with pytest.raises(AssertionError, match=r"draft .*\d+ rounds"):
         assert_verifier_lossless(lambda *proposal: fault(law(*proposal)), trees=1)
 
 
