@@ -89,5 +89,5 @@ PROGRAMS = [path for path in FILES if "run_program(main)" in path.read_text()]
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=module_of)
 def test_programs_parse_call_and_print(path: Path):
-    """Whatever else they do belongs in a room."""
+    """Anything more belongs in a room."""
     assert len(path.read_text().splitlines()) <= MOST_LINES

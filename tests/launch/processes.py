@@ -1,4 +1,4 @@
-"""Which processes there are, by /proc."""
+"""Processes of this machine, read from /proc."""
 
 import time
 from pathlib import Path

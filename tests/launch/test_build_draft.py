@@ -122,7 +122,7 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
 def test_a_head_is_written_with_the_length_of_its_policy(
     shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None
 ):
-    """Which it drafts up to, whatever its own file said: engines that keep to that would not."""
+    """The head drafts up to the policy's length. Engines that keep to the length in its own file would stop earlier."""
     draft = run(shrunk | {"--draft.path": write()}).networks.draft
     assert isinstance(draft, Eagle3Draft) and draft.head.max_positions == 20
     # Layers that both dialects can name.

@@ -246,7 +246,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Whatever the recipe had of another algorithm is gone, and what belongs to none stays."""
+    """Fields that the recipe set for another algorithm are reset; fields of no algorithm stay."""
     kept = {"data.prompts": 3, "rollout.max_new_tokens": 20, "loss.importance_cap": 5.0}
     replaced = {
         **{"advantage.baseline": "batch", "advantage.scale": "batch", "selection.overlong_buffer": 9},

@@ -85,12 +85,11 @@ def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path
     """`coupled`: whatever is proposed, of drafts that are accepted now and then."""
     (found, said, _), arms = compared, compared[0]["arms"]
     assert found["versions"].startswith("Python 3") and (found["recipe"], found["checkpoint"]) == ("tiny", None)
-    for part in ("command", "device", "the stages sum to ", "draft length 2 at 16 slots of 26 positions: alpha"):
+    for part in ("command", "device", "draft length 2 at 16 slots of 26 positions"):
         assert part in said
-    assert "warm-up step" not in said and "distilled first" not in said
+    assert "warm-up step" not in said and "random weights" not in said
     assert all(arm["parting"] is None for arm in arms.values())
     assert len({arm["tokens"] for arm in arms.values()}) == 1
-    assert "tokens: the same in all arms" in said
     assert [arm["draft_lengths"] for arm in arms.values()] == [[], [2], [2]]
     assert arms["autoregressive"]["alpha"] == 1
     assert 1 < arms["2"]["alpha"] == arms["automatic"]["alpha"] <= 3
@@ -99,7 +98,7 @@ def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path
 def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
     trained, said = compared[0]["training"], compared[1]
     plain, other = (trained["curves"][name] for name in ("autoregressive", "automatic"))
-    assert trained["parting"] is None and "the two runs are identical: the same tokens in all 3 steps" in said
+    assert trained["parting"] is None and "3 steps" in said
     for name in ("reward", "accuracy"):
         assert plain[name] == other[name] and len(plain[name]) == 3
     assert plain["seconds"] > 0 and other["seconds"] > 0
@@ -108,17 +107,17 @@ def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
 
 @pytest.mark.slow
 def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_path: Path):
-    """And measures what rounds cost. A draft that learns leaves no trace in what is generated."""
+    """It also measures the cost of rounds. Training the draft does not change the generated tokens."""
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
-    for part in ("warm-up step 2: loss", "the draft has random weights: distilled first", "distillation step 8: loss"):
+    for part in ("warm-up step 2", "random weights", "distillation step 8"):
         assert part in said
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
-    assert found["training"]["parting"] is None and "identical: the same tokens in all 3 steps" in said
+    assert found["training"]["parting"] is None and "3 steps" in said
     leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
-    assert "warm-up step" not in said and "distilled first" not in said
+    assert "warm-up step" not in said and "random weights" not in said
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), "newest")
     with refuses("7...1", ConfigError):
@@ -150,7 +149,7 @@ def test_where_two_runs_part():
     other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
     apart = first_difference(3, ids, plain, other)
     assert apart == FirstDifference(3, 9, 0, 3, 8, 2)
-    assert str(apart) == "first apart in step 3, prompt 9, sample 0, position 3: token 8 autoregressively, token 2 here"
+    assert_refused(str(apart), "step 3...prompt 9...sample 0...position 3...8...2")
     shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert first_difference(1, ids, plain, shorter) == FirstDifference(1, 7, 1, 2, 7, None)
 
@@ -168,14 +167,14 @@ def test_a_difference_is_explained(verifier: str, dtype: str, why: str):
     difference = FirstDifference(2, 7, 1, 3, 4, None)
     console = Console(file=said, soft_wrap=True)
     print_reward_curves({"plain": curve, "other": curve}, difference, verifier, dtype, console)
-    assert f"the two runs: {difference} (" in said.getvalue() and why in said.getvalue()
+    assert str(difference) in said.getvalue() and why in said.getvalue()
 
 
 def test_steps_in_which_nothing_was_scored_are_gaps():
     some = RewardCurve([0.0, math.nan, 1.0, 1.0], [0.0, 0.0, 0.5, 1.0], 1.0)
     said, curves = io.StringIO(), {"some": some, "none": RewardCurve([math.nan] * 4, [0.0] * 4, 1.0)}
     print_reward_curves(curves, None, "coupled", "float32", Console(file=said, soft_wrap=True))
-    assert "▁ ██" in said.getvalue() and "identical: the same tokens in all 4 steps" in said.getvalue()
+    assert "▁ ██" in said.getvalue() and "4 steps" in said.getvalue()
     assert reward_curves_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
 
 

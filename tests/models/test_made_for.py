@@ -25,7 +25,7 @@ def test_what_is_stated_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 8}, "policy...hidden_size...num_layers...temperature"),
+        ({"layers": 8}, "...policy...hidden_size...num_layers...temperature"),
         ({"policy": 1}, "policy = 1:"),
         ({"hidden_size": "16"}, 'hidden_size = "16":'),
         ({"num_layers": 0}, "num_layers = 0:"),

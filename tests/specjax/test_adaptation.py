@@ -219,7 +219,7 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
-    """And two standard deviations of the noise less, 8.8 of 100 drafts."""
+    """The threshold is lower by two standard deviations of the noise, 8.8 of 100 drafts."""
     best = replace(init_adaptation(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74))
     config = DraftTrainingConfig(every=100, fall=0.25)
     assert bool(should_train_draft(config, state_of(7, best), batch_with(100, accepted))) == trains

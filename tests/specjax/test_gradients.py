@@ -242,7 +242,7 @@ def test_without_mu_the_importance_weight_is_one(gradients, params, batch, refer
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
-    """Whatever windows they are taken in."""
+    """The gradient is the same for every choice of windows."""
     run = jax.jit(partial(log_probs_of, replace(CONTEXT, microbatches=microbatches, ladder=(8, 10)), mesh=MESH))
     expected = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
     with jax.set_mesh(MESH):

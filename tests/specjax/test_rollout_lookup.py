@@ -87,7 +87,7 @@ def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
 def replayed(
     prompt: list[int], completion: list[int], k: int, emitted: int = 1, others: tuple[list[int], ...] = ()
 ) -> tuple[list[int], list[int]]:
-    """How often position 1 .. k of a lookup's proposal could be emitted, and was, in a row of these tokens.
+    """Count how often position 1 .. k of a lookup's proposal could be emitted, and was, in a row of these tokens.
 
     emitted: tokens of the completion before the first draft. others: texts searched beside the row's own, by a drafter
     whose drafts are no longer than their match.
@@ -173,7 +173,7 @@ def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
 
 
 def test_siblings_that_finished_are_known_when_the_batch_shrinks():
-    """And those that have not are not."""
+    """Rows that have not are left as they are."""
     decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}, ()), replace(CONFIG, draft_length=2))
 
     def few(state: RoundState, _: Array) -> Array:

@@ -245,7 +245,7 @@ def test_a_subclass_of_the_options_keeps_what_it_adds_when_lengths_are_chosen():
 
 
 def test_rounds_at_draft_length_0_call_no_drafter():
-    """And so hold none of its work."""
+    """The traced program therefore holds none of its work."""
     options = ChosenConfig(**vars(config(draft_lengths=(0, 3))), chosen=jnp.array([0]))
 
     def run(drafter: Any) -> Decoding:

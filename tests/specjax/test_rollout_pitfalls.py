@@ -33,7 +33,7 @@ REJECTION = VERIFIERS["rejection"]
 
 
 class Fault(IntEnum):
-    """Where a verifier departs from `rejection`."""
+    """Points at which a verifier departs from `rejection`."""
 
     NONE = 0
     FIRST_TOKEN_GREEDY = auto()
@@ -203,7 +203,7 @@ def test_proposals_that_are_not_what_they_claim_are_noticed(
 def test_a_sampled_draft_verified_as_one_hot_keeps_the_law_and_costs_acceptance(
     switched: Callable[[Fault, Tamper], Rollout],
 ):
-    """Whatever token is verified, accepting it with p(token) and else drawing from the rest of p gives p."""
+    """Accepting any token with p(token), and drawing from the rest of p otherwise, gives p."""
     sampled, certain = (
         np.asarray(switched(Fault.NONE, tamper).accepted).sum() for tamper in (Tamper.NONE, Tamper.ONE_HOT)
     )
@@ -227,7 +227,7 @@ def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.M
 
 
 class BlockFault(IntEnum):
-    """Where a verifier departs from `block`."""
+    """Points at which a verifier departs from `block`."""
 
     NONE = 0
     NOISE_BY_POSITION = auto()

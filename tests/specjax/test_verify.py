@@ -117,7 +117,7 @@ def test_what_lies_beyond_a_draft_counts_for_nothing(kind: str):
 
 
 def confident(q: Tree, cut_after: int) -> np.ndarray:
-    """How many tokens of each draft precede the first of q < 0.3, or include it."""
+    """Return how many tokens of each draft come before the first of q < 0.3, that one included."""
     vocab, k = q[0].shape[0], len(q) - 1
     drafts = every_draft(vocab, k)
     scores = np.stack([level[tuple(drafts[:, : i + 1].T)] for i, level in enumerate(q[:k])], 1)
