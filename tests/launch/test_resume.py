@@ -71,7 +71,7 @@ CELLS = [Cell(2, 14, k, 1 + k / 200) for k in (0, 2)] + [Cell(2, 14, 2, 2, 5)] *
 
 
 def odd(rollout: Rollout, prompts: Prompts) -> Reward:
-    """Return the number of odd tokens as reward; three count as correct."""
+    """Return the number of odd tokens as reward; three or more count as correct."""
     count = jnp.sum(rollout.tokens % 2, axis=1, dtype=jnp.float32)
     return Reward(count, (count > 2).astype(jnp.float32))
 
