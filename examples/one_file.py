@@ -79,8 +79,8 @@ def generate(config, key, params, prompts):
 
 def speculative_round(config, params, row):
     """Draft K tokens and verify them: the row grows by 1 .. K + 1 tokens, for one forward of the policy."""
-    # The draft may never look at later tokens. Verification turns a sample of q into a sample of p. That holds only if
-    # earlier tokens alone decide on q, and if no drafted token is dropped after it, or a later one, has been seen.
+    # The draft may never look at later tokens. Verification makes a sample of p, the policy's law, from one of q, the
+    # draft's: earlier tokens alone must decide on q, and no token may be dropped for its own value or a later one's.
     (hidden, law), cache, k = row.draft_state, row.caches[-1], config.draft_length
     if config.coupled:
         noise = gumbels(row.key, row.length + jnp.arange(k), COUPLED, law.shape[1])  # [K, V]
