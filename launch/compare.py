@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
         reports = time_variants(variants, args.lengths, config.steps)
         print_stage_times(reports, console)
-        console.print(f"automatic:\n{explain_choice(experiment.phases, own.lengths, drafting)}")
+        console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)
         results |= {"arms": {name: asdict(report) for name, report in reports.items()}}
         if args.train_steps:

@@ -34,7 +34,7 @@ def job() -> tuple[Prompts, Rollout, jax.Array]:
 def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
     prompts, rollout, reward = job()
     batch = join_completions(prompts, rollout, reward)
-    assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET)
+    assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET) and batch.mu is not None
     for row, (tokens, completion, mu) in enumerate(zip(batch.tokens, batch.completion, batch.mu, strict=True)):
         start, length = int(prompts.lengths[row // GROUP]), int(rollout.lengths[row])
         end = start + length

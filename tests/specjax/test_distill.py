@@ -64,7 +64,10 @@ def expected(params: Params, batch: Sequences) -> tuple[Params, dict[str, float]
     trained = TrainBatch(**vars(batch), reward=zeros[:, 0], counted=zeros[:, 0] == 0, advantage=zeros)
     gradients, sums = jax.jit(partial(accumulate, context))(params, trained)
     predicted = float(sums.draft.overlap / sums.draft.tokens)
-    return gradients, {"draft/predicted_acceptance": predicted, "grad_norm/draft": optax.tree.norm(gradients.draft)}
+    return gradients, {
+        "draft/predicted_acceptance": predicted,
+        "grad_norm/draft": float(optax.tree.norm(gradients.draft)),
+    }
 
 
 def test_the_gradient_is_that_of_the_training_step(step, params, batch, expected) -> None:

@@ -126,7 +126,7 @@ def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batc
     whole, parts = (compiled(False, context=context)(params, batch, reference) for context in contexts)
     assert relative_gap(parts[0].policy, whole[0].policy) < 1e-5
     theta = pick(log_probs(params, batch.tokens), batch.tokens)
-    counts = np.asarray(batch.trained)[:, 1:]
+    counts: np.ndarray = np.asarray(batch.trained)[:, 1:]
     old_over_mu = np.exp(np.sum(np.where(counts, theta - np.asarray(batch.mu)[:, 1:], 0.0), axis=1))
     mean_advantage = np.mean(np.asarray(batch.advantage)[:, 1:], axis=1, where=counts | ~counts.any(axis=1)[:, None])
     expected = -(np.minimum(old_over_mu, 1.5) * mean_advantage)[counts.any(axis=1)].mean()
