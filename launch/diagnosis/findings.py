@@ -111,13 +111,16 @@ def _rate(name: str, which: np.ndarray, accepted: np.ndarray, predicted: np.ndar
 
 def caches_finding(observed: Observed) -> Finding:
     """Return whether the caches held what a fresh prefill of the same tokens does."""
-    if observed.cache_fault is None:
-        said = f"policy and draft agree with a fresh prefill after {observed.cache_checks} of {observed.rounds} rounds"
+    caches = observed.caches
+    if caches.not_compared is not None:
+        return Finding("caches", True, f"not compared: {caches.not_compared}")
+    if caches.fault is None:
+        said = f"policy and draft agree with a fresh prefill, {caches.count} times in {observed.rounds} rounds"
         return Finding("caches", True, said)
     do = (
         "a fault in how the cache is written or read, not in training: specjax.testing.assert_cache_consistent shows it"
     )
-    return Finding("caches", False, observed.cache_fault, do)
+    return Finding("caches", False, caches.fault, do)
 
 
 def acceptance_findings(by_position: Sequence[Rate], by_place: Sequence[Rate]) -> Iterable[Finding]:

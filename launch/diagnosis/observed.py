@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from launch.build.experiment import Experiment
+from launch.cli.errors import ConfigError
 from specjax.drafters import Drafter
 from specjax.drafters.distillation import MOST_PASSES
 from specjax.keys import SeedStep, seed_step
@@ -35,6 +36,35 @@ class Drafted:
     accepted: np.ndarray
 
 
+@dataclass
+class CacheComparison:
+    """Comparisons of the caches with those of a fresh prefill, up to the first difference.
+
+    Attributes:
+        check:        compares the caches of a state.
+        count:        states whose caches agreed.
+        fault:        the first difference; None if there was none.
+        not_compared: why this drafter's caches cannot be compared; None if they can.
+    """
+
+    check: CacheCheck
+    count: int = 0
+    fault: str | None = None
+    not_compared: str | None = None
+
+    def compare(self, state: RoundState) -> None:
+        """Compare the caches of a state, unless an earlier one differed."""
+        if self.fault or self.not_compared:
+            return
+        try:
+            self.check(state)
+            self.count += 1
+        except AssertionError as error:
+            self.fault = " ".join(str(error).split())[:300]
+        except ValueError as error:
+            self.not_compared = str(error)
+
+
 @dataclass(frozen=True)
 class Observed:
     """Result of a rollout that was taken round by round.
@@ -44,8 +74,7 @@ class Observed:
         prompt_lengths: int [R]. lengths: int [R], of the completions.
         drafted:        what became of the drafted tokens.
         rounds:         rounds taken.
-        cache_checks:   rounds after which caches were compared.
-        cache_fault:    the first difference from a fresh prefill; None if there was none.
+        caches:         the caches against a fresh prefill, after some of the rounds.
     """
 
     tokens: np.ndarray
@@ -53,8 +82,7 @@ class Observed:
     lengths: np.ndarray
     drafted: Drafted
     rounds: int
-    cache_checks: int
-    cache_fault: str | None
+    caches: CacheComparison
 
     @property
     def completion(self) -> np.ndarray:
@@ -68,7 +96,8 @@ def observe(
 ) -> Observed:
     """Generate `prompts` at `config.draft_length`, all at once, and record each round.
 
-    Caches are compared after the prefill and after rounds 1, 2, 4, 8, ..
+    Caches are compared after the prefill and after rounds 1, 2, 4, 8, .. Rounds are the library's, also in a run with a
+    rollout function of its own. Raises ConfigError if nothing was drafted.
     """
     policy = experiment.networks.policy
 
@@ -85,22 +114,25 @@ def observe(
         prompts = jax.tree.map(jnp.asarray, prompts)
         # The noise of evaluation, which no training step uses.
         state = start(params, prompts, seed_step(experiment.config.seed, -1))
-        check = CacheCheck(policy, drafter, params, prompts, config, _tolerance(state))
-        fault, checks, rounds, events = _fault(check, state), 1, 0, []
+        caches = CacheComparison(CacheCheck(policy, drafter, params, prompts, config, _tolerance(state)))
+        caches.compare(state)
+        rounds, events = 0, []
         while not np.asarray(state.done).all():
             before = np.asarray(state.emitted)
             state, outcome = advance(params, state)
             rounds += 1
             events.append(_events(before, *map(np.asarray, outcome)))
             if rounds & (rounds - 1) == 0:
-                fault, checks = fault or _fault(check, state), checks + 1
+                caches.compare(state)
+    if not any(len(rows) for rows, *_ in events):
+        raise ConfigError(f"prompts = {len(prompts.lengths)}: nothing was drafted; must give longer completions")
     drafted = Drafted(*(np.concatenate(parts) for parts in zip(*events, strict=True)))
     completions = np.asarray(state.tokens)[:, : config.max_new_tokens]
     starts, lengths = np.asarray(state.prompt), np.asarray(state.emitted)
     tokens = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, config.max_new_tokens)))
     for row, begins, length, completion in zip(tokens, starts, lengths, completions, strict=True):
         row[begins : begins + length] = completion[:length]
-    return Observed(tokens, starts, lengths, drafted, rounds, checks, fault)
+    return Observed(tokens, starts, lengths, drafted, rounds, caches)
 
 
 def diagnostic_config(config: RolloutConfig) -> RolloutConfig:
@@ -124,11 +156,3 @@ def _tolerance(state: RoundState) -> float:
     """Return a difference far above float32 rounding and far below that of a wrong position."""
     largest = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(state.cache))
     return 1e-3 * max(largest, 1.0)
-
-
-def _fault(check: CacheCheck, state: RoundState) -> str | None:
-    try:
-        check(state)
-    except AssertionError as error:
-        return " ".join(line.strip() for line in str(error).strip().splitlines() if line.strip())[:300]
-    return None
