@@ -1,6 +1,6 @@
-"""The schema of a run: typed, frozen dataclasses that recipes compose and the command line overrides.
+"""Schema of a run: typed, frozen dataclasses. Recipes compose them; the command line overrides their fields.
 
-The options of an algorithm stand beside it in `specjax`; they are listed here too, so that a recipe has one import.
+The options of an algorithm are defined with it in `specjax`, and imported here so that a recipe needs one import.
 """
 
 from configs.schema.before_rl import DistillConfig, WarmupConfig

@@ -1,4 +1,4 @@
-"""The sections of a run that describe what is trained before RL begins."""
+"""Sections of a run for training before RL: warm-up and distillation."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,9 @@ class WarmupConfig:
     """Supervised steps on worked solutions before RL, for a policy with random weights.
 
     Attributes:
-        steps:      Number of steps; 0 skips them.
+        steps:      Number of steps; 0: no warm-up.
         batch_size: Problems per step.
-        optimizer:  Optimiser of these steps.
+        optimizer:  Optimiser of the warm-up.
     """
 
     steps: int = 0
@@ -25,14 +25,15 @@ class WarmupConfig:
 class DistillConfig:
     """Training the draft on the policy's own answers: in launch.distill, or before RL.
 
-    The optimiser is `draft_optimizer`, with a rate that falls to zero at the last step.
+    The optimiser is `draft_optimizer`. Its learning rate falls to zero at the last step.
 
     Attributes:
-        steps:        Number of steps; 0: none before RL, four passes over the answers in launch.distill.
-        answers:      Answers that the policy generates.
-        chunks:       Generate and train in so many parts; from the second on the draft drafts.
+        steps:        Number of steps. 0: no distillation before RL, and four passes over the answers in launch.distill.
+        answers:      Number of answers that the policy generates.
+        chunks:       Generate the answers in so many parts, and train after each. An untrained draft speeds up
+                      generation from the second part on. 1: generate all, then train.
         batch_size:   Answers per step.
-        microbatches: Microbatches per step.
+        microbatches: Microbatches per step; more save memory.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""The section of a run that describes its problems."""
+"""Section of a run that describes its problems."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +9,10 @@ class ArithmeticConfig:
     """The built-in task: sums with worked steps.
 
     Attributes:
-        problems:  Number of problems, including those held out.
-        min_terms: Fewest numbers in a sum.
-        max_terms: Most numbers in a sum.
-        max_value: Numbers are 1 .. max_value.
+        problems:  Number of problems, including the held-out ones.
+        min_terms: Smallest count of numbers in a sum.
+        max_terms: Largest count of numbers in a sum.
+        max_value: Each number lies in 1 .. max_value.
     """
 
     problems: int = 4096
@@ -23,21 +23,21 @@ class ArithmeticConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The problems to train on, and those held out.
+    """Training problems and held-out problems.
 
     Attributes:
-        train:             JSONL file of problems. None: the built-in task, if the recipe has one.
-        held_out:          JSONL file of problems to evaluate on. None: split off training problems.
-        held_out_count:    How many to split off.
-        prompt_field:      Field of the problem.
-        answer_field:      Field of the answer.
-        solution_field:    Field of a worked solution to warm up on, if there is one.
-        answer_after:      The answer follows the last such marker in its field (#### in GSM8K).
-        instruction:       Prompt template. {prompt} is the problem; other braces are doubled.
-        tokenizer:         checkpoint: the model's, with its chat template; the others are built in.
-        enable_thinking:   Passed to the chat template if set.
+        train:             JSONL file of training problems. None: the built-in task, if the recipe has one.
+        held_out:          JSONL file of problems to evaluate on. None: hold out the last problems of train.
+        held_out_count:    Number of training problems to hold out if held_out is None.
+        prompt_field:      JSON field of the problem.
+        answer_field:      JSON field of the answer.
+        solution_field:    JSON field of a worked solution, needed for warmup. None: no solutions.
+        answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
+        instruction:       Prompt template. {prompt} is the problem; write other braces twice.
+        tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.
+        enable_thinking:   Thinking mode of the chat template, as in Qwen3. None: the template's default.
         prompts:           Prompts per step, over all data shards.
-        max_prompt_tokens: Longer prompts are dropped, with a warning.
+        max_prompt_tokens: Drop longer prompts, with a warning.
         arithmetic:        The built-in task.
     """
 

@@ -1,4 +1,4 @@
-"""The sections of a run in which a function of one's own can take the place of a built-in one."""
+"""Sections of a run that accept your own function: rollout and loss."""
 
 import re
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ def check_function(name: str, value: str | None) -> None:
 
 @dataclass(frozen=True)
 class RolloutOptions(RolloutConfig):
-    """How completions are generated.
+    """Generation of completions.
 
     Attributes:
-        function: Rollout function in place of speculative_rollout, as package.module:name.
+        function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """
 
     function: str | None = None
@@ -40,7 +40,7 @@ class LossOptions(LossConfig):
     """The policy's loss.
 
     Attributes:
-        function: Loss function in place of policy_loss, as package.module:name.
+        function: Your own loss, as package.module:name. None: policy_loss.
     """
 
     function: str | None = None

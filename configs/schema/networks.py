@@ -1,4 +1,4 @@
-"""The sections of a run that describe its networks: the policy and its draft."""
+"""Sections of a run that describe its networks: the policy and its draft."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,12 +18,15 @@ class ModelConfig:
 
     Attributes:
         path:           Directory in Hugging Face layout, or from launch.convert. None: random weights.
-        family:         Builder of your own policy, as package.module:name. A checkpoint names its family.
-        architecture:   Network with random weights.
-        feature_layers: Layers whose input an EAGLE-3 draft reads. Empty: the paper's choice.
+        family:         Builder of your own policy, as package.module:name. None: a built-in family, which the
+                        checkpoint names.
+        architecture:   Network with random weights; used if path is None.
+        feature_layers: Layers whose input an EAGLE-3 draft reads, counted from 0. Empty: those of the draft's or the
+                        policy's checkpoint, else 2, L/2 and L-3 of L layers (at least 7), as in the paper.
         dtype:          Dtype of the computation.
         param_dtype:    Dtype of the master weights.
-        remat:          What the backward pass recomputes, per layer: nothing, all but matmuls, or all.
+        remat:          Activations that the backward pass recomputes instead of keeping them in memory: none; dots, all
+                        but the results of matmuls; full, all within a layer.
     """
 
     path: str | None = None
@@ -40,19 +43,19 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """An EAGLE-3 head with random weights, in the words of public checkpoints.
+    """An EAGLE-3 head with random weights. Fields are named as in public checkpoints.
 
     See models.drafts.eagle3.Eagle3Config.
 
     Attributes:
         num_layers:           Decoder layers.
-        sliding_window:       Last positions that its attention sees; None for all.
+        sliding_window:       Number of latest positions that attention sees. None: all.
         qk_norm:              Norm queries and keys, as Qwen3 does.
-        use_aux_hidden_state: Read feature layers; False reads the policy's last hidden state alone.
+        use_aux_hidden_state: Read the feature layers. False: read the policy's last hidden state alone.
         norm_before_fc:       Norm the concatenated features (EAGLE-3.1).
-        fc_norm:              Norm each of them instead.
-        norm_before_residual: Add to the normed feature.
-        norm_output:          Feed back the normed state (EAGLE-3.1).
+        fc_norm:              Norm each feature separately instead.
+        norm_before_residual: The residual adds to the normed feature instead of the feature.
+        norm_output:          Feed the normed state back to the next draft step (EAGLE-3.1).
     """
 
     num_layers: int = 1
@@ -67,15 +70,16 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class LookupConfig:
-    """Drafting what followed the same tokens earlier, alone or beside a draft.
+    """Drafting by lookup: propose the tokens that followed the same tokens earlier. Alone, or together with a draft.
 
     Attributes:
-        kind:   Where to look: ngram in the sequence itself; history also in other samples of the prompt and in earlier
-                rollouts.
-        min_n:  Fewest tokens that must match.
-        max_n:  Most tokens that are compared.
-        kept:   Completions per prompt that history keeps, 4 * problems * kept * max_new_tokens bytes per device.
-        factor: A draft of history has at most factor * match + offset tokens.
+        kind:   ngram searches the sequence itself; history also searches other samples of the prompt and earlier
+                rollouts. Nothing is trained.
+        min_n:  Shortest match that is used, in tokens.
+        max_n:  Longest match that is looked for, in tokens.
+        kept:   Newest completions of each prompt that history remembers. They take 4 * problems * kept *
+                max_new_tokens bytes per device.
+        factor: history proposes at most factor * length of the match + offset tokens.
         offset: See factor.
     """
 
@@ -99,23 +103,23 @@ class DraftConfig:
     """The draft, from a checkpoint or with random weights. A width of None is the policy's.
 
     Attributes:
-        kind:              eagle3; mtp, the policy's own head; model, a small policy; none, which drafts by lookup or
-                           not at all; or your own drafter, as package.module:name.
-        path:              Directory of ours, SpecForge, SafeAILab or speculators; of kind model, a policy's. None:
-                           random weights.
+        kind:              eagle3: an EAGLE-3 head; mtp: the policy's own multi-token-prediction head; model: a small
+                           policy; none: no draft, lookup alone; or your own drafter, as package.module:name.
+        path:              Checkpoint: ours, SpecForge's, SafeAILab's or speculators'; with kind model, of a policy.
+                           None: random weights.
         intermediate_size: Width of the MLP.
         num_heads:         Attention heads.
         num_kv_heads:      Key-value heads.
         head_dim:          Width of a head.
-        vocab_size:        Draft only the most frequent tokens of the training problems. None: all.
-        head:              Details of a head with random weights.
+        vocab_size:        Draft only this many tokens, the most frequent of the training problems. None: all.
+        head:              Details of an EAGLE-3 head with random weights.
         architecture:      Network of kind model with random weights.
-        loss:              Objective: soft cross_entropy, kl, total_variation (1 - acceptance), or hybrid, from kl to
-                           total_variation as acceptance rises.
+        loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); or
+                           hybrid, which moves from kl to total_variation as acceptance rises.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
         decay:             Weight of each pass relative to the one before.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
-        lookup:            Drafting from known texts, alone or beside the draft.
+        lookup:            Drafting by lookup, alone or together with the draft.
     """
 
     kind: str = "eagle3"
@@ -136,7 +140,8 @@ class DraftConfig:
     def __post_init__(self) -> None:
         if self.kind not in DRAFT_KINDS and not is_function(self.kind):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
-        # Widths and `head` are of an EAGLE-3 head with random weights; a recipe has them whatever draft it is run with.
+        # Widths and `head` describe an EAGLE-3 head with random weights. Other kinds ignore them, so a recipe that sets
+        # them can run with any draft.
         sizes = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
         at_least_one(self, *(name for name in sizes if getattr(self, name) is not None))
         check_passes(self.unroll, self.decay)

@@ -1,4 +1,4 @@
-"""The sections of a run that describe what it measures, saves and logs."""
+"""Sections of a run for evaluation, checkpoints, logs and the closing comparison."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class EvalConfig:
     """Evaluation on held-out prompts during training, with the rollout's sampling distribution.
 
     Attributes:
-        every:   Steps between evaluations; 0: none.
-        prompts: Number of held-out prompts, the first ones.
+        every:   Steps between evaluations; 0: no evaluation.
+        prompts: Number of held-out prompts; the first ones are used.
         samples: Completions per prompt.
     """
 
@@ -25,12 +25,12 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Checkpoints to resume from: before RL, every so many steps, and at the end.
+    """Checkpoints to resume from, saved before RL, every n-th step and at the end.
 
     Attributes:
         every: Steps between checkpoints; 0: none are saved.
         keep:  Number of newest checkpoints to keep.
-        best:  Also keep the checkpoint where this metric was highest: any name that the run logs.
+        best:  Also keep the checkpoint at which this logged metric was highest. None: newest only.
     """
 
     every: int = 50
@@ -46,8 +46,8 @@ class LogConfig:
     """Records of a run besides its metrics.
 
     Attributes:
-        samples:       Completions kept in full at the first, last and every evaluated step; 0: none.
-        wandb_project: Project of Weights & Biases to log to as well.
+        samples:       Completions written to samples.jsonl at the first, last and every evaluated step; 0: none.
+        wandb_project: Weights & Biases project that also gets the metrics. None: local files only.
     """
 
     samples: int = 4
@@ -60,13 +60,14 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class SpeedupConfig:
-    """The closing comparison: held-out prompts generated with and without a draft, each at its best.
+    """Closing comparison after the last step: generation with and without drafting, each at its best.
 
     Attributes:
-        slots:         Sequences decoded together per shard, to try. Empty skips the comparison.
+        slots:         Numbers of sequences decoded together per data shard to try. Empty: no comparison.
         draft_lengths: Draft lengths to try.
-        prompts:       Prompts per turn over all shards, rollout.group_size completions each; every turn takes the next.
-        repeats:       Timings of the best settings of each kind, side by side.
+        prompts:       Held-out prompts per timing over all data shards, with rollout.group_size completions each. Each
+                       timing takes the next prompts.
+        repeats:       Timings of the best settings with and of those without drafting, in turns.
     """
 
     slots: tuple[int, ...] = ()
@@ -80,4 +81,4 @@ class SpeedupConfig:
             if any(value < 1 for value in getattr(self, name)):
                 raise ValueError(f"{name} = {getattr(self, name)}: each must be at least 1")
         if self.slots and not self.draft_lengths:
-            raise ValueError("draft_lengths = (): must name one to compare with, or slots be empty")
+            raise ValueError("draft_lengths = (): must have at least one draft length, unless slots is empty")

@@ -11,15 +11,16 @@ TRACED = "exact_traced"
 
 @dataclass(frozen=True)
 class LengthConfig:
-    """The scorer `length`: rewards by the number of tokens, including the stop token.
+    """Options of the scorer `length`, which penalises short and long completions.
 
-    0 from `least` to `most`, falling to -1 at `slack` tokens outside, and no further. With `least` = 0 it is DAPO's
-    penalty of overlong completions (arXiv 2503.14476); with `least` = `most`, a target.
+    The length counts the stop token. The reward is 0 from `least` to `most` tokens. Outside it falls linearly to -1 at
+    a distance of `slack` tokens, and stays there. With `least` = 0 it is DAPO's penalty of overlong completions (arXiv
+    2503.14476). With `least` = `most` it is a target length.
 
     Attributes:
-        least: Fewest tokens without a penalty.
-        most:  Most tokens without a penalty; must be given with the scorer length.
-        slack: Tokens over which the penalty grows to 1.
+        least: Shortest length without a penalty, in tokens.
+        most:  Longest length without a penalty, in tokens. The scorer length needs it.
+        slack: Tokens beyond these limits over which the reward falls to -1.
     """
 
     least: int = 0
@@ -34,20 +35,22 @@ class LengthConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """How completions are scored: the weighted sum of `scorer` and those of `also`.
+    """Reward of a completion: the weighted sum of one or more scorers.
 
-    A completion for which a scorer raises, times out or returns no finite number has no reward.
+    A completion has no reward if a scorer raises, times out or returns no finite number.
 
     Attributes:
-        scorer:       exact (the text after the last #), math (math-verify), regex, format, exact_traced (inside the
-                      program, alone), or package.module:name. Above 0.5 is correct.
-        also:         More scorers, also length; each is logged as reward/NAME.
-        weights:      A weight for each, that of `scorer` first. Empty: all 1.
-        pattern:      For regex: the group of its last match is the answer; without a group, it must match.
-        format:       For format: regular expression that the whole completion must match; dots match newlines.
-        length:       For length.
-        workers:      Processes that score.
-        time_limit_s: Seconds for all scorers of a completion; then it has no reward.
+        scorer:       Main scorer; a completion is correct above 0.5. exact: text after the last # equals the answer;
+                      math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
+                      without other scorers; or your own, as package.module:name.
+        also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
+        weights:      Weight of each scorer, the main one first. Empty: all 1.
+        pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without
+                      a group it only has to match.
+        format:       Regular expression of the scorer format. It must match the whole completion; dots match newlines.
+        length:       Options of the scorer length.
+        workers:      Number of scorer processes.
+        time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
     """
 
     scorer: str = "exact"
@@ -64,31 +67,31 @@ class RewardConfig:
         if not 0 < self.time_limit_s < math.inf:
             raise ValueError(f"time_limit_s = {self.time_limit_s}: must be above 0 and finite")
         if self.scorer == "length":
-            raise ValueError("scorer = length: says of no answer that it is correct; must be one of also")
+            raise ValueError("scorer = length: does not tell whether an answer is correct; must be in also")
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"also = {self.also}: must name each scorer once, and not {self.scorer} again")
+            raise ValueError(f"also = {self.also}: must name each scorer once, without scorer = {self.scorer}")
         if TRACED in self.names and (self.also or self.weights):
             raise ValueError(f"also = {self.also}, weights = {self.weights}: must be empty with {TRACED}")
         if self.weights and len(self.weights) != len(self.names):
-            raise ValueError(f"weights = {self.weights}: must be {len(self.names)}, of {', '.join(self.names)}")
+            raise ValueError(f"weights = {self.weights}: must be {len(self.names)}, for {', '.join(self.names)}")
         if not all(map(math.isfinite, self.weights)):
             raise ValueError(f"weights = {self.weights}: must be finite")
         if ("regex" in self.names) != (self.pattern is not None):
-            raise ValueError(f"pattern = {self.pattern}: must be given with the scorer regex, and with no other")
+            raise ValueError(f"pattern = {self.pattern}: must be given with the scorer regex, else None")
         if "length" in self.names and self.length.most is None:
             raise ValueError("length.most = None: must be a number of tokens with the scorer length")
         for name in ("pattern", "format"):
             try:
                 re.compile(getattr(self, name) or "")
             except re.error as error:
-                raise ValueError(f"{name} = {getattr(self, name)}: no regular expression: {error}") from None
+                raise ValueError(f"{name} = {getattr(self, name)}: not a regular expression: {error}") from None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scorers, the one that decides what is correct first."""
+        """Return the names of all scorers, the main one first."""
         return (self.scorer, *self.also)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names that the parts of a sum are logged by; none for a single scorer."""
+        """Return the names under which each scorer's reward is logged; () for a single scorer."""
         return tuple(name.replace(":", ".") for name in self.names) if self.also else ()

@@ -1,4 +1,4 @@
-"""A whole run: a training step, the networks, problems and rewards it is about, and what is measured and saved."""
+"""The configuration of a whole run."""
 
 from dataclasses import dataclass, field
 
@@ -16,21 +16,21 @@ from specjax.verify import VERIFIERS
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainConfig):
-    """Length, seed, directory and memory.
+    """Seed, number of steps, directory and memory.
 
-    The other sections of a run are its fields. It is a `TrainConfig`, and can be used wherever one is wanted.
+    The other sections of a run are fields of this class. A `RunConfig` is a `TrainConfig`.
 
     Attributes:
         name:         Name of the recipe.
-        steps:        RL steps in total.
-        out:          Directory to write. Default in launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
-        resume:       Continue the run in `out`, or the newest of this recipe, from its last checkpoint.
-        probe_every:  Time the stages of every n-th step; 0: never.
-        print_every:  Print every n-th step; metrics.jsonl has all.
-        profile_step: Trace this step into profile/ of the run; 0: none.
-        max_skipped:  Stop after so many updates in a row that were skipped because the loss or a gradient was not
-                      finite; 0: never.
-        cost_table:   cost_table.json to choose draft lengths by. Default: measured at the start and at probes.
+        steps:        Total number of RL steps.
+        out:          Run directory. None, in launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
+        resume:       Continue the run in `out`, or else the newest of this recipe, from its last checkpoint.
+        probe_every:  Time the stages of every n-th step (a probe); 0: never.
+        print_every:  Print every n-th step. metrics.jsonl has them all.
+        profile_step: Step to trace with the profiler, into profile/; 0: none.
+        max_skipped:  Stop after so many consecutive updates skipped for a loss or gradient that is not finite; 0:
+                      never.
+        cost_table:   cost_table.json to choose draft lengths by. None: measure at the start and at probes.
     """
 
     name: str
