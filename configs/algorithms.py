@@ -1,10 +1,11 @@
-"""Named algorithms: each sets every field that the algorithms of GRPO's family differ in.
+"""Named algorithms of GRPO's family. Each sets every field in which they differ.
 
-`--algorithm NAME` changes a recipe before the other options do; in a recipe, `with_algorithm` does. The settings are
-those with which benchmarks/algorithms.py learns both of its tasks. They come from the papers, with one exception:
-rewards that can be verified are trained on without KL, as DAPO (section 2.3) and Dr. GRPO do, unless KL defines the
-algorithm. Where a paper pays for KL, `Algorithm.note` says how to. Not set here: learning rates, updates per rollout,
-and the importance weights that correct for the rollout's log-probs.
+Apply one with `--algorithm NAME`, before the other options, or in a recipe with `with_algorithm`. With these settings
+benchmarks/algorithms.py learns both of its tasks.
+
+- Settings come from the papers, with one exception: KL is off unless it defines the algorithm, as in DAPO (section 2.3)
+  and Dr. GRPO. `Algorithm.note` says how to turn on a paper's KL.
+- Not set here: learning rates, updates per rollout, and importance weights, which correct for the rollout's log-probs.
 """
 
 from collections.abc import Mapping
@@ -37,12 +38,12 @@ _GRPO: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The settings in which an algorithm differs from GRPO.
+    """The settings of an algorithm that differ from GRPO's.
 
     Attributes:
-        paper:   arXiv id, and where in it the settings are.
-        changes: fields that differ from GRPO's, by path.
-        note:    what else the paper does.
+        paper:   arXiv id, and the section or equation with the settings.
+        changes: Fields that differ from GRPO's, by path.
+        note:    Further choices of the paper, with the options that set them.
     """
 
     paper: str
@@ -54,8 +55,8 @@ ALGORITHMS = {
     "grpo": Algorithm("2402.03300, equation 3", note="the paper's KL: --loss.kl-coefficient 0.04"),
     "dapo": Algorithm(
         "2503.14476, equations 8 to 13",
-        # Clip-higher, section 3.1; token-level loss, 3.3; overlong filtering and punishment, 3.4. `with_algorithm` adds
-        # what depends on the run: dynamic sampling, 3.2, and the length of the punished buffer.
+        # Section 3.1: clip-higher; 3.3: token-level loss; 3.4: overlong filtering and punishment. `with_algorithm` adds
+        # two settings that depend on the run: dynamic sampling (3.2) and the length of the overlong buffer.
         {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.drop_truncated": True},
         note="generates twice the prompts that it trains on; --data.prompts sets how many it generates",
     ),
@@ -75,11 +76,11 @@ ALGORITHMS = {
             "loss.kl_coefficient": 0.01,
         },
     ),
-    # The clips are those of section 5.1.
+    # Clips: section 5.1.
     "gspo": Algorithm(
         "2507.18071, equation 7", {"loss.ratio": "sequence", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4}
     ),
-    # No lower clip: section 3.1. The paper tunes the upper one and does not state it; DAPO's is used.
+    # Section 3.1: no lower clip. The paper does not state its upper clip; this is DAPO's.
     "cispo": Algorithm(
         "2506.13585, equation 4",
         {"loss.surrogate": "cispo", "loss.clip_low": 1.0, "loss.clip_high": 0.28, "loss.aggregate": "token"},
@@ -88,10 +89,10 @@ ALGORITHMS = {
 
 
 def with_algorithm(config: RunConfig, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
-    """Return the run with the settings of a named algorithm; fields in `given`, values by path, override them.
+    """Return the run with the settings of a named algorithm. Values in `given`, by path, override them.
 
-    A step trains on as many prompts as before. DAPO generates twice as many, or `data.prompts` where that is given, of
-    which it trains on half. It punishes the last fifth of the budget, as the paper does with 4,096 of 20,480 tokens.
+    A step trains on as many prompts as before. DAPO generates twice as many, or `data.prompts` if that is given, and
+    trains on half of them. It penalises lengths in the last fifth of the budget: 4,096 of 20,480 tokens in the paper.
     """
     trained = config.selection.groups or config.data.prompts
     settings = _GRPO | ALGORITHMS[name].changes | {"data.prompts": trained}
@@ -104,7 +105,7 @@ def with_algorithm(config: RunConfig, name: str, given: Mapping[str, Any] = Mapp
 
 
 def describe(name: str, config: RunConfig, given: Mapping[str, Any]) -> str:
-    """Return what an algorithm came to in `config`, a line for each section; `given` are the fields set by hand."""
+    """Return the algorithm's settings in `config` as text, a line per section. Fields in `given` are marked."""
     algorithm, sections = ALGORITHMS[name], {}
     for path in [*_GRPO, "data.prompts"] if name == "dapo" else _GRPO:
         section, field_name = path.split(".")

@@ -1,8 +1,9 @@
 """GSM8K with a small instruction-tuned model: `python -m launch.train gsm8k --model.path DIR`.
 
-Made for Qwen3-0.6B to Qwen3-1.7B on one GPU of 80 GB, answering step by step without thinking. The problems are
-gsm8k/train.jsonl and gsm8k/test.jsonl, each line a `question` and an `answer` that ends in "#### NUMBER", in the folder
-$SPECJAX_DATA, by default ./data.
+- Models: Qwen3-0.6B to Qwen3-1.7B, with thinking off.
+- Hardware: one GPU of 80 GB.
+- Problems: gsm8k/train.jsonl and gsm8k/test.jsonl in $SPECJAX_DATA (default: ./data). Each line has a `question`, and
+  an `answer` that ends in "#### NUMBER".
 """
 
 import os

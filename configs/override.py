@@ -1,4 +1,4 @@
-"""Changing fields anywhere in a configuration by their dotted paths."""
+"""Change fields of a configuration by dotted path."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 def override(config: T, values: Mapping[str, Any]) -> T:
-    """Return a copy of a dataclass with new values for fields named by path, as in {"rollout.law.temperature": 0.6}.
+    """Return a copy of a dataclass with new values by dotted path, such as {"rollout.law.temperature": 0.6}.
 
-    All values of a section change together, so that its checks see the result alone. Raises ValueError of the form
-    `path.to.field = value: ...` if a check fails.
+    All values of a section change at once, so its checks see only the final values. A failed check raises ValueError
+    with the message `path.to.field = value: ...`.
     """
     changes = {path: value for path, value in values.items() if "." not in path}
     nested: dict[str, dict[str, Any]] = {}

@@ -1,25 +1,35 @@
-"""RL-Think of arXiv 2604.26779: GRPO of a model that thinks, rollouts drafted by EAGLE-3.
+"""RL-Think of arXiv 2604.26779: GRPO of a thinking model, with rollouts drafted by EAGLE-3.
 
     python -m launch.train qwen3_8b_rl_think --model.path QWEN3_8B --data.train DAPO --data.held-out AIME
 
-Published, and taken over: Qwen3-8B with thinking on, DAPO-Math-17K to train on, AIME 2024 to validate on, GRPO at
-temperature 1, EAGLE-3 at draft length 3. Not published, and taken from the closest public recipe, NeMo RL's
-grpo-qwen3-8b: prompts of up to 2,048 tokens, 32 of them with 16 samples, learning rate 1e-6, the ratio clipped at 0.2
-and 0.28, the importance weight truncated at 2, no KL. Our own: 4,096 new tokens, by which many a thought is cut short
-(that recipe's 18,432 do not fit while attention keeps its weights for the backward pass), the number of steps, phases
-and ladder (which change no token), draft length 0 where 3 does not pay, and a draft that starts untrained and is
-distilled from every rollout, where the paper's was trained on DAPO beforehand and frozen.
+From the paper:
+- Qwen3-8B with thinking on; GRPO at temperature 1; EAGLE-3 at draft length 3
+- DAPO-Math-17K to train on, AIME 2024 to validate on
 
-DAPO and AIME are JSONL files whose lines have a `problem` and an `answer`, without instructions of their own.
+Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
+- prompts of up to 2,048 tokens; 32 prompts with 16 samples
+- learning rate 1e-6; ratio clipped at 0.2 and 0.28; importance weight truncated at 2; no KL
 
-The draft knows 32,000 tokens, those that come most often in the problems and, where these are fewer, the lowest ids,
-which byte pairs that are merged early have. Over all 151,936 its vocabulary head would be 622M parameters instead of
-131M, read at every draft step. A draft from elsewhere has its own: --draft.path DIR --draft.vocab-size None.
+Our own:
+- 4,096 new tokens, which truncate many completions. NeMo RL's 18,432 do not fit, because attention keeps its weights
+  for the backward pass.
+- number of steps; phases and ladder, which change no token; draft length 0 where 3 does not pay
+- The draft starts untrained and is distilled from every rollout. The paper's was trained on DAPO first and frozen.
 
-Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp` and 8 along `tensor`. Each then holds, in GiB, 6 of master weights and
-moments in float32, 2 of gradients and as many of those being added, 2 of the bfloat16 copy and 28 of caches; XLA counts
-108 with all activations (without phases and ladder, for a draft of the whole vocabulary), for which
-XLA_PYTHON_CLIENT_MEM_FRACTION must be 0.95.
+Data: DAPO and AIME are JSONL files. Each line has a `problem` and an `answer`; the problem has no instructions.
+
+Draft vocabulary: the 32,000 most frequent tokens of the problems. If fewer occur, the lowest ids are added; these are
+the earliest merges of the byte-pair encoding. A vocabulary head over all 151,936 tokens would have 622M parameters
+instead of 131M, read at every draft step. A draft checkpoint has its own vocabulary: --draft.path DIR
+--draft.vocab-size None.
+
+Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp` and 8 along `tensor`, with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. GiB per
+GPU:
+- master weights and moments in float32: 6
+- gradients: 2; their sum over microbatches: 2
+- bfloat16 copy: 2
+- caches: 28
+- total with all activations, by XLA's count: 108 (without phases and ladder, with the full draft vocabulary)
 """
 
 from configs.schema import (

@@ -1,8 +1,10 @@
-"""A policy of 100 million parameters from scratch on one GPU: warm-up, its draft, then RL: launch.train scratch_100m.
+"""A policy of 100 million parameters from scratch on one GPU: `python -m launch.train scratch_100m`.
 
-The built-in sums, longer than those of `tiny`: up to eight numbers of up to two digits, worked step by step in some
-hundred characters. What it shows is the whole path at a size where decoding is bound by memory: stage times at probes,
-draft lengths chosen by what rounds cost, and at the end the best plans side by side.
+- Stages: warm-up on worked solutions, distillation of the draft, RL, closing comparison.
+- Task: the built-in sums, longer than in `tiny`: up to eight numbers of up to two digits, solved step by step in about
+  a hundred characters.
+- Purpose: every stage at a size where decoding is bound by memory. Probes time the stages, and draft lengths are chosen
+  by the measured cost of rounds.
 """
 
 from configs.schema import (
