@@ -1,7 +1,7 @@
-"""A drafter of one's own: a table of what follows what, which is distilled from the policy while it trains.
+"""Example of a custom drafter: a bigram table, distilled from the policy during RL.
 
-The table is trained, saved, resumed and reported as built-in drafts are. Nothing about the law of a completion depends
-on it: specjax.testing.assert_lossless proves that for any drafter (docs/drafters.md).
+The table is trained, saved, resumed and reported like a built-in draft. It does not change the distribution of
+completions: specjax.testing.assert_lossless tests that for any drafter (docs/drafters.md).
 
     python -m launch.train tiny --draft.kind examples.bigram_drafter:build
 """
@@ -20,7 +20,10 @@ from specjax.sampling import full_log_probs, process_logits, sample
 
 @dataclass(frozen=True)
 class Bigram(Drafter):
-    """params.draft["table"], [V, V], holds the logits of the next token. The state is the last token of each row."""
+    """Drafter that samples each token from a table, given the token before it.
+
+    `params.draft["table"]`, [V, V], holds the logits of the next token. The state, int32 [B], is each row's last token.
+    """
 
     def start(self, params, prompts, features, width, drafting=True) -> Array:
         return jnp.zeros_like(prompts.lengths)
@@ -51,5 +54,6 @@ class Bigram(Drafter):
 
 
 def build(context: DraftContext) -> Draft:
+    """Return the drafter and a table of zeros: before training, every token is equally likely."""
     size = context.policy.vocab_size
     return Draft(Bigram(), {"table": jnp.zeros((size, size))})

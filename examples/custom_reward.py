@@ -1,7 +1,7 @@
-"""A reward of one's own: full marks for the right number, partial credit for one that is near.
+"""Example of a custom reward: 1 for the right number, partial credit for a number near it.
 
-Scorers run on the host, in processes that are killed when they hang. They need not import jax. `launch.evaluate` takes
-majorities of what `final_answer` returns.
+Scorers run on the host, in processes that are killed if they hang. They need not import jax. `launch.evaluate` takes
+majority votes over the results of `final_answer`.
 
     python -m launch.train tiny --reward.scorer examples.custom_reward:near
     python -m launch.train tiny --reward.scorer exact --reward.also examples.custom_reward:near --reward.weights 1 0.3
@@ -11,13 +11,13 @@ import re
 
 
 def final_answer(completion: str) -> str | None:
-    """Return the last number of the completion, None without one."""
+    """Return the last number in the completion, or None if it has no number."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", completion)
     return numbers[-1] if numbers else None
 
 
 def near(completion: str, answer: str) -> float:
-    """Return 1 for the answer, and less than 0.5, which does not count as correct, the further off it is."""
+    """Return 1 for the right number, else less than 0.5, falling with the distance. Above 0.5 counts as correct."""
     given = final_answer(completion)
     if given is None:
         return 0.0

@@ -1,8 +1,9 @@
-"""A rollout function of one's own: a step's prompts in two halves, one after the other, with caches of half the size.
+"""Example of a custom rollout function: generate two halves of the prompts in turn, with caches of half the size.
 
-It is lossless, and with `coupled` even the tokens are those of the built-in rollout: all noise is keyed by (seed, step,
-prompt, sample, position), so it makes no difference which sequences are decoded together. What changes is memory, and
-time: smaller batches are slower. Each data shard needs an even number of prompts, and rollout.phases must be empty.
+It is lossless. With `coupled`, it even generates the same tokens as the built-in rollout: all noise is keyed by (seed,
+step, prompt, sample, position), so it does not matter which sequences are decoded together. It takes less memory but
+more time, because smaller batches are slower. Each data shard needs an even number of prompts, and rollout.phases must
+be empty.
 
     python -m launch.train tiny --rollout.function examples.fork_rollout:rollout --speedup.slots
 """
@@ -22,13 +23,13 @@ PARTS = 2
 def rollout(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """Return the completions of this shard's prompts, sample r % G of prompt r // G in row r."""
+    """Return the completions of this shard's prompts. Row r is sample r % G of prompt r // G."""
     generate = partial(speculative_rollout, policy, drafter, params, seed_step=seed_step, config=config)
     parts = jax.tree.map(lambda x: x.reshape(PARTS, -1, *x.shape[1:]), prompts)
     by_part = jax.lax.map(lambda part: generate(prompts=part), parts)
     by_row = jax.tree.map(lambda x: x.reshape(PARTS * x.shape[1], *x.shape[2:]), by_part)
 
-    # These have a row for each shard, not for each sequence.
+    # These counts have one row per shard, not one per sequence.
     def total(counts: jax.Array | None) -> jax.Array | None:
         return None if counts is None else jnp.sum(counts, axis=0)
 

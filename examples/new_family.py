@@ -1,7 +1,7 @@
-"""A model family of one's own: a small recurrent network (minimal gated unit, arXiv 1603.09420) as the policy.
+"""Example of a custom model family: a small recurrent network (minimal gated unit, arXiv 1603.09420) as the policy.
 
-Speculative decoding takes back the tokens that were refused. A recurrent state cannot be rolled back, so the cache
-keeps the state after every position, and a forward that starts at position s begins with the one at s - 1.
+Speculative decoding discards rejected tokens, but a recurrent state cannot be rolled back. The cache therefore keeps
+the state after every position, and a forward that starts at position s begins with the state at s - 1.
 
     python -m launch.train tiny --model.family examples.new_family:gated_unit --draft.kind none \\
         --draft.lookup.kind ngram --distill.steps 0
@@ -16,7 +16,7 @@ from specjax.types import LayerCache, PolicyOutput
 
 
 def gated_unit(model, mesh, key):
-    """Build the policy and random weights, with the width and vocabulary of model.architecture."""
+    """Return the policy and random weights. Width and vocabulary are those of model.architecture."""
     vocab, size, dtype = model.architecture.vocab_size, model.architecture.hidden_size, jnp.dtype(model.dtype)
 
     def unembed(params, hidden):
