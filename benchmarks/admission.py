@@ -1,8 +1,8 @@
-"""Three ways to let waiting sequences in, against each other: how fast, by group size, prompt width and draft length.
+"""Compare the speed of three ways to admit waiting sequences, by group size, prompt width and draft length.
 
-alternating: what specjax does. Prefill, then rounds until slots are free, and so on in turns.
-conditional: one loop, whose body prefills where slots are free.
-reading:     no prefill. A row takes in its prompt K + 1 tokens a round, by the forward that verifies the other rows.
+alternating: the way of specjax. Prefill, then rounds until slots are free, and again.
+conditional: one loop, whose body prefills when slots are free.
+reading:     no prefill. A row reads its prompt K + 1 tokens per round, in the forward that verifies the other rows.
 
 Run from the repository's root: python -m benchmarks.admission
 """
@@ -30,7 +30,7 @@ WAYS = {"alternating": speculative_rollout, "conditional": conditional, "reading
 def programs(
     networks: Networks, options: argparse.Namespace, group: int, width: int, draft_length: int
 ) -> dict[str, Callable[[], Rollout]]:
-    """Every way to generate the same sequences, a quarter to seven quarters of the mean length long."""
+    """Return a program per way. All generate the same sequences, 1/4 to 7/4 of the mean length long."""
     count, rng = options.sequences // group, np.random.default_rng(0)
     lengths = rng.integers(options.mean // 4, 2 * options.mean - options.mean // 4, VOCAB)
     config = RolloutConfig(
@@ -52,15 +52,15 @@ def programs(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10, help="turns in which all ways are measured")
-    parser.add_argument("--sequences", type=int, default=64, help="a multiple of every group size")
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--mean", type=int, default=32, help="tokens of a completion")
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 8], help="samples of a prompt")
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 128], help="tokens of a prompt")
-    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3], help="K")
-    parser.add_argument("--layers", type=int, default=4, help="of the policy")
-    parser.add_argument("--distil", type=int, default=150, help="steps for the head")
+    parser.add_argument("--repeats", type=int, default=10, help="turns; each measures all ways")
+    parser.add_argument("--sequences", type=int, default=64, help="sequences; a multiple of every group size")
+    parser.add_argument("--slots", type=int, default=16, help="sequences decoded together")
+    parser.add_argument("--mean", type=int, default=32, help="mean length of a completion, in tokens")
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 8], help="samples per prompt, to compare")
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 128], help="prompt lengths in tokens, to compare")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3], help="draft lengths (K), to compare")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the policy")
+    parser.add_argument("--distil", type=int, default=150, help="steps that distil the head")
     options = parser.parse_args()
     use_compile_cache()
     networks = distilled(small(options.layers, MESH), MESH, options.distil)

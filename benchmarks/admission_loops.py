@@ -1,4 +1,4 @@
-"""Rollouts that let waiting sequences in otherwise than specjax does, as `rollout_fn`s. One phase, on one shard."""
+"""Rollout functions that admit waiting sequences in other ways than specjax. One phase, on one shard."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from specjax.types import Params, Policy, Prompts, Rollout
 def conditional(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """One loop: where enough slots are free its body lets sequences in, then it runs a round."""
+    """Generate in one loop. Its body admits sequences if enough slots are free, then runs a round."""
     decoding, k = Decoding(policy, drafter, params, config), config.draft_length
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
     rows, drafting = admission(config, slots)[0], jnp.bool_(k > 0)
@@ -44,7 +44,14 @@ def conditional(
 
 
 class Rows(NamedTuple):
-    """The rows at work; read: int32 [B], prompt tokens in their caches; next: int32, sequences let in; the finished."""
+    """State of the loop of `reading`.
+
+    Attributes:
+        state:  Rows being decoded.
+        read:   int32 [B], prompt tokens in each row's cache.
+        next:   int32, number of sequences admitted so far.
+        record: Finished sequences.
+    """
 
     state: RoundState
     read: Int[Array, "B"]
@@ -53,19 +60,22 @@ class Rows(NamedTuple):
 
     @property
     def in_prompt(self) -> Bool[Array, "B"]:
-        """Rows that have not read all of their prompt."""
+        """Return which rows have not read their whole prompt."""
         return (self.read < self.state.prompt) & ~self.state.done
 
     @property
     def start(self) -> Int[Array, "B"]:
-        """Cached positions that count."""
+        """Return the number of valid cached positions per row."""
         return jnp.where(self.in_prompt, self.read, self.state.visible)
 
 
 def reading(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """One loop without prefill: rows in their prompt verify its next K + 1 tokens instead of a proposal."""
+    """Generate in one loop without prefill.
+
+    A row that is still reading its prompt feeds the next K + 1 prompt tokens to the forward, instead of a proposal.
+    """
     decoding = Decoding(policy, drafter, params, config)
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
 
@@ -84,7 +94,7 @@ def reading(
 
 
 def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
-    """The next sequences in all free slots, with none of their prompt read. Caches stay: nothing is visible yet."""
+    """Admit the next sequences to all free slots, with no prompt token read yet. Old cache entries are not visible."""
     state, config = rows.state, decoding.config
     sequences, group = len(prompts.lengths) * config.group_size, config.group_size
     record = write_back(rows.record, state)
@@ -115,7 +125,7 @@ def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: See
 
 
 def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
-    """One forward: K + 1 tokens of its prompt for a row that has not read all of it, a round for the others."""
+    """Run one forward: K + 1 prompt tokens for rows still reading their prompt, a round for the others."""
     policy, drafter, params, config = decoding.policy, decoding.drafter, decoding.params, decoding.config
     state, read, k = rows.state, rows.read, config.draft_length
     in_prompt = rows.in_prompt
@@ -125,7 +135,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
     def upcoming(first: Array) -> Array:
         return jnp.take_along_axis(own, jnp.minimum(first[:, None] + column, own.shape[1] - 1), axis=1)
 
-    # A row that reads emits its first token after its prompt, where `visible` stands already.
+    # A row reading its prompt emits its first token at the end of the prompt, where `visible` already points.
     noise = decoding.verifier.noise(state.keys, state.visible + 1, k, policy.vocab_size)
     proposal, draft = no_proposal(len(read), policy), state.draft
     if k:
@@ -147,7 +157,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         done=state.done | unfinished,
         row_rounds=state.row_rounds + (~state.done & ~in_prompt).astype(jnp.int32),
     )
-    # The drafter is told below, since it also reads prompts.
+    # The drafter observes the tokens below instead, because it also has to read prompts.
     untold = replace(decoding, config=replace(config, draft_length=0))
     state = commit(untold, state, logits, None, proposal, noise)
     if k:

@@ -1,12 +1,14 @@
-"""Every algorithm of the GRPO family learns two small tasks that can be verified: their curves, side by side.
+"""Check that every algorithm of the GRPO family learns two small verifiable tasks, and plot the curves.
 
 Run from the repository's root: python -m benchmarks.algorithms --plots DIR --json FILE
 
-A policy warms up on the worked solutions of a task, for fewer steps than it would need to solve it: that of `narrow`
-on the sums of that recipe, and a shallower one on digits to be put in order. Every algorithm then starts from that
-policy, with the same prompts and noise, a draft that learns beside it, and two updates a rollout, so that ratios and
-their clips matter. As a control, GRPO is given the rewards of other prompts, and must not learn. The exit status is 1
-where one learns that must not, or does not that must. With --json, what FILE has is not run again.
+Tasks: the sums of the recipe `narrow`, with its policy; and sorting digits, with a shallower policy. On each task, a
+policy warms up on worked solutions, for fewer steps than it would need to solve the task. Every algorithm starts from
+that policy, with the same prompts and noise and a draft that learns online. It makes two updates per rollout, so that
+ratios and their clips matter.
+
+Control: GRPO with the rewards of other prompts, which must not learn. The exit status is 1 if the control learns or an
+algorithm does not. With --json, runs that FILE already has are not repeated.
 """
 
 import argparse
@@ -43,8 +45,8 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.updates import UpdateConfig
 
-# By how much accuracy on held-out prompts has to rise. Its standard error is at most 0.031, were both samples of a
-# prompt always alike.
+# Rise of accuracy on held-out prompts that counts as learning. The standard error of an accuracy is at most 0.031, even
+# if both samples of a prompt always agree.
 MARGIN = 0.1
 HELD_OUT, SAMPLES = 256, 2
 SMOOTHING = 20
@@ -54,13 +56,14 @@ Change = Callable[[RunConfig], RunConfig]
 
 
 def _set(algorithm: str = "grpo", **fields: object) -> Change:
-    """A named algorithm with other values for some fields, `section__field`."""
+    """Return a change of a recipe: a named algorithm, then values of fields, named `section__field`."""
     changes = {name.replace("__", "."): value for name, value in fields.items()}
     return lambda config: override(with_algorithm(config, algorithm), changes)
 
 
 def _two_epochs(config: RunConfig) -> RunConfig:
-    # Twice the updates: at the whole rate accuracy on sums fell for sixty steps, and had risen by 9 points at the end.
+    # Half the learning rate, because there are twice the updates. At the full rate, accuracy on sums fell for sixty
+    # steps and had risen by 9 points at the end.
     rate = config.policy_optimizer.learning_rate / 2
     return override(config, {"updates.epochs": 2, "policy_optimizer.learning_rate": rate})
 
@@ -94,9 +97,15 @@ ALGORITHMS: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class Learned:
-    """A run: accuracy on held-out prompts at both ends, as shares, and over each step's rollout.
+    """Result of one run. Accuracies are fractions.
 
-    gap: between the log-probs of what generated and what was trained, the mean over tokens and steps.
+    Attributes:
+        task:      Name of the task.
+        algorithm: Name in ALGORITHMS.
+        before:    Accuracy on held-out prompts before RL.
+        after:     Accuracy on held-out prompts after RL.
+        gap:       Mean gap between the log-probs of rollout and training, over tokens and steps.
+        accuracy:  Accuracy of each step's rollout.
     """
 
     task: str
@@ -116,7 +125,7 @@ class Learned:
 
 
 def sorting(path: Path, count: int = 4096) -> None:
-    """A file of digits to be put in order: `4172=` is answered by `#1247`."""
+    """Write a JSONL file of problems that ask to sort digits: the answer to `4172=` is `1247`."""
     source, seen = random.Random(0), {}
     while len(seen) < count:
         seen["".join(source.choices("123456789", k=source.randint(4, 7)))] = None
@@ -125,7 +134,7 @@ def sorting(path: Path, count: int = 4096) -> None:
 
 
 def recipes(directory: Path) -> dict[str, RunConfig]:
-    """A run of GRPO on each task."""
+    """Return a GRPO recipe for each task."""
     sums = replace(
         narrow.config,
         steps=200,
@@ -153,6 +162,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
 
 
 def evaluator(experiment: Experiment) -> Evaluate:
+    """Return a function that measures accuracy on held-out prompts."""
     reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer, experiment.mesh)
     return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, HELD_OUT))
 
@@ -160,13 +170,13 @@ def evaluator(experiment: Experiment) -> Evaluate:
 def coarse_rollout(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """Generate with weights rounded to bfloat16: not quite what is trained, as with a separate engine."""
+    """Generate with weights rounded to bfloat16, so that rollout and training differ as with a separate engine."""
     coarse = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params.policy)
     return speculative_rollout(policy, drafter, replace(params, policy=coarse), prompts, seed_step, config)
 
 
 def of_others(reward_fn: RewardFn) -> RewardFn:
-    """Each group has the rewards of the one before."""
+    """Return a reward function that gives each group the rewards of the group before it."""
 
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         own = reward_fn(rollout, prompts)
@@ -176,7 +186,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 
 
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
-    """The parameters that every run of a task starts from, and their accuracy."""
+    """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
     params, evaluate = warm_up(experiment, lambda _: None), evaluator(experiment)
     return params, evaluate, evaluate(params)
 
@@ -184,7 +194,7 @@ def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
 def learn(
     experiment: Experiment, task: str, algorithm: str, params: Params, evaluate: Evaluate, before: float
 ) -> Learned:
-    """A run of one algorithm from these parameters, whose accuracy is `before`."""
+    """Run one algorithm from these parameters, whose accuracy is `before`."""
     config = ALGORITHMS[algorithm](experiment.config)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
     if algorithm == CONTROL:
@@ -194,7 +204,7 @@ def learn(
         experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh, rollout_fn
     )
     pipeline = experiment.train_batches()
-    # Steps donate their state, and these parameters start other runs too.
+    # Copied, because steps donate their state and other runs start from the same parameters.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, config.loss.kl_coefficient > 0)
     accuracy, gaps = [], []
     for _ in range(experiment.config.steps):
@@ -205,6 +215,7 @@ def learn(
 
 
 def draw(path: Path, runs: list[Learned]) -> None:
+    """Plot the accuracy curves of all runs, one panel per task."""
     plt = load_pyplot()
     tasks = sorted({run.task for run in runs})
     figure, axes = plt.subplots(1, len(tasks), figsize=(7 * len(tasks), 6), layout="constrained", squeeze=False)
@@ -217,7 +228,7 @@ def draw(path: Path, runs: list[Learned]) -> None:
         axis.set_title(task)
         axis.set_xlabel(f"step of RL (means of {SMOOTHING})")
         axis.set_ylabel("accuracy of the rollouts")
-    # The same lines in both.
+    # All panels have the same lines.
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=6)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -226,10 +237,10 @@ def draw(path: Path, runs: list[Learned]) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="of RL in each run, by default as many as each task is given")
-    parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--json", type=Path, help="file to write every curve to")
-    parser.add_argument("--plots", type=Path, help="directory to draw into")
+    parser.add_argument("--steps", type=int, help="RL steps per run; by default as set for each task")
+    parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="to run")
+    parser.add_argument("--json", type=Path, help="file to write all curves to")
+    parser.add_argument("--plots", type=Path, help="directory for the plot")
     options = parser.parse_args(argv)
     if options.plots is not None:
         load_pyplot()
@@ -242,11 +253,11 @@ def main(argv: list[str]) -> int:
             task: build_experiment(replace(config, steps=options.steps or config.steps))
             for task, config in recipes(Path(directory)).items()
         }
-        # Behind the first mesh, which decides how many devices there are.
+        # After the first mesh, which sets the number of devices.
         print(format_provenance("benchmarks.algorithms"))
         print(f"accuracy of {SAMPLES} samples of {HELD_OUT} held-out prompts, before and after")
         print(f"learned: after is at least {100 * MARGIN:.0f} points above before")
-        print("gap: between the log-probs of what generated and what was trained, of which importance weights are made")
+        print("gap: mean difference of the log-probs of rollout and training, which importance weights correct")
         for task, experiment in setups.items():
             start = cache(partial(begin, experiment))
             for algorithm in options.algorithms:

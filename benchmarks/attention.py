@@ -1,10 +1,12 @@
-"""Attention of a verification over the cache, by every implementation at hand, paired against the one in use.
+"""Time the attention of a verification over the cache: each available implementation, paired with the one in use.
 
 Run from the repository's root: python -m benchmarks.attention
 
-One layer, T = K + 1 queries a row, every row's cache visible to its end but for what stands after each query. The one
-in use is specjax.kernels.attend; the others are jax.nn.dot_product_attention by XLA and, on a GPU, by cuDNN: with the
-mask, which becomes a bias, and with lengths alone, which cannot say what T > 1 queries must not see of each other.
+One layer with T = K + 1 queries per row. The cache is full, and visible up to each query. Implementations:
+- specjax.kernels.attend, the one in use
+- jax.nn.dot_product_attention by XLA, with the mask
+- the same by cuDNN on a GPU, with the mask, which becomes a bias
+- the same by cuDNN with lengths alone, for T = 1: lengths cannot mask T > 1 queries from each other
 """
 
 import argparse
@@ -29,7 +31,16 @@ IN_USE = "specjax.kernels"
 
 @dataclass(frozen=True)
 class Shape:
-    """heads, kv_heads, head_dim: of one layer. batches, contexts: rows, and positions that each can see."""
+    """Sizes to measure.
+
+    Attributes:
+        heads:    Query heads of the layer.
+        kv_heads: Key-value heads of the layer.
+        head_dim: Width of a head.
+        dtype:    Dtype of queries and cache.
+        batches:  Numbers of rows.
+        contexts: Numbers of cached positions per row.
+    """
 
     heads: int
     kv_heads: int
@@ -39,7 +50,7 @@ class Shape:
     contexts: tuple[int, ...]
 
 
-# The 25M preset of launch.bench, and Qwen3-8B.
+# On a CPU: the 25m preset of launch.bench. On a GPU: Qwen3-8B.
 SHAPES = {
     "cpu": Shape(8, 4, 64, "float32", (1, 4, 16), (256, 1024)),
     "gpu": Shape(32, 8, 128, "bfloat16", (1, 8, 32, 64, 256), (1024, 8192)),
@@ -49,17 +60,20 @@ Attend = Callable[[Array, Array, Array, kv.View], Array]
 
 
 def in_use(q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    """Attend with specjax.kernels. k and v have heads before positions."""
     assert view.mask is not None
     return kernels.attend(q, LayerCache(k, v), view.mask)
 
 
 def masked(implementation: Any, q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    """Attend with jax.nn.dot_product_attention and the mask."""
     assert view.mask is not None
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q, k, v, mask=view.mask[:, None], implementation=implementation)
 
 
 def by_length(q: Array, k: Array, v: Array, view: kv.View) -> Array:
+    """Attend with cuDNN and lengths instead of the mask. T must be 1."""
     one, lengths = jnp.ones(len(q), jnp.int32), view.positions[:, -1] + 1
     return jax.nn.dot_product_attention(
         q, k, v, query_seq_lengths=one, key_value_seq_lengths=lengths, implementation="cudnn"
@@ -67,7 +81,7 @@ def by_length(q: Array, k: Array, v: Array, view: kv.View) -> Array:
 
 
 def candidates(queries: int) -> dict[str, Attend]:
-    """Return implementations by name. Ours reads caches with heads before positions."""
+    """Return the implementations for T = `queries`, by name."""
     found: dict[str, Attend] = {IN_USE: in_use, "jax, XLA": partial(masked, "xla")}
     if jax.default_backend() == "gpu":
         found["cuDNN, mask"] = partial(masked, "cudnn")
@@ -77,9 +91,9 @@ def candidates(queries: int) -> dict[str, Attend]:
 
 
 class Cell:
-    """One implementation at one size, some layers' worth of calls in one program: compiled when made.
+    """One implementation at one size: a compiled program of `count` calls in sequence.
 
-    Raises whatever the implementation does where it does not take the shape.
+    The constructor compiles, and raises the implementation's error if it does not support the shape.
     """
 
     def __init__(self, name: str, attend: Attend, shape: Shape, rows: int, context: int, queries: int, count: int):
@@ -92,25 +106,25 @@ class Cell:
         q = jax.random.normal(keys[2], (rows, queries, shape.heads, shape.head_dim)).astype(shape.dtype)
         start = jnp.full(rows, context, jnp.int32)
 
-        def some(q: Array, k: Array, v: Array, start: Array, count: Int[Array, ""]) -> Array:
+        def repeated(q: Array, k: Array, v: Array, start: Array, count: Int[Array, ""]) -> Array:
             view = kv.decode_view(start, queries, room)
-            # Each call asks for what the one before has answered, so that none can be left out.
+            # The result of each call is the query of the next, so XLA cannot remove a call.
             return jax.lax.fori_loop(0, count, lambda _, q: attend(q, k, v, view), q)
 
-        self._run = partial(jax.jit(some), q, k, v, start)
+        self._run = partial(jax.jit(repeated), q, k, v, start)
         self._count = count
         self.once = np.asarray(self._run(jnp.int32(1)).astype(jnp.float32))
         self._start = min(time_call(partial(self._run, jnp.int32(0))) for _ in range(5))
 
     def measure(self) -> float:
-        """The seconds of one call."""
+        """Return the seconds of one call."""
         return minus_startup(time_call(partial(self._run, jnp.int32(self._count))), self._start) / self._count
 
 
 def compare(
     shape: Shape, rows: int, context: int, queries: int, copy: CopyBandwidth, options: argparse.Namespace
 ) -> None:
-    """A line for each implementation."""
+    """Time all implementations in turns and print a line for each."""
     cells, refused = {}, {}
     for name, attend in candidates(queries).items():
         try:
@@ -130,14 +144,16 @@ def compare(
             flush=True,
         )
     for name, why in refused.items():
-        print(f"{rows:4} {context:6} {queries:2}  {name:15} not taken: {why}", flush=True)
+        print(f"{rows:4} {context:6} {queries:2}  {name:15} not supported: {why}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9, help="measurements of each, in turns")
-    parser.add_argument("--calls", type=int, default=36, help="of the layer in one measurement")
-    parser.add_argument("--queries", type=int, nargs="+", default=[1, 4], help="T, tokens in a verification")
+    parser.add_argument("--repeats", type=int, default=9, help="timings of each implementation, in turns")
+    parser.add_argument("--calls", type=int, default=36, help="calls of the layer per timing")
+    parser.add_argument(
+        "--queries", type=int, nargs="+", default=[1, 4], help="values of T, the tokens per row and verification"
+    )
     options = parser.parse_args()
     shape = SHAPES["gpu" if jax.default_backend() == "gpu" else "cpu"]
     print(format_provenance("benchmarks.attention"))

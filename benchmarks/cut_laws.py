@@ -1,4 +1,4 @@
-"""Laws that cut tokens, top-k and top-p, whose border is found by bisection, and by sorting the logits instead.
+"""Compare the speed of top-k and top-p by bisection, as in specjax.sampling, and by sorting the logits.
 
 Run from the repository's root: python -m benchmarks.cut_laws
 """
@@ -18,7 +18,7 @@ LAWS = SamplingLaw(top_k=20), SamplingLaw(top_p=0.9), SamplingLaw(top_k=20, top_
 
 
 def by_sorting(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
-    """As `process_logits`, without min-p."""
+    """Return the result of `process_logits` by sorting, without min-p."""
     logits = jax.lax.optimization_barrier(logits.astype(jnp.float32))
     threshold = jnp.min(logits, axis=-1, keepdims=True)
     if law.top_k is not None:
@@ -33,10 +33,10 @@ def by_sorting(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="positions that are sampled at once")
-    parser.add_argument("--vocab", type=int, nargs="+", default=[4096, 32_768, 151_936])
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="positions sampled at once")
+    parser.add_argument("--vocab", type=int, nargs="+", default=[4096, 32_768, 151_936], help="vocabulary sizes")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the logits")
+    parser.add_argument("--repeats", type=int, default=15, help="timings of each, in turns")
     options = parser.parse_args()
     print(format_provenance("benchmarks.cut_laws"))
     print("sorting / bisection: seconds, paired; ms of a plain law, by bisection and by sorting: medians")
@@ -46,7 +46,7 @@ def main() -> None:
         plain = partial(jax.jit(lambda x: process_logits(x, SamplingLaw())), logits)
         for law in LAWS:
             bisected, ordered = (partial(jax.jit(partial(f, law=law)), logits) for f in (process_logits, by_sorting))
-            # A token on the border of a nucleus may be one by one sum and none by another.
+            # Rounding may move one token per row across the top-p threshold.
             assert jnp.sum((bisected() > -jnp.inf) != (ordered() > -jnp.inf)) <= rows
             plain()
             runs = {"plain": plain, "bisection": bisected, "sorting": ordered}

@@ -1,11 +1,16 @@
-"""The paper's findings on a small task: draft initialisation, draft length and online learning.
+"""Repeat findings of arXiv 2604.26779 on a small task: draft initialisation, draft length and online training.
 
 Run from the repository's root: python -m benchmarks.draft_findings --plots DIR --json FILE
 
-A policy warms up on its task. Drafts of it are distilled from its answers to the task's prompts (in-domain), from its
-answers to strings of random tokens (generic), or not at all (random); one more as in-domain, but in a single pass.
-Each drafts held-out prompts at several lengths, in turns. Then each starts the same run of RL, frozen and online; the
-one in-domain also in gentler ways of going on.
+A policy warms up on its task. Drafts start in one of three ways:
+- in-domain: distilled from the policy's answers to the task's prompts
+- generic: distilled from its answers to strings of random tokens
+- random: not distilled
+
+Each draft generates completions of held-out prompts at several draft lengths, in turns. Each then starts the same RL
+run, frozen and online; the in-domain draft also with other schedules of online training (MODES in
+benchmarks.draft_runs). Another in-domain draft is distilled with a single pass of training-time test, to compare
+acceptance by position.
 """
 
 import argparse
@@ -37,12 +42,12 @@ from launch.distillation.trainer import distill
 from launch.run.supervised_warmup import warm_up
 from launch.timing import format_provenance
 
-# Steps of RL that a mean of the table is taken over.
+# RL steps per mean in the table.
 PART = 100
 
 
 def recipe(options: argparse.Namespace) -> RunConfig:
-    """The recipe `narrow`, its rollouts coupled: whatever drafts them, they and with them the policy are the same."""
+    """Return the recipe `narrow` with the coupled verifier: tokens and policy do not depend on the draft."""
     config = narrow.config
     return replace(
         config,
@@ -53,12 +58,13 @@ def recipe(options: argparse.Namespace) -> RunConfig:
 
 
 def parts(values: Sequence[float]) -> list[tuple[float, float]]:
-    """The mean of each PART steps in turn with two standard errors, as if steps were independent."""
+    """Return (mean, two standard errors) of every PART steps, as if steps were independent."""
     each = [np.array(values[i : i + PART]) for i in range(0, len(values), PART)]
     return [(float(x.mean()), float(2 * x.std() / len(x) ** 0.5)) for x in each]
 
 
 def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequence[Position]]) -> None:
+    """Print the tables."""
     print("\ndraft      k  alpha   cost  speed-up over k = 0")
     for row in found:
         speedup = "{:5.2f} [{:.2f}, {:.2f}]".format(*row.speedup)
@@ -76,13 +82,13 @@ def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequ
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=narrow.config.steps, help="of RL in each run")
-    parser.add_argument("--answers", type=int, default=1024, help="that a draft is distilled from")
+    parser.add_argument("--steps", type=int, default=narrow.config.steps, help="RL steps per run")
+    parser.add_argument("--answers", type=int, default=1024, help="answers that a draft is distilled from")
     parser.add_argument("--distil", type=int, default=300, help="steps of distillation")
-    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[1, 3, 5, 7])
-    parser.add_argument("--repeats", type=int, default=40, help="turns in which every draft length is measured")
-    parser.add_argument("--json", type=Path, help="file to write everything to")
-    parser.add_argument("--plots", type=Path, help="directory to draw into")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[1, 3, 5, 7], help="to compare")
+    parser.add_argument("--repeats", type=int, default=40, help="turns; each measures all draft lengths")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--plots", type=Path, help="directory for the plots")
     options = parser.parse_args(argv)
     if options.plots is not None:
         load_pyplot()

@@ -1,4 +1,4 @@
-"""The plots of benchmarks.draft_findings."""
+"""Plots of benchmarks.draft_findings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ import numpy as np
 from benchmarks.draft_runs import MODES, Drafted, Position, Run
 from launch.cli.pyplot import load_pyplot
 
-# Steps of RL that a point of a curve is the mean of.
+# RL steps per point of a curve, which shows their mean.
 SMOOTHING = 25
 COLOURS = {"in-domain": "C0", "generic": "C1", "random": "C2"}
-# Of each mode.
+# Line style of each mode.
 STYLES = ("--", "-", "-.", ":", (0, (1, 4)))
 
 
@@ -22,7 +22,7 @@ def save_plots(
     runs: Sequence[Run],
     rates: Mapping[str, Sequence[Position]],
 ) -> None:
-    """draft_length.png, adaptation.png and passes.png."""
+    """Draw draft_length.png, adaptation.png and passes.png."""
     directory.mkdir(parents=True, exist_ok=True)
     plt = load_pyplot()
     figure, (above, below) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
@@ -44,7 +44,7 @@ def save_plots(
         axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=label)
     axes.set_xlabel(f"step of RL (means of {SMOOTHING})")
     axes.set_ylabel("tokens a round")
-    # Beside the curves, of which there are too many to leave it room.
+    # Below the axes, because the curves leave no room for a legend.
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     _save(plt, figure, directory / "adaptation.png")
 

@@ -1,4 +1,4 @@
-"""Drafts of one policy by what they start from: measured at several lengths, and through a run of RL."""
+"""Measurements of benchmarks.draft_findings: drafts with different starts, at several lengths and during RL."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate,
 from specjax.rollout.generate import make_prepare
 from specjax.train.adaptation import DraftTrainingConfig
 
-# How drafts go on learning in RL: when and on what, and at which share of the recipe's learning rate.
+# Draft training during RL: (schedule, fraction of the recipe's learning rate).
 MODES = {
     "frozen": (DraftTrainingConfig(mode="frozen"), 1.0),
     "online": (DraftTrainingConfig(), 1.0),
@@ -34,10 +34,14 @@ MODES = {
 
 @dataclass(frozen=True)
 class Drafted:
-    """Held-out prompts generated at one draft length; speed-up and cost are over draft length 0 in the same turn.
+    """Speed of generation with one draft at one draft length, on held-out prompts.
 
-    speedup: (median, low, high), with its 95% interval.
-    cost:    of a round. alpha: tokens a round.
+    Attributes:
+        start:        Start of the draft: in-domain, generic or random.
+        draft_length: k.
+        alpha:        Acceptance length.
+        cost:         Median cost of a round, over one without drafting in the same turn.
+        speedup:      Median speed-up over draft length 0 in the same turn, and its 95% interval: (median, low, high).
     """
 
     start: str
@@ -49,7 +53,15 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of RL. alpha, accuracy: of each step's rollout. tokens: a hash of what each generated."""
+    """Result of an RL run.
+
+    Attributes:
+        start:    Start of the draft.
+        mode:     Name in MODES.
+        alpha:    Acceptance length of each step's rollout.
+        accuracy: Accuracy of each step's rollout.
+        tokens:   Hash of the tokens of each step's rollout.
+    """
 
     start: str
     mode: str
@@ -60,23 +72,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Position:
-    """A position of a draft: how often it could be emitted, and was."""
+    """Acceptance at one position of a draft: how often its token could be emitted, and how often it was."""
 
     drafted: int
     accepted: int
 
     @property
     def rate(self) -> float:
+        """Return accepted over drafted."""
         return self.accepted / self.drafted
 
     @property
     def error(self) -> float:
-        """Standard error of the rate, as if draws were independent."""
+        """Return the standard error of the rate, as if draws were independent."""
         return (self.rate * (1 - self.rate) / self.drafted) ** 0.5
 
 
 def generic_answers(experiment: Experiment, params: Params, number: int) -> Answers:
-    """The policy's to `number` strings of random tokens, as long as prompts of the task are."""
+    """Return the policy's answers to `number` strings of random tokens, as long as the task's prompts."""
     rng, width = np.random.default_rng(0), experiment.config.data.max_prompt_tokens
     ordinary = np.setdiff1d(np.arange(experiment.networks.policy.vocab_size), experiment.tokenizer.stop_tokens)
     lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
@@ -90,7 +103,7 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
 
 
 def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
-    """The drafts to compare, by what they start from; as many answers and steps for each that is trained."""
+    """Return the drafts to compare, by start. All that are distilled get as many answers and steps."""
     drafts = {"in-domain": None, "generic": generic_answers(experiment, params, experiment.config.distill.answers)}
     made = {}
     for name, given in drafts.items():
@@ -102,13 +115,13 @@ def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
 def by_draft_length(
     experiment: Experiment, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int
 ) -> list[Drafted]:
-    """Every draft at every length, against decoding without: the prompts, slots and noise of a turn are the same."""
+    """Time every draft at every length, paired with decoding without a draft on the same prompts, slots and noise."""
     rows = np.arange(experiment.config.speedup.prompts * experiment.config.rollout.group_size)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
     dtype, turns = experiment.networks.policy.dtype, count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
-        # A program for each length: what a drafter catches up on in a round is as wide as the longest it may draft.
+        # A program per length, because in each round a drafter processes as many positions as the longest length needs.
         config = replace(experiment.config.rollout, group_size=1, draft_lengths=(0, length))
         rollout = PhasedRollout(experiment, experiment.networks.drafter, prepared, config, [prompts])
 
@@ -131,7 +144,7 @@ def by_draft_length(
 
 
 def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> Run:
-    """Steps of RL from these parameters, the draft learning from its rollouts as MODES says."""
+    """Run RL from these parameters. The draft trains on its rollouts as MODES[mode] says."""
     draft_training, share = MODES[mode]
     optimizer = replace(
         experiment.config.draft_optimizer, learning_rate=share * experiment.config.draft_optimizer.learning_rate
@@ -141,7 +154,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
     pipeline = experiment.train_batches()
     shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens
-    # Steps donate their state, and these parameters start other runs too.
+    # Copied, because steps donate their state and other runs start from the same parameters.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, prompts=shape)
     run = Run(start, mode, [], [], [])
     for _ in range(experiment.config.steps):
@@ -153,13 +166,13 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
 
 
 def parted(runs: Sequence[Run]) -> int | None:
-    """The first step in which the runs did not all generate the same tokens; None for never."""
+    """Return the first step at which the runs' tokens differ, counted from 1; None if they never do."""
     different = (i for i, tokens in enumerate(zip(*(run.tokens for run in runs), strict=True)) if len(set(tokens)) > 1)
     return next((i + 1 for i in different), None)
 
 
 def by_position(experiment: Experiment, drafts: Mapping[str, Params]) -> dict[str, list[Position]]:
-    """Return the acceptance of each position of a draft on held-out prompts, whatever became of those before it."""
+    """Return the acceptance at each position on held-out prompts, not conditional on earlier positions."""
     positions = {}
     for name, params in drafts.items():
         counts = measure_acceptance(

@@ -1,4 +1,4 @@
-"""Rows whose length is known beforehand: a policy that stops where the first token of its prompt says, nowhere else."""
+"""Completions of known length: a policy that stops at the position set by the first token of its prompt."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ from specjax.types import Cache, Policy, PolicyOutput, PyTree
 
 
 def stops_at(policy: Policy, ends: Int[np.ndarray, "V"], stop: int) -> Policy:
-    """`policy` with all of its mass on the token `stop` where a row is to end, and none of it before.
+    """Return `policy` changed so that a row whose first token is v emits `stop` at position ends[v], and only there.
 
-    ends: the position of that token in a row whose first token is v. The row remembers its first token in a layer of
-    the cache that holds tokens: the law stays a function of what stands before, as that of any policy.
+    A further cache layer holds the tokens, so that a row still knows its first token when decoding. The distribution
+    thus depends only on earlier tokens, as for any policy.
     """
 
     def apply(
@@ -39,7 +39,7 @@ def stops_at(policy: Policy, ends: Int[np.ndarray, "V"], stop: int) -> Policy:
 
 
 def long_tailed(rng: np.random.Generator, rows: int, median: int, tail: int) -> Int[np.ndarray, "rows"]:
-    """Lognormal lengths, 2 at least, of which `tail` are eight times the median and none is longer."""
+    """Return lognormal lengths from 2 to eight times the median. At least `tail` rows have the maximum."""
     lengths = np.clip(median * np.exp(0.5 * rng.standard_normal(rows)), 2, 8 * median).astype(np.int32)
     lengths[rng.choice(rows, tail, replace=False)] = 8 * median
     return lengths

@@ -1,11 +1,12 @@
-"""Compile rounds of a preset for a GPU without one: kernels, memory, what they write and wait for.
+"""Compile rounds of a preset for a GPU that is not there, and print kernels, memory, writes and waits.
 
 Run from the repository's root: python -m benchmarks.gpu_program --preset qwen3-0.6b
 
-Needs jax's CUDA plugin, which the extra [cuda] installs. XLA compiles ahead of time for the GPU that TARGET describes;
-on a real one it would also try which way of multiplying is fastest, so that matmuls, and the partial sums that some
-leave, may come out otherwise. Nothing is run, and no time is known. A loop or condition may wait for the host to
-read what it goes by: the loop of rounds once a round, and those within a round at most as often as counted here.
+Needs jax's CUDA plugin, which the extra [cuda] installs. XLA compiles ahead of time for the GPU that TARGET describes.
+Nothing runs, so no times are known. Two limits:
+- On a real GPU, XLA also autotunes matmuls. Their kernels, and the partial sums that some of them write, may differ.
+- A loop or conditional may wait for the host to read its condition: the loop over rounds once per round, those within a
+  round at most as often as counted here.
 """
 
 import argparse
@@ -64,30 +65,30 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "
 
 
 def written(line: Instruction) -> int:
-    """The bytes of its result."""
+    """Return the bytes of an instruction's result."""
     return sum(BYTES[dtype] * prod(dims) for dtype, dims in zip(line.dtypes, line.arrays, strict=True))
 
 
 def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
-    """Shapes in the place of arrays, on that device."""
+    """Return the tree with each array replaced by its shape, dtype and device."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
 
 
 def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding) -> None:
-    """Compile rounds at draft length k, and print what they hold."""
+    """Compile rounds at draft length k and print the counts."""
     decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
     config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
     phase, length = Phase(rows, context + BUDGET), context + BUDGET + config.slack
 
-    def first(params: Params, prompts: Prompts) -> RoundState:
+    def initial_state(params: Params, prompts: Prompts) -> RoundState:
         return first_rows(Decoding(made.policy, made.drafter, params, config), prompts, phase, blank=True)
 
-    def some(params: Params, state: RoundState, count: Array) -> RoundState:
+    def rounds(params: Params, state: RoundState, count: Array) -> RoundState:
         return run_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
 
-    state, began = jax.eval_shape(first, *shapes), time.perf_counter()
+    state, began = jax.eval_shape(initial_state, *shapes), time.perf_counter()
     args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
-    compiled = jax.jit(some, donate_argnums=1).lower(*args).compile()
+    compiled = jax.jit(rounds, donate_argnums=1).lower(*args).compile()
     seconds, program = time.perf_counter() - began, Program(str(compiled.as_text()))
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines = program.launched(cache, 2 * decoder.num_layers)
@@ -109,7 +110,10 @@ def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: i
 
 
 def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
-    """Return whether it makes keys or values of one layer, their axes in any order; the draft's have more room."""
+    """Return whether the result is the keys or values of one layer, with axes in any order.
+
+    cache: (rows, heads, length, head_dim) of the policy's. The draft's cache may be longer.
+    """
     rows, heads, length, size = cache
     return any(
         len(dims) == 4 and max(dims) >= length and prod(dims) % (rows * heads * size) == 0 for dims in line.arrays
@@ -118,13 +122,13 @@ def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="of launch.bench")
-    parser.add_argument("--layers", type=int, help="of the policy, at least 7; by default the preset's")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of launch.bench")
+    parser.add_argument("--layers", type=int, help="layers of the policy, at least 7; by default the preset's")
     parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
-    parser.add_argument("--context", type=int, default=1024, help="positions that each of them can see")
-    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7])
+    parser.add_argument("--context", type=int, default=1024, help="cached positions per row")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7], help="to compile")
     options = parser.parse_args()
-    # The plugin compiles without CUDA's libraries and a driver, but does not start without them.
+    # The plugin can compile without CUDA's libraries and a driver, but cannot start as a backend without them.
     jax.config.update("jax_platforms", "cpu")
     preset, shape = PRESETS[options.preset], (options.batch, options.context)
     if layers := options.layers:
@@ -142,7 +146,7 @@ def main() -> None:
     )
     print(f"preset    {options.preset}, {preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB with the draft's")
     print(f"rows      {options.batch} that see {options.context} positions each")
-    # What is traced for a mesh that is set is for its devices.
+    # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
         for k in options.draft_lengths:
             report(preset, made, (params, prompts), k, NamedSharding(mesh, P()))

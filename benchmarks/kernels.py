@@ -2,11 +2,12 @@
 
 Run from the repository's root: python -m benchmarks.kernels [--dtype bfloat16] [--cells 1,0 4,3] [--flags]
 
-A kernel is left out by compiling the round with the plain operation of `specjax.kernels`. A flag is set for one program
-alone, as XLA_FLAGS=--NAME=VALUE does for all; what this version of XLA does not know is named and left out.
+To measure a kernel, the round is also compiled with the plain operation of `specjax.kernels`. A flag is set for one
+program only, as XLA_FLAGS=--NAME=VALUE would for all. Flags that this version of XLA does not know are reported and
+skipped.
 
-Two ratios are printed: of the least times, which other work on a shared machine disturbs least, and of the pairs. The
-row "compiled again" is the same program a second time: what differs there is noise.
+Two ratios are printed: that of the shortest times, which other work on a shared machine disturbs least, and that of the
+pairs. The row "compiled again" is the same program compiled a second time; its difference is noise.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from launch.timing import format_interval, format_provenance, interleaved
 from models.config import Dtype
 from specjax import kernels
 
-# By the name of what is measured: the operations that are plain without it.
+# Optimisations to measure, with the tuned operations of each.
 TRICKS = {
     "matmul": ("matmul",),
     "matmul_transposed": ("matmul_transposed",),
@@ -60,7 +61,7 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
 
 @contextmanager
 def plain(*operations: str) -> Iterator[None]:
-    """Leave these operations plain in what is traced here."""
+    """Use the plain versions of these operations in programs traced inside this context."""
     platform = jax.default_backend()
     rest = {name: made for name, made in vars(kernels.TUNED[platform]).items() if name not in operations}
     with mock.patch.dict(kernels.TUNED, {platform: cast(ModuleType, SimpleNamespace(**rest))}):
@@ -70,7 +71,7 @@ def plain(*operations: str) -> Iterator[None]:
 def compiled(
     networks: Networks, rows: int, k: int, preset: Preset, options: dict[str, Any] | None = None
 ) -> Callable[[], float]:
-    """Compile a round and return what measures its seconds."""
+    """Compile a round and return a function that measures its seconds."""
     kinds = {k: (networks.drafter, k)}
     timer = round_timer(networks, networks.drafter, rows, preset.contexts[0], kinds, preset.rounds, options)
     return timer.start(networks.params)[k]
@@ -78,15 +79,15 @@ def compiled(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="of launch.bench; by default the one for this device")
-    parser.add_argument("--dtype", choices=get_args(Dtype), help="of the computation; by default the preset's")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="preset of launch.bench; by default this device's")
+    parser.add_argument("--dtype", choices=get_args(Dtype), help="dtype of the computation; by default the preset's")
     cells = ["1,0", "2,0", "4,0", "1,3", "4,3", "8,3"]
-    parser.add_argument("--context", type=int, help="positions each row can see; by default the preset's first")
-    parser.add_argument("--vocab-size", type=int, help="of the policy; by default the preset's")
-    parser.add_argument("--cells", nargs="+", default=cells, help="rows,draft length of each")
+    parser.add_argument("--context", type=int, help="cached positions per row; by default the preset's first")
+    parser.add_argument("--vocab-size", type=int, help="vocabulary of the policy; by default the preset's")
+    parser.add_argument("--cells", nargs="+", default=cells, help="cells to measure, each as ROWS,DRAFT_LENGTH")
     parser.add_argument("--without", nargs="*", choices=TRICKS, default=list(TRICKS), help="tuned kernels to measure")
     parser.add_argument("--flags", action="store_true", help="measure XLA's flags too")
-    parser.add_argument("--repeats", type=int, default=9, help="measurements of each, in turns")
+    parser.add_argument("--repeats", type=int, default=9, help="timings of each program, in turns")
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
     contexts = preset.contexts if options.context is None else (options.context,)

@@ -1,4 +1,4 @@
-"""Time the gradient of a long-tailed batch at padded length over the same with buckets, in pairs.
+"""Time the gradient of a long-tailed batch with and without sequence-length buckets, in pairs.
 
 Run from the repository's root: python -m benchmarks.ladder
 """
@@ -31,7 +31,7 @@ MESH = make_mesh(MeshConfig())
 
 
 def padded_batch(rng: np.random.Generator) -> TrainBatch:
-    """Rows of which three are eight times as long as the median; padded to the longest."""
+    """Return a batch in which three rows are eight times as long as the median, padded to the longest row."""
     lengths = np.maximum(long_tailed(rng, ROWS, MEDIAN, tail=3), PROMPT + 1)
     column = np.arange(8 * MEDIAN)[None]
     real = column < lengths[:, None]
@@ -45,7 +45,7 @@ def padded_batch(rng: np.random.Generator) -> TrainBatch:
 
 
 def compiled(params: Params, batch: TrainBatch, ladder: tuple[int, ...]) -> Callable[[], float]:
-    """A function that takes both gradients once and gives the seconds."""
+    """Compile the gradients of policy and draft. Return a function that measures their seconds."""
     policy = make_policy(DECODER)
     context = LossContext(policy, make_eagle3(HEAD, policy), SamplingLaw(), microbatches=MICROBATCHES, ladder=ladder)
 
@@ -66,8 +66,8 @@ def compiled(params: Params, batch: TrainBatch, ladder: tuple[int, ...]) -> Call
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="pairs of measurements")
-    parser.add_argument("--ladder", type=int, nargs="+", default=[48, 64, 96, 128, 192], help="windows, ascending")
+    parser.add_argument("--repeats", type=int, default=15, help="pairs of timings")
+    parser.add_argument("--ladder", type=int, nargs="+", default=[48, 64, 96, 128, 192], help="buckets, ascending")
     options = parser.parse_args()
     keys = jax.random.split(jax.random.key(0))
     params = Params(

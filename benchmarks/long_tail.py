@@ -1,4 +1,4 @@
-"""Time phases and a queue against a single phase, where a few rows are eight times as long as the median.
+"""Time phases and a queue against a single phase, on a batch with a few rows eight times as long as the median.
 
 Run from the repository's root: python -m benchmarks.long_tail
 """
@@ -26,7 +26,14 @@ Generate = Callable[[], Rollout]
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts that begin with a token of their own, which stands for a length: `tail` of them are 8 x `median`."""
+    """Sequences to generate. The first token of each prompt is its id, which sets the length of its completion.
+
+    Attributes:
+        networks:  Policy and draft.
+        sequences: Number of prompts, with one completion each.
+        median:    Median length of the completions, in tokens.
+        tail:      Number of completions of 8 x `median` tokens.
+    """
 
     networks: Networks
     sequences: int
@@ -35,17 +42,18 @@ class Job:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [sequences], of the completions."""
+        """Return the lengths of the completions, int32 [sequences]."""
         return long_tailed(np.random.default_rng(0), self.sequences, self.median, self.tail)
 
     @cached_property
     def prompts(self) -> Prompts:
+        """Return random prompts whose first token is the prompt's id."""
         prompts = random_prompts(np.random.default_rng(1), self.sequences, WIDTH)
         return replace(prompts, tokens=prompts.tokens.at[:, 0].set(prompts.id))
 
     @cached_property
     def policy(self) -> Policy:
-        """One that keeps to the lengths."""
+        """Return the policy, changed to stop each completion at its length."""
         ends = np.zeros(VOCAB, np.int32)
         ends[: self.sequences] = WIDTH + self.lengths - 1
         return stops_at(self.networks.policy, ends, STOP)
@@ -61,6 +69,7 @@ class Job:
         )
 
     def rollout(self, plan: Plan, draft_length: int) -> Generate:
+        """Return a function that generates all sequences in the phases of `plan`."""
         generate = make_generate(self.policy, self.networks.drafter, self.config(plan, draft_length), MESH)
         return partial(generate, self.networks.params, self.prompts, seed_step(0, 0))
 
@@ -69,7 +78,11 @@ class Job:
 
 
 def plans(sequences: int, median: int) -> dict[str, Plan]:
-    """All slots to the end; slots that fall and windows that grow; a queue before a quarter of the slots; both."""
+    """Return the plans to compare, each as phases of (slots, window).
+
+    single: all slots to the end. phases: slots shrink and windows grow. queue: a quarter of the slots, with a queue.
+    both: a queue, then fewer slots.
+    """
     few, fewest = sequences // 4, sequences // 16
     shorter, short, longest = (WIDTH + many * median for many in (2, 4, 8))
     return {
@@ -81,7 +94,10 @@ def plans(sequences: int, median: int) -> dict[str, Plan]:
 
 
 def check(job: Job, programs: dict[str, Generate], expected: Rollout | None = None) -> dict[str, Rollout]:
-    """Check what each program generates: the wanted lengths, and the `expected` tokens or those of the first."""
+    """Return each program's rollout. Raise AssertionError on a wrong length, or tokens other than expected.
+
+    expected: default: the rollout of the first program.
+    """
     rollouts = {name: jax.block_until_ready(run()) for name, run in programs.items()}
     expected = expected or next(iter(rollouts.values()))
     for name, rollout in rollouts.items():
@@ -91,7 +107,7 @@ def check(job: Job, programs: dict[str, Generate], expected: Rollout | None = No
 
 
 def compare(job: Job, draft_length: int, repeats: int, expected: Rollout | None) -> Rollout:
-    """Print each plan's time and its ratio to the single phase's; gives what all of them generated."""
+    """Print each plan's time and its speed-up over a single phase. Return the rollout, which all plans share."""
     laid = plans(job.sequences, job.median)
     programs = {name: job.rollout(plan, draft_length) for name, plan in laid.items()}
     rollouts = check(job, programs, expected)
@@ -110,13 +126,13 @@ def compare(job: Job, draft_length: int, repeats: int, expected: Rollout | None)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10, help="turns in which all plans are measured")
-    parser.add_argument("--sequences", type=int, default=64, help=f"at most {STOP}")
-    parser.add_argument("--median", type=int, default=32, help="tokens of a completion; the longest have eight times")
-    parser.add_argument("--tail", type=int, default=3, help="sequences that are so long")
-    parser.add_argument("--layers", type=int, default=4, help="of the policy")
-    parser.add_argument("--distil", type=int, default=150, help="steps for the head")
-    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3], help="K")
+    parser.add_argument("--repeats", type=int, default=10, help="turns; each measures all plans")
+    parser.add_argument("--sequences", type=int, default=64, help=f"sequences; at most {STOP}")
+    parser.add_argument("--median", type=int, default=32, help="median length of a completion, in tokens")
+    parser.add_argument("--tail", type=int, default=3, help="sequences of eight times the median length")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the policy")
+    parser.add_argument("--distil", type=int, default=150, help="steps that distil the head")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3], help="draft lengths (K), to compare")
     options = parser.parse_args()
     use_compile_cache()
     networks = distilled(small(options.layers, MESH), MESH, options.distil)

@@ -1,4 +1,4 @@
-"""A small policy with opinions, and an EAGLE-3 head for it that is random, or distilled in seconds."""
+"""A small policy with a sharp distribution, and an EAGLE-3 head for it: random, or distilled in seconds."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ VOCAB = 128
 
 
 def small(layers: int, mesh: Mesh, width: int = 64) -> Networks:
-    """Random networks: a policy of so many layers, and a head of one layer that reads three of them at most."""
+    """Return random networks: a policy with `layers` layers, and a one-layer head that reads at most three of them."""
     shape: dict[str, Any] = dict(
         hidden_size=width, intermediate_size=4 * width, num_heads=4, num_kv_heads=2, head_dim=16
     )
@@ -35,14 +35,17 @@ def small(layers: int, mesh: Mesh, width: int = 64) -> Networks:
     config = Eagle3Config(feature_size=len(read) * width, vocab_size=VOCAB, draft_vocab_size=VOCAB, **shape)
     policy, keys = make_policy(decoder), jax.random.split(jax.random.key(0))
     weights = init_params(partial(init_decoder, decoder), keys[0], mesh)
-    # A token that speaks louder than what stands before it, and sharply: a law that a head learns quickly.
+    # Scaled so that the last token dominates the context, and sharp: a head learns such a distribution quickly.
     weights |= {"embed": jax.tree.map(lambda x: 0.75 * layers * width**0.5 * x, weights["embed"])}
     params = Params(weights, init_params(partial(init_eagle3, config), keys[1], mesh))
     return Networks(decoder, policy, make_eagle3(config, policy), at_temperature(params, 0.3, "policy"))
 
 
 def at_temperature(params: Params, temperature: float, *names: str) -> Params:
-    """The networks of these names with their logits divided by `temperature`: as data, for one program serves all."""
+    """Return `params` with the logits of the named networks divided by `temperature`.
+
+    The weights carry the temperature, so one compiled program serves all temperatures.
+    """
 
     def scaled(weights: PyTree) -> PyTree:
         return weights | {"head": jax.tree.map(lambda x: x / temperature, weights["head"])}
@@ -51,13 +54,13 @@ def at_temperature(params: Params, temperature: float, *names: str) -> Params:
 
 
 def random_prompts(rng: np.random.Generator, count: int, width: int) -> Prompts:
-    """Prompts of random tokens, all as long as they are wide, under ids 0, 1, .."""
+    """Return `count` prompts of `width` random tokens each, with ids 0, 1, .."""
     tokens = rng.integers(0, VOCAB, (count, width)).astype(np.int32)
     return Prompts(jnp.asarray(tokens), jnp.full(count, width, jnp.int32), jnp.arange(count, dtype=jnp.int32))
 
 
 def distilled(networks: Networks, mesh: Mesh, steps: int) -> Networks:
-    """With the head's parameters after so many steps of Adam on answers of the policy to random prompts."""
+    """Return the networks after `steps` optimiser steps of the head on the policy's answers to random prompts."""
     count, width, budget = 256, 4, 28
     policy, drafter, law, params = networks.policy, networks.drafter, SamplingLaw(), networks.params
     prompts = random_prompts(np.random.default_rng(7), count, width)

@@ -1,12 +1,12 @@
-"""The automatic draft length against plain decoding and against the best fixed one: drafts x slots x temperatures.
+"""Compare the automatic draft length with plain decoding and with the best fixed one: drafts x slots x temperatures.
 
 Run from the repository's root: python -m benchmarks.never_slower
 
-Every cell begins as a fresh run does: round costs are measured, nothing is known of the draft. All of its steps count,
-each as the geometric mean of pairs, a fixed length and the automatic choice timed one after the other: where other jobs
-disturb the machine, the least of as many timings spreads farther. The same program, compiled twice, may differ by some
-percent, by where its code and its buffers happen to lie: steps take turns at several of each, on parameters of their
-own.
+- Every cell starts like a new run: round costs are measured, and nothing is known about the draft. All steps count.
+- A step counts with the geometric mean of pairs, in which a fixed length and the automatic choice are timed one after
+  the other. On a shared machine, the minimum of as many timings varies more.
+- A program compiled twice may differ by a few percent, because its code and buffers lie elsewhere in memory. Steps
+  therefore alternate between several compiled instances, each step with its own copy of the parameters.
 """
 
 import argparse
@@ -46,7 +46,14 @@ INSTANCES = 3
 
 @dataclass(frozen=True)
 class Job:
-    """A drafter, and as many sequences as slots, which all run to the budget."""
+    """Work of one cell: as many sequences as slots, all of which run to the token budget.
+
+    Attributes:
+        networks:      Policy and draft.
+        slots:         Sequences, all decoded together.
+        budget:        Tokens of each sequence.
+        draft_lengths: Lengths to choose from.
+    """
 
     networks: Networks
     slots: int
@@ -59,7 +66,7 @@ class Job:
 
     @cached_property
     def programs(self) -> list[dict[str, Callable[..., Rollout]]]:
-        """Return instances of "auto", and of "plain", which decodes as a run without drafts."""
+        """Return INSTANCES compiled copies of "auto" and of "plain", which decodes without a draft."""
         plain = replace(self.config, draft_lengths=(), draft_length=0)
         policy, drafter = self.networks.policy, self.networks.drafter
         return [
@@ -72,14 +79,14 @@ class Job:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """float32 [1, lengths], of a round, as a run measures it at its start."""
+        """Return the seconds of a round, float32 [1, lengths], measured as at the start of a run."""
         phases = lay_out(self.config, self.slots, WIDTH)
         cells = CellTimer(self.networks, self.config, phases, self.prompts(0), MESH).measure(self.networks.params, 0)
         return round_seconds(cells, phases, self.draft_lengths)
 
     @cached_property
     def predicted(self) -> Callable[[Params, Prompts, Rollout], jax.Array]:
-        """Acceptance at the first position, as an update that trains on the rollout reports it."""
+        """Return a function that predicts acceptance at position 1, as an update on the rollout reports it."""
         policy, drafter = self.networks.policy, self.networks.drafter
 
         @jax.jit
@@ -98,10 +105,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the grid, measured.
+    """Measurements of one cell of the grid.
 
-    over:          by fixed draft length, how many times as fast as it the automatic choice was, in each step.
-    chosen, alpha: draft length and tokens a round in the automatic steps.
+    Attributes:
+        over:   Speed-up of the automatic choice over each fixed draft length, per step.
+        chosen: Draft length of the automatic choice, per step.
+        alpha:  Acceptance length of the automatic choice, per step.
     """
 
     over: dict[int, list[float]]
@@ -110,16 +119,19 @@ class Cell:
 
     @property
     def best(self) -> int:
-        """The fixed draft length that took least."""
+        """Return the fastest fixed draft length."""
         return min(self.over, key=lambda k: geometric_mean(np.array(self.over[k]), axis=0))
 
 
 def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
-    """On the prompts and the noise of each step, `repeats` pairs with plain decoding, a quarter as many with others."""
+    """Time the automatic choice against each fixed length, on the prompts and noise of each step.
+
+    Plain decoding gets `repeats` pairs per step, other lengths a quarter as many.
+    """
     lengths, chosen, alpha = job.draft_lengths, [], []
     drafting = init_drafting(lengths, job.seconds)
     over: dict[int, list[float]] = {k: [] for k in lengths}
-    # Held together, so that each lies elsewhere.
+    # All are held at once, so that each has its own place in memory.
     copies = jax.block_until_ready([jax.tree.map(jnp.copy, params) for _ in range(steps)])
     for step, params in enumerate(copies):
         prompts, noise, programs = job.prompts(step), seed_step(0, step), job.programs[step % INSTANCES]
@@ -127,7 +139,7 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         fixed = drafted | {0: partial(programs["plain"], replace(params, draft={}), prompts, noise)}
         k = lengths[int(choose(drafting, lengths)[0])]
         if step < INSTANCES:
-            # What is compiled first changes turns.
+            # The order of compilation alternates.
             runs = [*fixed.values(), *drafted.values()][:: 1 if step % 2 else -1]
             jax.block_until_ready([run() for run in runs])
         for other, run in fixed.items():
@@ -138,28 +150,30 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         assert rollout.row_rounds is not None
         chosen.append(k)
         alpha.append(float((rollout.lengths - 1).sum() / rollout.row_rounds.sum()))
-        # As training does: of a lookup hindsight tells, which comes with the rollout.
+        # As in training. A lookup has no prediction: the rollout carries counts of its acceptance.
         expected = job.predicted(params, prompts, rollout) if jax.tree.leaves(params.draft) else None
         drafting = update_drafting(drafting, rollout, expected, lengths)
     return Cell(over, chosen, alpha)
 
 
 def written(ratios: list[float]) -> str:
-    """The geometric mean, in which each step counts, with its 95% interval."""
+    """Return the geometric mean of the steps with its 95% interval, as text."""
     return "{:5.3f} [{:5.3f}, {:5.3f}]".format(*interval(ratios, center=geometric_mean))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="rollouts of each cell")
-    parser.add_argument("--repeats", type=int, default=5, help="pairs of timings of each rollout")
-    parser.add_argument("--slots", type=int, nargs="+", default=[2, 8, 32], help="sequences, all decoded at once")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5])
+    parser.add_argument("--steps", type=int, default=8, help="rollouts per cell")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of timings per rollout")
+    parser.add_argument(
+        "--slots", type=int, nargs="+", default=[2, 8, 32], help="sequences, all decoded together; to compare"
+    )
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="to compare")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3], help="0 and others, ascending")
-    parser.add_argument("--budget", type=int, default=48, help="tokens of each sequence")
-    parser.add_argument("--layers", type=int, default=16, help="of the policy")
-    parser.add_argument("--hidden-size", type=int, default=64, help="of both networks")
-    parser.add_argument("--distil", type=int, default=150, help="steps for the trained head")
+    parser.add_argument("--budget", type=int, default=48, help="tokens per sequence")
+    parser.add_argument("--layers", type=int, default=16, help="layers of the policy")
+    parser.add_argument("--hidden-size", type=int, default=64, help="width of both networks")
+    parser.add_argument("--distil", type=int, default=150, help="steps that distil the trained head")
     options = parser.parse_args()
     use_compile_cache()
     print(format_provenance("benchmarks.never_slower"))
@@ -187,7 +201,7 @@ def main() -> None:
                 )
     plain = [cell.over[0] for cell in cells]
     least = min(interval(ratios, center=geometric_mean)[1] for ratios in plain)
-    # A cell counts as one: its steps are alike, and differ from those of the others.
+    # Each cell counts once, because its steps resemble each other more than those of other cells.
     pooled = [float(geometric_mean(np.array(ratios), axis=0)) for ratios in plain]
     best = [float(geometric_mean(np.array(cell.over[cell.best]), axis=0)) for cell in cells]
     verdict = {True: "holds", False: "FAILS"}
