@@ -25,21 +25,21 @@ def conditional(
     decoding, k = Decoding(policy, drafter, params, config), config.draft_length
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
     rows, drafting = admission(config, slots)[0], jnp.bool_(k > 0)
-    fill = partial(admit, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
+    admit_next = partial(admit, decoding, prompts=prompts, seed_step=seed_step, rows=rows, drafting=drafting)
 
-    def trip(carry: Carry) -> Carry:
+    def body(carry: Carry) -> Carry:
         assert carry.queue is not None
         waiting = sequences - carry.queue.next_sequence
-        room = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
+        can_admit = (waiting > 0) & (jnp.sum(carry.state.done) >= jnp.minimum(rows, waiting))
 
-        carry = jax.lax.cond(room, fill, lambda carry: carry, carry)
+        carry = jax.lax.cond(can_admit, admit_next, lambda carry: carry, carry)
         return carry._replace(state=round_once(decoding, carry.state, k))
 
-    def more(carry: Carry) -> Array:
+    def sequences_left(carry: Carry) -> Array:
         assert carry.queue is not None
         return (carry.queue.next_sequence < sequences) | ~carry.state.done.all()
 
-    carry = jax.lax.while_loop(more, trip, start_rollout(decoding, prompts, seed_step, slots))
+    carry = jax.lax.while_loop(sequences_left, body, start_rollout(decoding, prompts, seed_step, slots))
     return write_back(carry.record, carry.state)
 
 
@@ -79,9 +79,9 @@ def reading(
     decoding = Decoding(policy, drafter, params, config)
     sequences, slots = len(prompts.lengths) * config.group_size, config.phases[0][0]
 
-    def trip(rows: Rows) -> Rows:
-        room = (rows.next < sequences) & rows.state.done.any()
-        rows = jax.lax.cond(room, lambda rows: _take_seats(decoding, rows, prompts, seed_step), lambda rows: rows, rows)
+    def body(rows: Rows) -> Rows:
+        can_admit = (rows.next < sequences) & rows.state.done.any()
+        rows = jax.lax.cond(can_admit, lambda rows: _admit(decoding, rows, prompts, seed_step), lambda rows: rows, rows)
         return _read_or_round(decoding, rows, prompts)
 
     zeros = jnp.zeros(slots, jnp.int32)
@@ -89,11 +89,11 @@ def reading(
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
     empty = start_rows(decoding, nothing, zeros, zeros + sequences, seed_step, length)
     rows = Rows(replace(empty, done=zeros == 0), zeros, jnp.int32(0), empty_record(config, sequences))
-    rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), trip, rows)
+    rows = jax.lax.while_loop(lambda rows: (rows.next < sequences) | ~rows.state.done.all(), body, rows)
     return write_back(rows.record, rows.state)
 
 
-def _take_seats(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
+def _admit(decoding: Decoding, rows: Rows, prompts: Prompts, seed_step: SeedStep) -> Rows:
     """Admit the next sequences to all free slots, with no prompt token read yet. Old cache entries are not visible."""
     state, config = rows.state, decoding.config
     sequences, group = len(prompts.lengths) * config.group_size, config.group_size
@@ -149,7 +149,7 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
     unfinished = in_prompt & (read + count < state.prompt)
     last = jnp.maximum(count - 1, 0)[:, None]
     logits = jnp.take_along_axis(output.logits, jnp.minimum(column + last, k)[..., None], axis=1)
-    before = state.emitted
+    emitted_before = state.emitted
     state = replace(
         state,
         cache=output.cache,
@@ -158,12 +158,12 @@ def _read_or_round(decoding: Decoding, rows: Rows, prompts: Prompts) -> Rows:
         row_rounds=state.row_rounds + (~state.done & ~in_prompt).astype(jnp.int32),
     )
     # The drafter observes the tokens below instead, because it also has to read prompts.
-    untold = replace(decoding, config=replace(config, draft_length=0))
-    state = commit(untold, state, logits, None, proposal, noise)
+    without_draft = replace(decoding, config=replace(config, draft_length=0))
+    state = commit(without_draft, state, logits, None, proposal, noise)
     if k:
-        said = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (k + 1,)))(state.tokens, before)
-        after = jnp.where((column == last) & ~unfinished[:, None], said[:, :1], upcoming(read + 1))
-        following = jnp.where(in_prompt[:, None], after, said)
-        told = jnp.where(in_prompt, count, state.emitted - before)
-        state = replace(state, draft=drafter.observe(state.draft, drafter.features(output), following, told))
+        new_tokens = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (k + 1,)))(state.tokens, emitted_before)
+        after = jnp.where((column == last) & ~unfinished[:, None], new_tokens[:, :1], upcoming(read + 1))
+        following = jnp.where(in_prompt[:, None], after, new_tokens)
+        observed = jnp.where(in_prompt, count, state.emitted - emitted_before)
+        state = replace(state, draft=drafter.observe(state.draft, drafter.features(output), following, observed))
     return rows._replace(state=replace(state, done=state.done & ~unfinished), read=read + count)

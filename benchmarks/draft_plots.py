@@ -33,7 +33,7 @@ def save_plots(
         below.plot(lengths, speedups[:, 0], marker="o", color=colour, label=start)
         below.fill_between(lengths, speedups[:, 1], speedups[:, 2], color=colour, alpha=0.2)
     below.axhline(1.0, color="grey", linewidth=1)
-    _label(above, "draft length", "tokens a round")
+    _label(above, "draft length", "acceptance length")
     _label(below, "draft length", "speed-up over draft length 0")
     _save(plt, figure, directory / "draft_length.png")
 
@@ -43,7 +43,7 @@ def save_plots(
         style, label = STYLES[list(MODES).index(run.mode)], f"{run.start}, {run.mode}"
         axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=label)
     axes.set_xlabel(f"step of RL (means of {SMOOTHING})")
-    axes.set_ylabel("tokens a round")
+    axes.set_ylabel("acceptance length")
     # Below the axes, because the curves leave no room for a legend.
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     _save(plt, figure, directory / "adaptation.png")

@@ -31,7 +31,7 @@ class DataConfig:
         held_out_count:    Number of training problems to hold out if held_out is None.
         prompt_field:      JSON field of the problem.
         answer_field:      JSON field of the answer.
-        solution_field:    JSON field of a worked solution, needed for warmup. None: no solutions.
+        solution_field:    JSON field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
         instruction:       Prompt template. {prompt} is the problem; write other braces twice.
         tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.

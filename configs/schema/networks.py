@@ -100,7 +100,9 @@ class LookupConfig:
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """The draft, from a checkpoint or with random weights. A width of None is the policy's.
+    """The draft, from a checkpoint or with random weights.
+
+    A width, number of heads or head_dim of None is the policy's.
 
     Attributes:
         kind:              eagle3: an EAGLE-3 head; mtp: the policy's own multi-token-prediction head; model: a small

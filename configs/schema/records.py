@@ -60,7 +60,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class SpeedupConfig:
-    """Closing comparison after the last step: generation with and without drafting, each at its best.
+    """Closing comparison, after the last step: generation with and without drafting, each at its best.
 
     Attributes:
         slots:         Numbers of sequences decoded together per data shard to try. Empty: no comparison.
