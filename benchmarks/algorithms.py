@@ -179,8 +179,8 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
     """Return a reward function that gives each group the rewards of the group before it."""
 
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
-        own = reward_fn(rollout, prompts)
-        return replace(own, value=jnp.roll(own.value, len(own.value) // len(prompts.lengths)))
+        scored = reward_fn(rollout, prompts)
+        return replace(scored, value=jnp.roll(scored.value, len(scored.value) // len(prompts.lengths)))
 
     return reward
 
@@ -264,10 +264,10 @@ def main(argv: list[str]) -> int:
                 run = known.get((task, algorithm))
                 if run is None or len(run.accuracy) != experiment.config.steps:
                     run = learn(experiment, task, algorithm, *start())
-                said = "learned" if run.learned else "did not learn"
+                verdict = "learned" if run.learned else "did not learn"
                 warning = "" if run.as_expected else ": NOT AS IT SHOULD"
                 shares, steps = f"{run.before:6.1%} {run.after:6.1%}", f"{experiment.config.steps} steps"
-                print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {said}{warning}", flush=True)
+                print(f"{task:8} {steps} {algorithm:26} {shares}  gap {run.gap:.1e}  {verdict}{warning}", flush=True)
                 runs.append(run)
                 known[task, algorithm] = run
                 if options.json is not None:

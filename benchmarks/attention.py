@@ -136,11 +136,11 @@ def compare(
     size = 2 * rows * context * shape.kv_heads * shape.head_dim * jnp.dtype(shape.dtype).itemsize
     for name in cells:
         ratios = [mine / own for mine, own in zip(measured[IN_USE], measured[name], strict=True)]
-        share = [size / rate / own for rate, own in zip(measured["copy"], measured[name], strict=True)]
+        fraction = [size / rate / own for rate, own in zip(measured["copy"], measured[name], strict=True)]
         off = np.abs(cells[name].once - cells[IN_USE].once).max()
         print(
             f"{rows:4} {context:6} {queries:2}  {name:15} {1e3 * float(np.median(measured[name])):9.4f}  "
-            f"{format_interval(ratios):22} {format_interval(share):22} {off:.1e}",
+            f"{format_interval(ratios):22} {format_interval(fraction):22} {off:.1e}",
             flush=True,
         )
     for name, why in refused.items():

@@ -105,11 +105,11 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
 def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
     """Return the drafts to compare, by start. All that are distilled get as many answers and steps."""
     drafts = {"in-domain": None, "generic": generic_answers(experiment, params, experiment.config.distill.answers)}
-    made = {}
+    trained = {}
     for name, given in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        made[name] = replace(params, draft=distill(experiment, params, print, given=given).draft)
-    return made | {"random": params}
+        trained[name] = replace(params, draft=distill(experiment, params, print, given=given).draft)
+    return trained | {"random": params}
 
 
 def by_draft_length(
@@ -145,9 +145,9 @@ def by_draft_length(
 
 def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> Run:
     """Run RL from these parameters. The draft trains on its rollouts as MODES[mode] says."""
-    draft_training, share = MODES[mode]
+    draft_training, rate_factor = MODES[mode]
     optimizer = replace(
-        experiment.config.draft_optimizer, learning_rate=share * experiment.config.draft_optimizer.learning_rate
+        experiment.config.draft_optimizer, learning_rate=rate_factor * experiment.config.draft_optimizer.learning_rate
     )
     config = replace(experiment.config, draft_training=draft_training, draft_optimizer=optimizer)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)

@@ -20,8 +20,8 @@ def stops_at(policy: Policy, ends: Int[np.ndarray, "V"], stop: int) -> Policy:
     def apply(
         params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, logits_at: Array | None = None
     ) -> PolicyOutput:
-        own = None if cache is None else cache[:-1]
-        output, first, written = policy.apply(params, tokens, start, own, logits_at), tokens[:, 0], None
+        policy_cache = None if cache is None else cache[:-1]
+        output, first, written = policy.apply(params, tokens, start, policy_cache, logits_at), tokens[:, 0], None
         if cache is not None:
             read = tokens[:, :, None, None].astype(jnp.float32)
             memory = kv.write(cache[-1], read, read, start)

@@ -74,22 +74,22 @@ def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
 
 
-def report(preset: Preset, made: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding) -> None:
+def report(preset: Preset, networks: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding) -> None:
     """Compile rounds at draft length k and print the counts."""
     decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
     config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
     phase, length = Phase(rows, context + BUDGET), context + BUDGET + config.slack
 
     def initial_state(params: Params, prompts: Prompts) -> RoundState:
-        return first_rows(Decoding(made.policy, made.drafter, params, config), prompts, phase, blank=True)
+        return first_rows(Decoding(networks.policy, networks.drafter, params, config), prompts, phase, blank=True)
 
     def rounds(params: Params, state: RoundState, count: Array) -> RoundState:
-        return run_rounds(Decoding(made.policy, made.drafter, params, config), k, state, count)
+        return run_rounds(Decoding(networks.policy, networks.drafter, params, config), k, state, count)
 
-    state, began = jax.eval_shape(initial_state, *shapes), time.perf_counter()
+    state, started = jax.eval_shape(initial_state, *shapes), time.perf_counter()
     args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
     compiled = jax.jit(rounds, donate_argnums=1).lower(*args).compile()
-    seconds, program = time.perf_counter() - began, Program(str(compiled.as_text()))
+    seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines = program.launched(cache, 2 * decoder.num_layers)
     caches = [line for line in lines if _is_cache(line, cache)]
@@ -134,8 +134,8 @@ def main() -> None:
     if layers := options.layers:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
         preset = replace(preset, decoder=fewer)
-    made, key = functions(preset), jax.random.key(0)
-    params = jax.eval_shape(lambda: Params(unbox(made.init_policy(key)), unbox(made.init_draft(key))))
+    networks, key = functions(preset), jax.random.key(0)
+    params = jax.eval_shape(lambda: Params(unbox(networks.init_policy(key)), unbox(networks.init_draft(key))))
     number = jnp.zeros(options.batch, jnp.int32)
     prompts = jax.eval_shape(lambda: Prompts(jnp.zeros(shape, jnp.int32), lengths=number, id=number))
     target = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
@@ -149,7 +149,7 @@ def main() -> None:
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
         for k in options.draft_lengths:
-            report(preset, made, (params, prompts), k, NamedSharding(mesh, P()))
+            report(preset, networks, (params, prompts), k, NamedSharding(mesh, P()))
 
 
 if __name__ == "__main__":

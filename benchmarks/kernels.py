@@ -63,8 +63,10 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
 def plain(*operations: str) -> Iterator[None]:
     """Use the plain versions of these operations in programs traced inside this context."""
     platform = jax.default_backend()
-    rest = {name: made for name, made in vars(kernels.TUNED[platform]).items() if name not in operations}
-    with mock.patch.dict(kernels.TUNED, {platform: cast(ModuleType, SimpleNamespace(**rest))}):
+    other_operations = {
+        name: operation for name, operation in vars(kernels.TUNED[platform]).items() if name not in operations
+    }
+    with mock.patch.dict(kernels.TUNED, {platform: cast(ModuleType, SimpleNamespace(**other_operations))}):
         yield
 
 
@@ -116,9 +118,9 @@ def main() -> None:
         for way, times in measured.items():
             pairs = list(zip(measured["as it is"], times, strict=True))
             ratios = [base / own if way.startswith("with ") else own / base for base, own in pairs]
-            least = min(times) / min(measured["as it is"])
-            least = 1 / least if way.startswith("with ") else least
-            line = f"{1e3 * min(times):9.3f}  {least:5.3f}  {format_interval(ratios)}"
+            ratio_of_minima = min(times) / min(measured["as it is"])
+            ratio_of_minima = 1 / ratio_of_minima if way.startswith("with ") else ratio_of_minima
+            line = f"{1e3 * min(times):9.3f}  {ratio_of_minima:5.3f}  {format_interval(ratios)}"
             print(f"{rows:4} {k} {rows * (k + 1):6}  {way:29} {line}", flush=True)
 
 

@@ -108,11 +108,11 @@ def check(job: Job, programs: dict[str, Generate], expected: Rollout | None = No
 
 def compare(job: Job, draft_length: int, repeats: int, expected: Rollout | None) -> Rollout:
     """Print each plan's time and its speed-up over a single phase. Return the rollout, which all plans share."""
-    laid = plans(job.sequences, job.median)
-    programs = {name: job.rollout(plan, draft_length) for name, plan in laid.items()}
+    by_name = plans(job.sequences, job.median)
+    programs = {name: job.rollout(plan, draft_length) for name, plan in by_name.items()}
     rollouts = check(job, programs, expected)
     measured = interleaved({name: partial(time_call, run) for name, run in programs.items()}, repeats)
-    for name, plan in laid.items():
+    for name, plan in by_name.items():
         trips = np.asarray(rollouts[name].loop_rounds)[0]
         rows = sum(phase.slots * count for phase, count in zip(job.phases(plan), trips, strict=True))
         alpha = (job.lengths - 1).sum() / np.asarray(rollouts[name].row_rounds).sum()
