@@ -128,7 +128,9 @@ def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batc
     theta = pick(log_probs(params, batch.tokens), batch.tokens)
     counts: np.ndarray = np.asarray(batch.trained)[:, 1:]
     old_over_mu = np.exp(np.sum(np.where(counts, theta - np.asarray(batch.mu)[:, 1:], 0.0), axis=1))
-    mean_advantage = np.mean(np.asarray(batch.advantage)[:, 1:], axis=1, where=counts | ~counts.any(axis=1, keepdims=True))
+    mean_advantage = np.mean(
+        np.asarray(batch.advantage)[:, 1:], axis=1, where=counts | ~counts.any(axis=1, keepdims=True)
+    )
     expected = -(np.minimum(old_over_mu, 1.5) * mean_advantage)[counts.any(axis=1)].mean()
     for _, sums in (whole, parts):
         np.testing.assert_allclose(sums.policy.loss, expected, rtol=1e-4)
