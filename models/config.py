@@ -1,4 +1,4 @@
-"""The shapes of the networks: what tells one family from another."""
+"""Shapes and options of the networks, which distinguish the model families."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -6,13 +6,13 @@ from typing import Any, Literal
 from models.rope import RopeScaling
 
 Dtype = Literal["float32", "bfloat16"]
-# What the backward pass of a training forward computes again, a layer at a time: nothing; all but the products with
-# weights, attention's scores above all; or everything.
+# What the backward pass of training recomputes, layer by layer. none: nothing; dots: all but the products with weights
+# (mainly the attention scores); full: everything.
 Remat = Literal["none", "dots", "full"]
 
 
 def at_least_one(config: object, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is below 1."""
+    """Raise ValueError for the first of these fields that is below 1."""
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -20,7 +20,22 @@ def at_least_one(config: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """One layer of rotary grouped-query attention and SwiGLU, as decoders and draft heads share it."""
+    """One layer of rotary grouped-query attention and SwiGLU, shared by decoders and draft heads.
+
+    Attributes:
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width inside the SwiGLU.
+        num_heads: Number of query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: Number of key and value heads.
+        head_dim: Dimensions of each head, even.
+        qk_norm: Whether queries and keys pass an RMSNorm.
+        qkv_bias: Whether the q, k and v projections have a bias.
+        rope_theta: Base of the rotary embedding.
+        rope_scaling: How it is stretched to longer contexts; None for not at all.
+        norm_eps: Epsilon of every RMSNorm.
+        dtype: Compute dtype.
+        param_dtype: Dtype of the parameters.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -43,7 +58,7 @@ class LayerConfig:
             raise ValueError(f"head_dim = {self.head_dim}: must be even")
 
     def layer_options(self) -> dict[str, Any]:
-        """Return the fields that every network of such layers has, as keyword arguments for another one's config."""
+        """Return the fields of LayerConfig as keyword arguments, for the config of another network."""
         return {field.name: getattr(self, field.name) for field in fields(LayerConfig)}
 
 
@@ -51,12 +66,18 @@ class LayerConfig:
 class DecoderConfig(LayerConfig):
     """A dense pre-norm decoder with RMSNorm.
 
-    Qwen3 is `qk_norm`, Qwen2.5 is `qkv_bias`, Llama 3.x and Mistral have neither. Layers are counted from 0.
+    Qwen3 has `qk_norm`, Qwen2.5 has `qkv_bias`, Llama 3.x and Mistral have neither. Layers are counted from 0.
 
-    feature_layers: on whose entry the residual stream is captured for the drafter, ascending; empty captures nothing.
-    sliding_window: how many of the last positions, its own included, a token attends to in `sliding_layers`; None for
-                    all.
-    sliding_layers: those that have the window, ascending; None for every layer.
+    Attributes:
+        vocab_size: Number of tokens in the vocabulary.
+        num_layers: Number of layers.
+        tie_embeddings: Whether the vocabulary head is the transposed embedding.
+        max_positions: Longest sequence that the model was made for.
+        feature_layers: Layers on whose entry the residual stream is captured for the drafter, ascending. Empty captures
+            nothing.
+        sliding_window: Number of last positions, including its own, that a token attends to in `sliding_layers`. None
+            for all positions.
+        sliding_layers: Layers with the window, ascending; None for every layer.
     """
 
     vocab_size: int
@@ -81,15 +102,15 @@ class DecoderConfig(LayerConfig):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None where it attends to all positions."""
-        within = range(self.num_layers) if self.sliding_layers is None else self.sliding_layers
-        return tuple(self.sliding_window if i in within else None for i in range(self.num_layers))
+        """Return the window of each layer, None for a layer that attends to all positions."""
+        sliding = range(self.num_layers) if self.sliding_layers is None else self.sliding_layers
+        return tuple(self.sliding_window if i in sliding else None for i in range(self.num_layers))
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers that EAGLE-3 (arXiv 2503.01840) reads, {2, L//2, L-3} on entry: distinct from 7 layers on.
+    """Return the layers whose inputs EAGLE-3 (arXiv 2503.01840) reads by default: 2, L // 2 and L - 3.
 
-    Raises ValueError below that, where the ids must be given.
+    Raises ValueError below 7 layers, where these are not distinct and ascending.
     """
     if num_layers < 7:
         raise ValueError(f"num_layers = {num_layers}: below 7 layers feature_layers must be given")

@@ -1,4 +1,4 @@
-"""The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral, told apart by its configuration."""
+"""The policy network: one decoder for Qwen3, Qwen2.5, Llama 3.x and Mistral. Its config selects the family."""
 
 from typing import cast
 
@@ -19,7 +19,7 @@ from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream.
 
-    logits_at: int32 [B], the one token of each row whose output is wanted, of those that are written: output [B, 1, D].
+    All T tokens are written to the cache. logits_at: int32 [B], the only token of each row to return: output [B, 1, D].
     """
 
     config: LayerConfig
@@ -40,7 +40,7 @@ class Block(nn.Module):
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
 
-# What is saved of a layer for its backward pass.
+# What each layer saves for its backward pass, by `Remat`.
 _SAVED = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -54,7 +54,7 @@ def _uncached(block: Block, x: Float[Array, "B T D"], view: View, turn: Rotation
 class Decoder(nn.Module):
     """(tokens [B, T], start [B], cache, logits_at, visible_from, logits) -> PolicyOutput (specjax.types.Policy.apply).
 
-    remat: what a backward pass computes again; a forward with a cache has none, and is left as it is.
+    remat: what the backward pass recomputes. It does not affect a forward with a cache, which has no backward pass.
     """
 
     config: DecoderConfig
@@ -104,29 +104,29 @@ class Decoder(nn.Module):
                 x = forward(block, x, views[windows[i]], turn)
         hidden = self.norm(x)
         if logits:
-            read = self.unembed(hidden if logits_at is None else token_at(hidden, logits_at))
+            scores = self.unembed(hidden if logits_at is None else token_at(hidden, logits_at))
         else:
-            read = jnp.zeros((len(tokens), 0, self.config.vocab_size), hidden.dtype)
+            scores = jnp.zeros((len(tokens), 0, self.config.vocab_size), hidden.dtype)
         return PolicyOutput(
-            logits=read,
-            # Pinned: its consumer's sharding would otherwise spread the whole residual stream over tensor.
+            logits=scores,
+            # Constrained here: otherwise the consumer's sharding spreads the whole residual stream over `tensor`.
             features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,
             cache=None if cache is None else tuple(layers),
         )
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The logits of hidden states that a final norm has seen."""
+        """Return the logits of hidden states that have passed the final norm."""
         logits = kernels.matmul_transposed(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
         return constrain(logits, "batch", None, None)
 
     def _table(self) -> Float[Array, "V D"]:
-        """Return the embeddings in the compute dtype, gathered over fsdp so that a lookup is not replicated."""
+        """Return the embeddings in the compute dtype, gathered over `fsdp` so that a lookup is not replicated."""
         return constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
 
 
 def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
-    """The decoder as the functions that the algorithms call; `remat` trades time for memory in training."""
+    """Return the decoder as the functions that the algorithms call. `remat` trades time for memory in training."""
     decoder = Decoder(config, remat)
     return Policy(
         apply=lambda params, *args, **options: cast(PolicyOutput, decoder.apply({"params": params}, *args, **options)),
@@ -139,6 +139,6 @@ def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
 
 
 def init_decoder(config: DecoderConfig, key: Key[Array, ""]) -> PyTree:
-    """Random parameters, boxed with their logical axis names (`flax.linen.unbox` drops them)."""
+    """Return random parameters, boxed with their logical axis names (`flax.linen.unbox` drops them)."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     return Decoder(config).init(key, tokens, jnp.zeros(1, jnp.int32))["params"]

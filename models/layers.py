@@ -1,4 +1,4 @@
-"""The parts that decoders and draft heads share: dense layers, norms, rotary attention, SwiGLU."""
+"""Layers that decoders and draft heads share: dense layers, norms, rotary attention, SwiGLU."""
 
 from typing import cast
 
@@ -18,9 +18,14 @@ from specjax.types import LayerCache
 
 
 class Projection(nn.Module):
-    """A dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
+    """Dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
 
-    Its kernel [*in, *features] carries logical axis names.
+    Attributes:
+        config: Dtypes of the compute and of the parameters.
+        features: Sizes of the output axes.
+        axes: Logical axis names of the kernel [*in, *features]; the bias has those of the features.
+        contract: Number of input axes that the kernel contracts.
+        bias: Whether to add a bias.
     """
 
     config: LayerConfig
@@ -56,7 +61,7 @@ class Projection(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale over the last axis, in float32. (flax's own mixes dtypes, which strict promotion refuses.)"""
+    """x / rms(x) * scale over the last axis, in float32. (flax's mixes dtypes, which strict promotion refuses.)"""
 
     config: LayerConfig
 
@@ -66,7 +71,7 @@ class RMSNorm(nn.Module):
         scale = cast(Array, self.param("scale", init, x.shape[-1:], jnp.dtype(self.config.param_dtype)))
         wide = x.astype(jnp.float32)
         wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
-        # Rounded to the compute dtype first, as the rollout's copy of the parameters is: both forwards are one policy.
+        # Round to the compute dtype first, like the rollout's copy of the parameters: both forwards are one policy.
         scale = scale.astype(self.config.dtype).astype(jnp.float32)
         return (wide * jnp.expand_dims(scale, range(x.ndim - 1))).astype(self.config.dtype)
 
@@ -74,8 +79,8 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention: (x, cache or None, view, turn) -> (output [B, T, hidden_size], cache with x written).
 
-    turn: of all T tokens, as `rotation_of` makes it.
-    logits_at: int32 [B], the one token of each row whose output is wanted, of those written: output [B, 1, ..].
+    turn: rotation of all T tokens, from `rotation_of`.
+    logits_at: int32 [B], the only token of each row to return: output [B, 1, ..]. The cache gets all T tokens.
     """
 
     config: LayerConfig
@@ -90,23 +95,23 @@ class Attention(nn.Module):
         logits_at: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
-        asking, own, mask = x, turn, view.mask
+        queried, query_turn, mask = x, turn, view.mask
         if logits_at is not None:
-            asking, own = kv.token_at(x, logits_at), turn.at(logits_at)
+            queried, query_turn = kv.token_at(x, logits_at), turn.at(logits_at)
             if mask is not None:
                 mask = kv.token_at(mask, logits_at)
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
-        q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(asking)
+        q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(queried)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
         v = Projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
         if c.qk_norm:
             q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
-        q, k = rope(q, own), rope(k, turn)
+        q, k = rope(q, query_turn), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
             y = attend_unrolled(q, cache, view.window) if mask is None else kernels.attend(q, cache, mask)
         else:
-            # In bfloat16 jax's attention promotes to float32 inside, which strict promotion refuses.
+            # jax's attention promotes bfloat16 to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
                 window = None if view.window is None else (view.window - 1, 0)
                 y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
@@ -115,12 +120,12 @@ class Attention(nn.Module):
 
 
 def rotation_of(config: LayerConfig, positions: Int[Array, "B T"]) -> Rotation:
-    """The rotation that the layers of a network share. Left to each of them, XLA (of jax 0.10.2) may repeat it."""
+    """Return the rotation that all layers of a network share. Computed per layer, XLA (jax 0.10.2) may repeat it."""
     return rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """Gated MLP: down(silu(gate(x)) * up(x))."""
 
     config: LayerConfig
 
@@ -134,6 +139,6 @@ class SwiGLU(nn.Module):
 
 
 def init_cache(config: LayerConfig, rows: int, length: int) -> LayerCache:
-    """An empty cache of one layer, its heads sharded as its projections are."""
+    """Return an empty cache for one layer, its heads sharded like the projections."""
     layer = kv.empty(rows, length, config.num_kv_heads, config.head_dim, jnp.dtype(config.dtype))
     return LayerCache(*(constrain(x, "batch", "kv_heads", None, None) for x in layer))

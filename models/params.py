@@ -1,7 +1,7 @@
-"""The parameters of a network on a mesh: their shapes, their shardings and their initialisation.
+"""Parameters of a network on a mesh: shapes, shardings and initialization.
 
-All three derive from the one boxed `init`, a function of a key such as `functools.partial(init_decoder, config)`:
-shapes, dtypes and logical axis names are written nowhere else.
+All three derive from the boxed `init`, a function of a key such as `functools.partial(init_decoder, config)`. It is the
+only place that defines shapes, dtypes and logical axis names.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Init = Callable[[Key[Array, ""]], PyTree]
 
 
 def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
-    """The parameters as ShapeDtypeStructs, without making them; on a mesh, with their shardings."""
+    """Return the parameters as ShapeDtypeStructs, with shardings if a mesh is given. Allocates nothing."""
     boxed = jax.eval_shape(init, jax.random.key(0))
     shapes = nn.unbox(boxed)
     if mesh is None:
@@ -31,17 +31,17 @@ def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
 
 
 def param_shardings(init: Init, mesh: Mesh) -> PyTree:
-    """The NamedSharding of each parameter, from its logical axis names."""
+    """Return the NamedSharding of each parameter, from its logical axis names."""
     return jax.tree.map(lambda x: x.sharding, abstract_params(init, mesh))
 
 
 def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
-    """Random parameters, each made shard by shard where it belongs; the same numbers on every mesh."""
+    """Return random parameters, each shard made on its own device. The values are the same on every mesh."""
     return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=param_shardings(init, mesh))(key)
 
 
 def replicate(params: PyTree, mesh: Mesh) -> PyTree:
-    """Return the parameters on the mesh: those that have no place on a mesh yet are replicated on every device."""
+    """Return the parameters on the mesh. Those without a NamedSharding are replicated on every device."""
 
     def put(x: Any) -> Array:
         on_mesh = isinstance(getattr(x, "sharding", None), NamedSharding)
@@ -51,10 +51,10 @@ def replicate(params: PyTree, mesh: Mesh) -> PyTree:
 
 
 def by_path(params: PyTree) -> dict[tuple[str, ...], Any]:
-    """The leaves of a nested dict by their keys; `flax.traverse_util.unflatten_dict` is the way back."""
+    """Return the leaves of a nested dict by their keys. `flax.traverse_util.unflatten_dict` is the inverse."""
     return {tuple(key.key for key in path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
 
 
 def cast(params: PyTree, dtype: Dtype | None) -> PyTree:
-    """The parameters in a dtype; None keeps theirs."""
+    """Cast the parameters to a dtype; None keeps each one's."""
     return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864) and the ways to stretch it to longer contexts."""
+"""Rotary position embedding (arXiv 2104.09864) and its scalings to longer contexts."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from specjax import kernels
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Position interpolation (arXiv 2306.15595): positions divided by `factor`."""
+    """Position interpolation (arXiv 2306.15595): divide positions by `factor`."""
 
     factor: float
 
@@ -24,7 +24,14 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """The rope scaling of Llama 3.1 and later: wavelengths beyond the original context are stretched by `factor`."""
+    """Rope scaling of Llama 3.1 and later. Long wavelengths are stretched, short ones kept, those between blended.
+
+    Attributes:
+        factor: Factor by which long wavelengths are stretched.
+        low_freq_factor: Wavelengths with at most this many turns in the original context are long.
+        high_freq_factor: Wavelengths with at least this many turns in the original context are short.
+        original_max_position_embeddings: Length of the original context.
+    """
 
     factor: float
     low_freq_factor: float
@@ -41,13 +48,18 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): of wavelengths by how often they turn within the original context, and of attention.
+    """YaRN (arXiv 2309.00071): stretch long wavelengths, and scale queries and keys.
 
-    factor:           by which wavelengths that turn less than `beta_slow` times are stretched.
-    beta_fast:        wavelengths that turn more often are kept; those between are blended.
-    attention_factor: of queries and keys both; None for 0.1 ln(factor) + 1 (section 3.4), or where mscale and
-                      mscale_all_dim are given, (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1).
-    truncate:         round the bounds of the blend outwards, to whole dimensions.
+    Attributes:
+        factor: Factor by which wavelengths with fewer than `beta_slow` turns are stretched.
+        original_max_position_embeddings: Length of the original context, within which turns are counted.
+        beta_fast: Wavelengths with more turns are kept. Those between `beta_slow` and `beta_fast` are blended.
+        beta_slow: See `factor`.
+        attention_factor: Factor of both queries and keys. None for 0.1 ln(factor) + 1 (section 3.4) or, with mscale and
+            mscale_all_dim, (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1).
+        mscale: See `attention_factor`.
+        mscale_all_dim: See `attention_factor`.
+        truncate: Whether to round the bounds of the blend outwards, to whole dimensions.
     """
 
     factor: float
@@ -81,13 +93,13 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
 def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
-    """The scaling whose `dataclasses.asdict` JSON has carried; its fields tell which. Raises ValueError for others."""
+    """Return the scaling saved as JSON of its `dataclasses.asdict`. Raises ValueError if no kind has these fields."""
     if found is None:
         return None
     for kind in (LinearScaling, Llama3Scaling, YarnScaling):
         if found.keys() == {field.name for field in fields(kind)}:
             return kind(**found)
-    raise ValueError(f"rope_scaling: no kind of scaling has the fields {', '.join(sorted(found))}")
+    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {', '.join(sorted(found))}")
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:
@@ -111,12 +123,12 @@ class Rotation(NamedTuple):
     sin: Float[Array, "B T 1 h"]
 
     def at(self, index: Int[Array, "B"]) -> "Rotation":
-        """That of token `index` of each row alone."""
+        """Return the rotation of one token per row, `index`."""
         return Rotation(*(jnp.take_along_axis(x, index[:, None, None, None], axis=1) for x in self))
 
 
 def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: RopeScaling | None) -> Rotation:
-    """The rotary embedding of heads of `size` dimensions at these positions, angles in float32."""
+    """Return the rotation of heads of `size` dimensions at these positions, with angles in float32."""
     frequency = frequencies(size // 2, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency[None, None, None]
     cos, sin = kernels.computed_once(jnp.cos(angle)), kernels.computed_once(jnp.sin(angle))
@@ -126,20 +138,20 @@ def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: Rop
 
 
 def rope(x: Float[Array, "B T H d"], turn: Rotation) -> Float[Array, "B T H d"]:
-    """Queries or keys, turned in the half-split layout; computed in float32."""
+    """Rotate queries or keys in the half-split layout. Computes in float32, returns the dtype of `x`."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * turn.cos - b * turn.sin, b * turn.cos + a * turn.sin], axis=-1).astype(x.dtype)
 
 
 def _llama3(frequency: Float[np.ndarray, "h"], s: Llama3Scaling) -> Float[np.ndarray, "h"]:
-    """Long wavelengths divided by `factor`, short ones kept, a linear blend in frequency between (Llama 3.1)."""
+    """Divide low frequencies by `factor`, keep high ones, blend linearly in frequency between (Llama 3.1)."""
     turns = s.original_max_position_embeddings * frequency / (2 * math.pi)
     blend = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
     return (1 - blend) * frequency / s.factor + blend * frequency
 
 
 def _yarn(frequency: Float[np.ndarray, "h"], theta: float, s: YarnScaling) -> Float[np.ndarray, "h"]:
-    """The blend of section 3.2, linear in the dimension as the published code has it, and not in the turns."""
+    """Blend as in section 3.2, but linearly in the dimension, like the published code, not in the turns."""
     half = len(frequency)
 
     def dimension(turns: float) -> float:
@@ -149,7 +161,7 @@ def _yarn(frequency: Float[np.ndarray, "h"], theta: float, s: YarnScaling) -> Fl
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    width = high - low or 1e-3  # no singularity
+    width = high - low or 1e-3  # avoid division by zero
     stretched = np.clip((np.arange(half, dtype=np.float32) - low) / width, 0.0, 1.0)
     return frequency / s.factor * stretched + frequency * (1 - stretched)
 
