@@ -1,7 +1,7 @@
-"""A draft by itself in our own format: `config.json` beside `params/`, an Orbax checkpoint.
+"""Draft checkpoints in our own format: `config.json` and `params/`, an Orbax checkpoint.
 
-`config.json` says which kind of draft it is, its shape, and which layers of the policy it reads. The ids that a reduced
-vocabulary stands for are in `target_ids.npy`.
+`config.json` holds the kind of draft, its shape, and the layers of the policy that it reads. `target_ids.npy` holds the
+policy's token ids of a reduced vocabulary.
 """
 
 from dataclasses import asdict
@@ -24,10 +24,13 @@ _FIELDS = {"kind", "head", "feature_layers"}
 
 
 class SavedDraft(NamedTuple):
-    """A draft as a checkpoint holds it.
+    """Contents of a draft checkpoint.
 
-    target_ids:     int32 [Vd], the policy's id of each token of the draft's vocabulary, ascending; None for all of V.
-    feature_layers: of the policy, on whose entry the draft reads; empty where the checkpoint does not say.
+    Attributes:
+        config: Shape of the draft.
+        params: Parameters of the draft.
+        target_ids: int32 [Vd], the policy's id of each token of the draft's vocabulary, ascending; None for all of V.
+        feature_layers: Layers of the policy on whose entry the draft reads; empty if the checkpoint does not say.
     """
 
     config: Eagle3Config
@@ -43,9 +46,9 @@ def save_draft_checkpoint(
     target_ids: np.ndarray | None,
     feature_layers: tuple[int, ...],
 ) -> None:
-    """Write the draft, all of it or nothing; the arguments as `SavedDraft` has them.
+    """Write a draft, completely or not at all. See `SavedDraft` for the arguments.
 
-    Raises ValueError where the directory is in use, or ids and config disagree.
+    Raises ValueError if the directory is in use, or ids and config disagree.
     """
     check_target_ids(target_ids, config)
     with new_directory(directory) as temporary:
@@ -56,10 +59,10 @@ def save_draft_checkpoint(
 
 
 def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
-    """The draft, its parameters sharded over the mesh, in the dtypes in which they were saved.
+    """Load a draft. Its parameters are sharded over the mesh and keep the dtypes in which they were saved.
 
-    Raises ValueError with one line for a missing or unknown config field, a broken checkpoint, and where config, ids
-    and parameters disagree.
+    Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config, ids and
+    parameters disagree.
     """
     path = directory / "config.json"
     found = read_json(path)
@@ -77,7 +80,10 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:
-    """Write the parameters of a draft whose builder is `kind`, package.module:name. Raises ValueError if in use."""
+    """Write the parameters of a draft whose builder is `kind`, as package.module:name.
+
+    Raises ValueError if the directory is in use.
+    """
     with new_directory(directory) as temporary:
         write_checkpoint(temporary, {"kind": kind}, params)
 
@@ -98,7 +104,7 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
 
 
 def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
-    """Raises ValueError unless these are the ids of a draft vocabulary of the config's size, within the policy's."""
+    """Raise ValueError unless these are `draft_vocab_size` ascending ids within the policy's vocabulary."""
     size, policy = config.draft_vocab_size, config.vocab_size
     if ids is None:
         if size != policy:

@@ -1,4 +1,4 @@
-"""A policy by itself in our own format: `config.json`, the DecoderConfig, beside `params/`, an Orbax checkpoint."""
+"""Policy checkpoints in our own format: `config.json`, the DecoderConfig, and `params/`, an Orbax checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -19,20 +19,20 @@ from specjax.types import PyTree
 
 Config = TypeVar("Config", bound=LayerConfig)
 
-# Fields that older checkpoints do not have, and mean None.
+# Fields missing in older checkpoints, where they mean None.
 _LATER = {"sliding_window", "sliding_layers"}
 
 
 def save_policy_checkpoint(directory: Path, params: PyTree, config: DecoderConfig) -> None:
-    """Write the policy, all of it or nothing. Raises ValueError where the directory is in use."""
+    """Write a policy, completely or not at all. Raises ValueError if the directory is in use."""
     with new_directory(directory) as temporary:
         write_checkpoint(temporary, asdict(config), params)
 
 
 def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, PyTree]:
-    """The config and the parameters, sharded over the mesh, in the dtypes in which they were saved.
+    """Load the config and the parameters, which are sharded over the mesh and keep their saved dtypes.
 
-    Raises ValueError with one line for a missing or unknown config field, a broken checkpoint, and where config and
+    Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config and
     parameters disagree.
     """
     path = directory / "config.json"
@@ -43,7 +43,7 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
 
 
 def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) -> None:
-    """Fill an existing directory with `config.json`, of these fields, and `params/`."""
+    """Write `config.json` with these fields and `params/` into an existing directory."""
     write_json(directory / "config.json", fields)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory.absolute() / "params", params)
@@ -52,7 +52,7 @@ def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) ->
 def restore_params(directory: Path, expected: PyTree) -> PyTree:
     """Return the parameters that `write_checkpoint` saved, in their dtypes, with the shardings of `expected`.
 
-    Raises ValueError with one line where there are none, the checkpoint is broken, or it has other shapes.
+    Raises a one-line ValueError if there are none, the checkpoint is broken, or it has other shapes.
     """
     path = directory.absolute() / "params"
     if not path.is_dir():
@@ -69,9 +69,9 @@ def _shapes(params: PyTree) -> PyTree:
 
 
 def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> Config:
-    """The config whose `dataclasses.asdict` JSON has carried.
+    """Return the config saved as JSON of its `dataclasses.asdict`.
 
-    Raises ValueError naming a field that is missing or that `of` does not have.
+    Raises ValueError naming a field that is missing, or unknown. `of` says in the message what lacks it, "a policy".
     """
     expected = {field.name for field in fields(kind)}
     found = {name: None for name in _LATER & expected} | {**found}

@@ -1,6 +1,6 @@
 """The EAGLE-3 draft head (arXiv 2503.01840): fused features beside the next token's embedding, one decoder layer.
 
-Its variants, EAGLE-3.1 among them, are options that keep the names of the public checkpoints' fields.
+Variants such as EAGLE-3.1 are options, named like the fields of the public checkpoints.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,20 @@ from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(LayerConfig):
-    """The shape of a head. `hidden_size` must be the policy's, whose embedding the head borrows.
+    """Shape of a head. `hidden_size` must equal the policy's, because the head borrows the policy's embedding.
 
-    vocab_size:           size of the policy's vocabulary.
-    draft_vocab_size:     size of the head's own, at most as large.
-    feature_size:         width of what it reads: the policy's concatenated features, 3 x its hidden size.
-    max_positions:        the longest sequence that its rotary embedding was trained or made for.
-    num_layers:           the first reads embedding and feature, later ones are the policy's kind of block.
-    sliding_window:       how many of the last positions its attention sees; None for all.
-    use_aux_hidden_state: read feature layers, through `fc`; else the policy's last hidden state as it is.
-    norm_before_fc:       one norm over the concatenated features.
-    fc_norm:              one norm for each of them.
-    norm_before_residual: the first layer adds to the normed feature instead of the feature itself.
-    norm_output:          feed back the state after the last norm instead of before.
+    Attributes:
+        vocab_size: Size of the policy's vocabulary.
+        draft_vocab_size: Size of the head's vocabulary, at most `vocab_size`.
+        feature_size: Width of the input: the policy's concatenated features, 3 x its hidden size by default.
+        max_positions: Longest sequence that the head's rotary embedding was trained or made for.
+        num_layers: Number of layers. The first reads embedding and feature, later ones are plain decoder blocks.
+        sliding_window: Number of last positions that the head attends to; None for all.
+        use_aux_hidden_state: Read feature layers, through `fc`; otherwise the policy's last hidden state, unprojected.
+        norm_before_fc: Apply one norm to the concatenated features.
+        fc_norm: Apply one norm to each feature layer.
+        norm_before_residual: The residual of the first layer is the normed feature instead of the feature itself.
+        norm_output: Feed back the state after the last norm instead of before it.
     """
 
     vocab_size: int
@@ -68,7 +69,7 @@ class Eagle3Config(LayerConfig):
             raise ValueError(f"feature_size = {self.feature_size}: with fc_norm a multiple of {self.hidden_size}")
 
     def check(self, policy: DecoderConfig) -> None:
-        """Raises ValueError where the head does not fit the policy, naming the field."""
+        """Raise ValueError, naming the field, if the head does not fit the policy."""
         features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
         wanted = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
         for name, size in wanted.items():
@@ -77,7 +78,7 @@ class Eagle3Config(LayerConfig):
 
 
 class Eagle3(nn.Module):
-    """`fuse` features into hidden states; a call is one step of the head over [B, T] pairs (feature, next token)."""
+    """EAGLE-3 head. `fuse` projects features; a call is one step over [B, T] pairs (hidden state, next token)."""
 
     config: Eagle3Config
 
@@ -99,7 +100,7 @@ class Eagle3(nn.Module):
         self.head = Projection(c, c.draft_vocab_size, ("embed", "vocab"))
 
     def fuse(self, features: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
-        """The feature layers, low to high, projected to the head's width."""
+        """Project the concatenated feature layers, low to high, to the head's width."""
         c = self.config
         if not c.use_aux_hidden_state:
             return features
@@ -118,36 +119,36 @@ class Eagle3(nn.Module):
         view: View,
         logits_at: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
-        """The state for `unembed`, the one to feed back, and the cache. The embedding comes first in the concatenation.
+        """Return the state for `unembed`, the state to feed back, and the cache. The embedding is concatenated first.
 
-        logits_at: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        logits_at: int32 [B], the only pair of each row to return, N = 1. The others only enter the cache.
         """
         c = self.config
-        # All but the last layer give every token, for its keys in the next layer.
-        asked = [None] * (c.num_layers - 1) + [logits_at]
+        # Every layer but the last returns all tokens: the next layer needs their keys.
+        returned_at = [None] * (c.num_layers - 1) + [logits_at]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
         turn = rotation_of(c, view.positions)
-        y, layer = self.attention(x, cache[0], view, turn, asked[0])
+        y, layer = self.attention(x, cache[0], view, turn, returned_at[0])
         residual = normed if c.norm_before_residual else hidden
-        hidden = (residual if asked[0] is None else token_at(residual, asked[0])) + y
+        hidden = (residual if returned_at[0] is None else token_at(residual, returned_at[0])) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         written = [layer]
-        for block, own, which in zip(self.layer, cache[1:], asked[1:], strict=True):
-            hidden, layer = block(hidden, own, view, turn, which)
+        for block, block_cache, index in zip(self.layer, cache[1:], returned_at[1:], strict=True):
+            hidden, layer = block(hidden, block_cache, view, turn, index)
             written.append(layer)
         normed = self.norm(hidden)
         return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T Vd"]:
-        """The logits over the draft vocabulary."""
+        """Return the logits over the draft vocabulary."""
         return constrain(self.head(normed), "batch", None, None)
 
 
 def make_eagle3(
     config: Eagle3Config, policy: Policy, target_ids: np.ndarray | None = None, unroll: int = 3
 ) -> HeadDrafter:
-    """The head as a drafter for `policy`; `target_ids` and `unroll` as `HeadDrafter` says."""
+    """Return the head as a drafter for `policy`. See `HeadDrafter` for `target_ids` and `unroll`."""
     module = Eagle3(config)
 
     def features(output: PolicyOutput) -> Array:
@@ -167,22 +168,22 @@ def make_eagle3(
 
 
 def init_caches(config: Eagle3Config, rows: int, length: int) -> Cache:
-    """An empty cache for each layer of the head."""
+    """Return an empty cache for each layer of the head."""
     return tuple(init_cache(config, rows, length) for _ in range(config.num_layers))
 
 
 def method_of(module: nn.Module, name: str) -> Callable[[Params, Array], Array]:
-    """A method of a head, as a function of the parameters."""
+    """Return a method of a head as a function (params, x), applied with the draft's parameters."""
     return lambda params, x: cast(Array, module.apply({"params": params.draft}, x, method=name))
 
 
 def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Array, Cache]]:
-    """`DraftHead.step` of a network that is called with the embeddings of its tokens, borrowed of the policy."""
+    """Return `DraftHead.step` for a network that takes token embeddings, looked up in the policy's table."""
 
     def step(
         params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, logits_at: Array | None
     ) -> tuple[Array, Array, Cache]:
-        # The policy's embeddings, by reference and never trained here.
+        # The policy's embeddings by reference. Training the draft does not change them.
         table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
         embeddings = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
         return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, logits_at))
@@ -191,12 +192,12 @@ def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Arr
 
 
 def init_eagle3(config: Eagle3Config, key: Key[Array, ""]) -> PyTree:
-    """Random parameters, boxed with their logical axis names."""
+    """Return random parameters, boxed with their logical axis names."""
 
-    def everything(module: Eagle3, features: Array, embeddings: Array) -> None:
+    def use_all_parameters(module: Eagle3, features: Array, embeddings: Array) -> None:
         view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
         module.unembed(module(module.fuse(features), embeddings, init_caches(config, 1, 1), view)[0])
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embeddings = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
-    return nn.init(everything, Eagle3(config))(key, features, embeddings)["params"]
+    return nn.init(use_all_parameters, Eagle3(config))(key, features, embeddings)["params"]

@@ -1,8 +1,8 @@
 """Native multi-token-prediction heads: one decoder block after the policy's last hidden state (DeepSeek-V3, section
 2.2 of arXiv 2412.19437; Qwen3-Next and Qwen3.5; MiMo, arXiv 2505.07608).
 
-The published families share one network and differ in a few conventions. A head of one layer drafts K tokens by reading
-its own state again, K - 1 times.
+The published families share one network and differ in a few conventions. A head of one layer drafts K tokens by feeding
+its state back K - 1 times.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,14 @@ ConventionName = Literal["qwen3_next", "deepseek_v3", "mimo"]
 
 @dataclass(frozen=True)
 class Convention:
-    """Conventions in which the heads of one family differ from another's.
+    """Choices in which the MTP heads of one family differ from another's.
 
-    embedding_first: the embedding stands before the hidden state in the concatenation.
-    feeds_back:      what the next step reads: the residual stream after the block, or that after the final norm.
-    zeroes_first:    the embedding that is paired with position 0 is zero.
-    own_head:        the vocabulary head is the head's own; otherwise the policy's is borrowed.
+    Attributes:
+        name: Name of the convention, also in checkpoints.
+        embedding_first: The embedding precedes the hidden state in the concatenation.
+        feeds_back: State that the next step reads: the residual stream after the block, before or after the final norm.
+        zeroes_first: The embedding paired with position 0 is zero.
+        own_head: The MTP head has a vocabulary head of its own; otherwise it borrows the policy's.
     """
 
     name: ConventionName
@@ -54,15 +56,16 @@ CONVENTIONS: dict[str, Convention] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MTPConfig(LayerConfig):
-    """A head over a decoder block of the policy's own shape; `vocab_size` is that of an own vocabulary head."""
+    """Head over one decoder block of the policy's shape. `vocab_size` is the size of a vocabulary head of its own."""
 
     convention: Convention
     vocab_size: int
 
 
 def mtp_config(policy: DecoderConfig, convention: str) -> MTPConfig:
-    """The head that a policy carries under the convention of that name. It attends to all positions, whatever windows
-    the policy's layers have.
+    """Return the config of a policy's MTP head under the convention of this name.
+
+    The head attends to all positions, even if layers of the policy have sliding windows.
     """
     return MTPConfig(**policy.layer_options(), convention=CONVENTIONS[convention], vocab_size=policy.vocab_size)
 
@@ -90,9 +93,9 @@ class MTP(nn.Module):
         view: View,
         logits_at: Int[Array, "B"] | None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
-        """The state for the vocabulary head, the one to feed back, and the cache.
+        """Return the state for the vocabulary head, the state to feed back, and the cache.
 
-        logits_at: int32 [B], the one pair of each row to give them for, N = 1; the others only enter the cache.
+        logits_at: int32 [B], the only pair of each row to return, N = 1. The others only enter the cache.
         """
         convention = self.config.convention
         if convention.zeroes_first:
@@ -107,13 +110,14 @@ class MTP(nn.Module):
         return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The logits by the head's own vocabulary head, under a convention that has one."""
+        """Return the logits of the head's own vocabulary head. Needs a convention with `own_head`."""
         return self.head(normed)
 
 
 def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
-    """The head as a drafter for `policy`, whose hidden state after the final norm it reads; `unroll` as `HeadDrafter`
-    says.
+    """Return the head as a drafter for `policy`. It reads the policy's hidden state after the final norm.
+
+    See `HeadDrafter` for `unroll`.
     """
     module = MTP(config)
 
@@ -137,13 +141,13 @@ def _hidden(output: PolicyOutput) -> Array:
 
 
 def init_mtp(config: MTPConfig, key: Key[Array, ""]) -> PyTree:
-    """Random parameters, boxed with their logical axis names."""
+    """Return random parameters, boxed with their logical axis names."""
 
-    def everything(module: MTP, x: Array) -> None:
+    def use_all_parameters(module: MTP, x: Array) -> None:
         view = decode_view(jnp.zeros(1, jnp.int32), 1, 1)
         normed, _, _ = module(x, x, (init_cache(config, 1, 1),), view, None)
         if config.convention.own_head:
             module.unembed(normed)
 
     x = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))
-    return nn.init(everything, MTP(config))(key, x)["params"]
+    return nn.init(use_all_parameters, MTP(config))(key, x)["params"]
