@@ -64,7 +64,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(LayerConfig):
-    """A dense pre-norm decoder with RMSNorm.
+    """Dense pre-norm decoder with RMSNorm.
 
     Qwen3 has `qk_norm`, Qwen2.5 has `qkv_bias`, Llama 3.x and Mistral have neither. Layers are counted from 0.
 

@@ -1,4 +1,4 @@
-"""Files for import and export: JSON objects, directories that appear whole, optional packages."""
+"""Helpers for import and export: JSON files, directories written atomically, optional packages."""
 
 import importlib
 import json
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Beside what we made of a public checkpoint: fields of its config.json and, of a draft, tensors, for the way back.
+# Stored beside a converted public checkpoint, for the export back: fields of its config.json and tensors of a draft.
 CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
 
 
 def optional(module: str) -> Any:
-    """A module of the [hf] extra. Raises ImportError with one clear line where it is not installed."""
+    """Import a module of the [hf] extra. Raises a one-line ImportError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -23,7 +23,7 @@ def optional(module: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ValueError naming the file where it is missing or something else."""
+    """Read a JSON object. Raises ValueError naming the file if it is missing or not a JSON object."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def errors_name(place: Path | str) -> Iterator[None]:
-    """Puts the path, or the field, before the message of every ValueError that the block raises."""
+    """Put the path, or the field, before the message of every ValueError that the block raises."""
     try:
         yield
     except ValueError as error:
@@ -45,10 +45,10 @@ def errors_name(place: Path | str) -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(message: str) -> Iterator[None]:
-    """Turn every exception of a library that reads a broken file into a ValueError: the message, and why, in a line."""
+    """Turn every exception of the block into a one-line ValueError: the message and the reason in parentheses."""
     try:
         yield
-    except Exception as error:  # a different kind for each way to be broken, some of many lines
+    except Exception as error:  # each library and fault raises its own type, some with many lines
         reason = (str(error) or type(error).__name__).splitlines()[0][:120]
         raise ValueError(f"{message} ({reason})") from error
 
@@ -58,12 +58,12 @@ def write_json(path: Path, fields: dict[str, Any]) -> None:
 
 
 def json_text(fields: dict[str, Any]) -> str:
-    """As `write_json` writes it."""
+    """Return the text that `write_json` writes."""
     return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it, and whenever this process is killed, there is the old text or the new."""
+    """Replace a file atomically: a reader sees the old text or the new, even if this process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -71,9 +71,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A temporary sibling to fill, which takes the name `path` when the block ends and is removed when it raises.
+    """Yield a temporary sibling to fill. It is renamed to `path` when the block ends and removed if the block raises.
 
-    Raises ValueError where `path` is there already, unless as an empty directory.
+    Raises ValueError if `path` exists and is not an empty directory.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path}: exists and is not an empty directory")

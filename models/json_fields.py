@@ -1,6 +1,4 @@
-"""Reading the fields of a Hugging Face `config.json`: each error is one line with the field, its value and what it may
-be.
-"""
+"""Readers for the fields of a `config.json`. Each error is one line: the field, its value and what is allowed."""
 
 import json
 import math
@@ -11,7 +9,10 @@ UNKNOWN = "unknown field, refused because it may change the forward"
 
 
 def either(fields: Mapping[str, Any], one: str, other: str) -> tuple[str, Any]:
-    """The name and value of whichever of two fields is there; where both are, they must agree."""
+    """Return the name and value of the field that is set, (other, None) if neither is.
+
+    Raises ValueError if both are set and differ.
+    """
     a, b = fields.get(one), fields.get(other)
     if a is not None and b is not None and a != b:
         raise ValueError(f"{one} = {show(a)}: contradicts {other} = {show(b)}")
@@ -19,14 +20,14 @@ def either(fields: Mapping[str, Any], one: str, other: str) -> tuple[str, Any]:
 
 
 def check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises ValueError unless the value is one of those allowed."""
+    """Raise ValueError unless the value is one of those allowed."""
     # JSON's true equals 1 in Python.
     if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
         raise ValueError(f"{name} = {show(value)}: must be {' or '.join(map(show, allowed))}")
 
 
 def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> Any:
-    """The field, which must be there and be one of these."""
+    """Return a required field. Raises ValueError unless its value is one of those allowed."""
     if name not in fields:
         raise ValueError(f"{name}: missing, must be {' or '.join(map(show, allowed))}")
     check(name, fields[name], allowed)
@@ -34,7 +35,7 @@ def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> An
 
 
 def integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """The field, a positive integer; without a default it must be there."""
+    """Return a positive integer. Without a default the field is required."""
     value = fields.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -43,7 +44,7 @@ def integer(fields: Mapping[str, Any], name: str, default: int | None = None) ->
 
 
 def number(fields: Mapping[str, Any], name: str) -> float:
-    """The field, which must be there: a positive number."""
+    """Return a required positive number, as a float."""
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{name} = {show(value)}: must be a positive number")
@@ -51,7 +52,7 @@ def number(fields: Mapping[str, Any], name: str) -> float:
 
 
 def boolean(fields: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """The field, true or false; the default where it is missing or null."""
+    """Return a boolean, the default if the field is missing or null."""
     value = fields.get(name)
     value = default if value is None else value
     check(name, value, (True, False))
@@ -59,12 +60,12 @@ def boolean(fields: Mapping[str, Any], name: str, default: bool = False) -> bool
 
 
 def refuse_unknown(fields: Mapping[str, Any], known: set[str] | frozenset[str], prefix: str = "") -> None:
-    """Raises ValueError for the first field, in the order of names, that is not known."""
+    """Raise ValueError for the first unknown field, in alphabetical order."""
     if unknown := sorted(set(fields) - known):
         raise ValueError(f"{prefix}{unknown[0]} = {show(fields[unknown[0]])}: {UNKNOWN}")
 
 
 def show(value: Any) -> str:
-    """As JSON, cut to 80 characters."""
+    """Return the value as JSON, cut to 80 characters."""
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,7 +1,7 @@
-"""Hugging Face's `config.json` to and from `DecoderConfig`, as transformers 4 and 5 write it.
+"""Conversion between Hugging Face's `config.json`, as transformers 4 and 5 write it, and `DecoderConfig`.
 
-Every field is read, checked against the values that the decoder implements, known to leave the forward alone, or
-refused: nothing is dropped in silence.
+No field is dropped silently. Each is read, checked against the values that the decoder implements, known not to affect
+the forward, or refused.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
 from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
 from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown
 
-# Positive integers, by our names for them.
+# Positive integers: our name to Hugging Face's.
 _SIZES = {
     "head_dim": "head_dim",
     "hidden_size": "hidden_size",
@@ -27,7 +27,7 @@ _SIZES = {
     "num_layers": "num_hidden_layers",
     "vocab_size": "vocab_size",
 }
-# Only these values are implemented.
+# Fields of which only these values are implemented.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "attention_dropout": (0,),
@@ -45,10 +45,10 @@ _READ = frozenset({
     "architectures", "attention_bias", "dtype", "layer_types", "model_type", "rms_norm_eps", "tie_word_embeddings",
     "torch_dtype", "use_sliding_window", *_SIZES.values(), *ROPE_FIELDS,
 })  # fmt: skip
-# Read by models.hf.mtp_files and written by its export; and code, which no export brings along.
+# COUNTS are read by models.hf.mtp_files. auto_map names code, which no export copies.
 _ELSEWHERE = frozenset({"auto_map", *COUNTS})
-# Token ids, training and generation settings, book-keeping: none of them can change the forward. (A sliding window
-# where none is in use, and `pretraining_tp` only splits matrix products. Where one is, an export writes its own.)
+# Token ids, training and generation settings, book-keeping: none of them changes the forward. `pretraining_tp` only
+# splits matrix products. `sliding_window` has no effect if windows are off; if they are on, an export writes its own.
 _CARRIED = frozenset({
     "_attn_implementation_autoset", "_name_or_path", "bos_token_id", "decoder_start_token_id", "do_sample",
     "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id", "max_length",
@@ -60,7 +60,7 @@ _CARRIED = frozenset({
 
 
 def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:
-    """The policy that DIRECTORY/config.json describes; `config_from_hf` says how. Errors name the file."""
+    """Read DIRECTORY/config.json with `config_from_hf`. Errors name the file."""
     path = directory / "config.json"
     fields = read_json(path)
     with errors_name(path):
@@ -68,14 +68,16 @@ def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = Non
 
 
 def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:
-    """The decoder that the fields of a `config.json` describe.
+    """Return the decoder that the fields of a `config.json` describe.
+
+    The compute and parameter dtypes are both the file's.
 
     Args:
         fields: of model_type qwen3, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
-        feature_layers: what the drafter reads, `eagle3_feature_layers` by default.
+        feature_layers: layers that the drafter reads, by default those of `eagle3_feature_layers`.
 
-    Compute and parameter dtype are both the file's. Raises ValueError with one line naming the field, its value and
-    what is allowed: for a missing field, a value that is not implemented, an unknown field.
+    Raises a one-line ValueError with the field, its value and what is allowed: for a missing field, a value that is not
+    implemented, or an unknown field.
     """
     family = FAMILIES[one_of(fields, "model_type", tuple(FAMILIES))]
     if "attention_bias" in fields:
@@ -90,7 +92,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
     sizes = {ours: integer(fields, theirs, defaults.get(ours)) for ours, theirs in _SIZES.items()}
     theta, scaling = rope_from_hf(fields)
-    window, within = windows_from_hf(fields, family, sizes["num_layers"])
+    window, sliding_layers = windows_from_hf(fields, family, sizes["num_layers"])
     dtype_name, dtype = either(fields, "dtype", "torch_dtype")
     dtype = "float32" if dtype is None else dtype
     check(dtype_name, dtype, ("float32", "bfloat16"))
@@ -104,18 +106,18 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
         norm_eps=number(fields, "rms_norm_eps"),
         feature_layers=eagle3_feature_layers(sizes["num_layers"]) if feature_layers is None else feature_layers,
         sliding_window=window,
-        sliding_layers=within,
+        sliding_layers=sliding_layers,
         dtype=dtype,
         param_dtype=dtype,
     )
 
 
 def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[str, Any]:
-    """The fields of a `config.json` that describes the decoder, in the words of transformers 4, which 5 reads too.
+    """Return the fields of a `config.json` for the decoder, in the format of transformers 4, which 5 reads too.
 
-    preferred: the model_type to write where it has this kind of block; by default the most common that has.
+    preferred: model_type to write if it has this kind of block; otherwise the first of FAMILIES that has.
 
-    Raises ValueError where no family has this combination of q/k norm, qkv bias and sliding windows.
+    Raises ValueError if no family has this combination of q/k norm, qkv bias and sliding windows.
     """
     wanted = config.qk_norm, config.qkv_bias
     alike = {name: family for name, family in FAMILIES.items() if (family.qk_norm, family.qkv_bias) == wanted}
@@ -139,5 +141,5 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
 
 
 def carried_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` that leave the forward alone, token ids and the like: what an export hands on."""
+    """Return the fields of a `config.json` that do not affect the forward, such as token ids. Exports copy them."""
     return {name: value for name, value in fields.items() if name in _CARRIED and name != "transformers_version"}

@@ -1,8 +1,8 @@
 """The `config.json` of EAGLE-3 heads in two public dialects.
 
-`specforge` is that of SafeAILab's EAGLE and of SpecForge; `speculators` is that of vLLM's library of this name. They
-number the policy's layers differently: the residual stream on entry to layer i, as we call it, is i to speculators too,
-and to SpecForge the output of layer i - 1.
+`specforge` is the dialect of SafeAILab's EAGLE and of SpecForge, `speculators` that of vLLM's library of this name.
+They number the policy's layers differently. We read the residual stream on entry to layer i. speculators calls it i
+too; SpecForge calls it i - 1, the layer whose output it is.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _READ = frozenset({
     "architectures", "speculators_config", "speculators_model_type", "transformer_layer_config", _LAYERS, *_FLAGS,
     *_VOCABULARY,
 })  # fmt: skip
-# Book-keeping of speculators, and the training of a copy of the embedding.
+# Fields that do not affect the forward: book-keeping of speculators, and how a copy of the embedding was trained.
 _CARRIED = frozenset({
     "_name_or_path", "auto_map", "dtype", "embed_requires_grad", "enable_sp_ulysses", "has_no_defaults_at_init",
     "model_type", "return_dict", "speculators_version", "tie_word_embeddings", "torch_dtype", "transformers_version",
@@ -31,7 +31,7 @@ _CARRIED = frozenset({
 
 
 def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
-    """The dialect of a `config.json`, None where it describes no draft."""
+    """Return the dialect of a `config.json`, None if it does not describe a draft."""
     if "speculators_model_type" in fields:
         return "speculators"
     eagle = any(str(name).endswith("Eagle3") for name in fields.get("architectures") or ())
@@ -39,12 +39,12 @@ def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
 
 
 def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[int, ...]]:
-    """Return the head that the fields of a `config.json` of either dialect describe, and the layers that it reads.
+    """Return the head that a `config.json` of either dialect describes, and the policy's layers that it reads on entry.
 
-    The layers are the policy's, read on entry; empty where the file leaves EAGLE-3's own choice.
+    The layers are empty if the file does not state them: EAGLE-3's defaults apply.
 
-    Raises ValueError with one line naming the field, its value and what is allowed: for a missing field, a value that
-    is not implemented, an unknown field.
+    Raises a one-line ValueError with the field, its value and what is allowed: for a missing field, a value that is not
+    implemented, or an unknown field.
     """
     if dialect_of(fields) == "speculators":
         check("speculators_model_type", fields["speculators_model_type"], ("eagle3",))
@@ -57,8 +57,8 @@ def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[i
     refuse_unknown(eagle, {_LAYERS, "use_aux_hidden_state"}, "eagle_config.")
     one_of(fields, "model_type", ("llama",))
     one_of(fields, "num_hidden_layers", (1,))
-    own = {"eagle_config", *_FLAGS, *_VOCABULARY}
-    layer = {name: value for name, value in fields.items() if name not in own}
+    head_fields = {"eagle_config", *_FLAGS, *_VOCABULARY}
+    layer = {name: value for name, value in fields.items() if name not in head_fields}
     return _head(fields, layer, _layers(eagle, 1), boolean(eagle, "use_aux_hidden_state", default=True))
 
 
@@ -69,14 +69,16 @@ def config_to_public(
     verifier: str | None = None,
     policy: DecoderConfig | None = None,
 ) -> dict[str, Any]:
-    """The fields of a `config.json` in this dialect.
+    """Return the fields of a `config.json` in this dialect.
 
     Args:
-        layers: those that the head reads, as `config_from_public` returns them.
-        verifier: the policy's name or path, which speculators' files state.
-        policy: its shape, of which they state the family; None where it is not known.
+        config: shape of the head.
+        layers: layers that the head reads, as `config_from_public` returns them.
+        dialect: dialect to write.
+        verifier: the policy's name or path, which only speculators' files state.
+        policy: the policy's shape, whose architecture speculators' files state; None if unknown.
 
-    Raises ValueError where the dialect has no word for something that the head is.
+    Raises ValueError if the dialect cannot describe the head.
     """
     outer: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": None}
     outer |= {name: getattr(config, name) for name in _FLAGS}
@@ -99,9 +101,9 @@ def config_to_public(
             "torch_dtype": config.param_dtype,
             "transformer_layer_config": _layer_fields(config),
         }
-    usual = Eagle3Config.__dataclass_fields__
+    config_fields = Eagle3Config.__dataclass_fields__
     for name in ("num_layers", "qk_norm", "sliding_window", "norm_before_fc", "norm_before_residual"):
-        if getattr(config, name) != usual[name].default:
+        if getattr(config, name) != config_fields[name].default:
             raise ValueError(f"{name} = {getattr(config, name)}: specforge has no such head, speculators has")
     if 0 in layers:
         raise ValueError(f"feature_layers = {layers}: specforge cannot name the entry of layer 0, speculators can")
@@ -113,13 +115,13 @@ def config_to_public(
 
 
 def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields of a `config.json`, those of its sections included, for tensors of this dtype."""
-    said = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
-    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in said.items()}
+    """Return a `config.json` with every dtype field, also in nested objects, set to this dtype."""
+    nested = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
+    return {name: dtype if name in ("dtype", "torch_dtype") else value for name, value in nested.items()}
 
 
 def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
-    """Raises ValueError where a head's `config.json` says that it was made for a policy of another family."""
+    """Raise ValueError if a head's `config.json` says that it was made for a policy of another family."""
     verifier = (fields.get("speculators_config") or {}).get("verifier") or {}
     made_for = verifier.get("architectures") or ()
     alike = [
@@ -132,7 +134,7 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
 
 
 def _architectures(policy: DecoderConfig | None) -> list[str]:
-    """Return the architectures of the policy's own config.json; none if no family has such a policy."""
+    """Return the `architectures` of the policy's config.json, empty if unknown or if no family has such a policy."""
     try:
         return [] if policy is None else config_to_hf(policy)["architectures"]
     except ValueError:
@@ -142,36 +144,39 @@ def _architectures(policy: DecoderConfig | None) -> list[str]:
 def _head(
     fields: Mapping[str, Any], layer: Mapping[str, Any], layers: tuple[int, ...], use_aux_hidden_state: bool
 ) -> tuple[Eagle3Config, tuple[int, ...]]:
-    """fields: those of the head. layer: those of the kind of decoder that its layers are."""
+    """Return the head's config and the layers that it reads.
+
+    fields: the fields of the head. layer: the fields of a decoder with the same kind of layers.
+    """
     layer = {**layer}
     layer.pop("architectures", None)
-    layer.pop("tie_word_embeddings", None)  # a head has its own lm_head, whatever is said here
+    layer.pop("tie_word_embeddings", None)  # a head always has its own lm_head
     kinds = layer.get("layer_types") or ["full_attention"]
     if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
         raise ValueError(f"layer_types = {kinds}: must be all full_attention or all sliding_attention")
     for name in ("dtype", "torch_dtype"):
-        if layer.get(name) == "float16":  # of the tensors, which keep it; it is not computed in
+        if layer.get(name) == "float16":  # the tensors keep float16; the compute dtype is float32
             layer[name] = "float32"
     sliding = kinds[0] == "sliding_attention"
     window = integer(layer, "sliding_window") if sliding else None
-    if sliding:  # of a family too that has no windows in policies
+    if sliding:  # heads have windows even in families whose policies have none
         for name in ("layer_types", "use_sliding_window"):
             layer.pop(name, None)
     decoder = config_from_hf(layer, ())
     check("model_type", layer["model_type"], ("llama", "qwen3"))
     if len(set(decoder.windows)) > 1:
-        first = layer["max_window_layers"]
-        raise ValueError(f"max_window_layers = {first}: must leave all {decoder.num_layers} layers alike")
+        first_sliding = layer["max_window_layers"]
+        raise ValueError(f"max_window_layers = {first_sliding}: must leave all {decoder.num_layers} layers alike")
     width, size = fields.get("target_hidden_size"), decoder.hidden_size
     if width not in (None, size):
         raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
-    read = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
+    num_features = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
     flags: dict[str, Any] = {name: boolean(fields, name) for name in _FLAGS}
     config = Eagle3Config(
         **decoder.layer_options(),
         vocab_size=decoder.vocab_size,
         draft_vocab_size=integer(fields, "draft_vocab_size", default=decoder.vocab_size),
-        feature_size=size * read,
+        feature_size=size * num_features,
         max_positions=decoder.max_positions,
         num_layers=decoder.num_layers,
         sliding_window=window if sliding else decoder.windows[0],
@@ -182,7 +187,7 @@ def _head(
 
 
 def _layer_fields(config: Eagle3Config) -> dict[str, Any]:
-    """The fields of the kind of decoder that the head's layers are."""
+    """Return the `config.json` fields of a decoder with the same kind of layers as the head."""
     decoder = DecoderConfig(
         **config.layer_options(),
         vocab_size=config.vocab_size,
@@ -197,7 +202,7 @@ def _layer_fields(config: Eagle3Config) -> dict[str, Any]:
 
 
 def _layers(fields: Mapping[str, Any], offset: int) -> tuple[int, ...]:
-    """On entry to which layers a head reads, from the ids of a dialect that counts them `offset` lower."""
+    """Return the layers on whose entry a head reads, from the ids of a dialect that counts them `offset` lower."""
     ids = fields.get(_LAYERS) or []
     if not isinstance(ids, list) or not all(isinstance(i, int) and i + offset >= 0 for i in ids):
         raise ValueError(f"{_LAYERS} = {ids}: must be a list of layers")

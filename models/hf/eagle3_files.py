@@ -1,7 +1,7 @@
-"""EAGLE-3 heads in the directories that SafeAILab, SpecForge and speculators publish, in and out.
+"""Import and export of EAGLE-3 heads in the layouts of SafeAILab, SpecForge and speculators.
 
-The layers that a head reads, its rotary embedding and its length are what its own `config.json` says, never the
-policy's. What it borrows of the policy, the embedding, may be there as a copy, which no parameter is made of.
+The head's own `config.json` determines the layers that it reads, its rotary embedding and its maximal length, never the
+policy's. The files may hold a copy of the policy's embedding. No parameter is made from it.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ from models.params import abstract_params, by_path
 
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
-# Between the rows of a copy of the embedding and the policy's: RL moves them by far less, unrelated ones are at 0.
+# Least mean cosine between a copied embedding's rows and the policy's. RL moves rows far less; unrelated ones are at 0.
 _LEAST_COSINE = 0.9
 
 
 def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
-    """The head in a directory of either dialect, sharded over the mesh.
+    """Load the head in a directory of either dialect, sharded over the mesh.
 
-    Reads safetensors, or `pytorch_model.bin` where torch is installed. By default every tensor keeps its dtype.
+    Reads safetensors, or `pytorch_model.bin` if torch is installed. By default every tensor keeps its dtype.
 
-    Raises ValueError with one line naming the field or tensor: for a config that is not implemented, a missing,
-    unexpected or mis-shaped tensor, a map of the vocabulary that is none. Raises ImportError without safetensors.
+    Raises a one-line ValueError naming the field or tensor: for a config that is not implemented, a missing, unexpected
+    or mis-shaped tensor, or an invalid vocabulary map. Raises ImportError without safetensors.
     """
     path = directory / "config.json"
     fields = read_json(path)
@@ -62,20 +62,23 @@ def save_eagle3(
     verifier: str | None = None,
     policy: DecoderConfig | None = None,
 ) -> None:
-    """Write a head in the layout that vLLM and SGLang load, all of it or nothing.
+    """Write a head in the layout that vLLM and SGLang load, completely or not at all.
 
     Every tensor keeps its bits and its dtype.
 
     Args:
-        source: the `config.json` that the head came with. It is written as it was where it is of this dialect and still
-            describes the head.
-        carried: the tensors that it came with beside its parameters, as `carried_tensors` reads them. They are written
-            as they were where they still describe its vocabulary; None for a head that was made here.
-        verifier: the policy's name or path, which speculators' files state.
-        policy: its shape, of which they state the family; None where it is not known.
+        directory: directory to write; must not exist, or be empty.
+        draft: head to write.
+        dialect: dialect to write.
+        source: the head's original `config.json`. It is written unchanged if it has this dialect and still describes
+            the head.
+        carried: the head's original tensors that are not parameters, from `carried_tensors`. Vocabulary maps are
+            replaced if they no longer describe the head's vocabulary. None for a head that was made here.
+        verifier: the policy's name or path, which only speculators' files state.
+        policy: the policy's shape, whose architecture speculators' files state; None if unknown.
 
-    Raises ValueError where the directory is in use, or the dialect has no word for what the head is. Raises ImportError
-    without safetensors.
+    Raises ValueError if the directory is in use, or the dialect cannot describe the head. Raises ImportError without
+    safetensors.
     """
     save_file = optional("safetensors.numpy").save_file
     flat = by_path(draft.params)
@@ -100,10 +103,10 @@ def save_eagle3(
 
 
 def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[str, np.ndarray] | None:
-    """Return what a head came with beside its parameters: vocabulary maps, a copy of the policy's embedding.
+    """Read a head's original tensors that are not parameters: vocabulary maps, a copy of the policy's embedding.
 
-    Read where it was published, or where `write_carried` has put it; None of a head of ours that was made here. By
-    default the embedding keeps its dtype, as the maps do.
+    They come from a public directory, or from the file that `write_carried` wrote into one of ours. None for a head
+    that was made here. The maps keep their dtype, and by default so does the embedding.
     """
     if _is_ours(directory) and not (directory / CARRIED_TENSORS).exists():
         return None
@@ -115,14 +118,14 @@ def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[s
 
 
 def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Put into a directory of ours what a head came with beside its parameters, for the way back."""
+    """Write the tensors of `carried_tensors` into a directory in our format, for a later export."""
     optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
 
 
 def check_embedding(directory: Path, table: jax.Array) -> None:
-    """Raises ValueError where the head brings a copy of the embedding [V, D] of another policy.
+    """Raise ValueError if the head's files hold a copy of another policy's embedding than `table` [V, D].
 
-    The policy may have been trained since: its rows point nearly where they did. Those of another point anywhere.
+    A policy trained since then passes: its rows have nearly kept their directions.
     """
     copy = _open(directory).get(EMBEDDING)
     if copy is None:
@@ -133,7 +136,7 @@ def check_embedding(directory: Path, table: jax.Array) -> None:
 
 
 def _mean_cosine(copy: Any, table: jax.Array) -> float:
-    """Return the mean cosine of the rows of both, a view and an array [V, D]; two rows of zeros count as equal."""
+    """Return the mean cosine between rows of a view and an array, both [V, D]. Two rows of zeros count as equal."""
     total = 0.0
     for rows in row_slices(len(table)):
         ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
@@ -144,27 +147,27 @@ def _mean_cosine(copy: Any, table: jax.Array) -> float:
 
 
 def _describes(source: Mapping[str, Any], draft: SavedDraft) -> bool:
-    """Return whether a `config.json` describes this head, in whatever dtype."""
+    """Return whether a `config.json` describes this head, dtypes aside."""
     config, layers = config_from_public(source)
     config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)
     return (config, layers) == (draft.config, draft.feature_layers)
 
 
 def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.ndarray | None:
-    """From draft ids to the policy's: `d2t` is how much larger these are, `t2d` which of the policy's are there."""
-    offsets, there = tensors.get(TO_TARGET), tensors.get(TO_DRAFT)
+    """Return the policy's id of each draft id. `d2t` holds policy id - draft id, `t2d` [V] flags the ids in use."""
+    offsets, in_draft = tensors.get(TO_TARGET), tensors.get(TO_DRAFT)
     if offsets is None:
-        if there is not None:
+        if in_draft is not None:
             raise ValueError(f"{TO_DRAFT}: there without {TO_TARGET}")
-        whole = config.draft_vocab_size == config.vocab_size
-        return None if whole else np.arange(config.draft_vocab_size, dtype=np.int32)
+        full_vocabulary = config.draft_vocab_size == config.vocab_size
+        return None if full_vocabulary else np.arange(config.draft_vocab_size, dtype=np.int32)
     if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
         wanted = f"int64 ({config.draft_vocab_size},)"
         raise ValueError(f"{TO_TARGET}: {offsets.dtype} {offsets.shape}, must be {wanted}")
     ids = np.arange(len(offsets)) + offsets
     with errors_name(Path(TO_TARGET)):
         check_target_ids(ids, config)
-    if there is not None and not np.array_equal(there, np.isin(np.arange(config.vocab_size), ids)):
+    if in_draft is not None and not np.array_equal(in_draft, np.isin(np.arange(config.vocab_size), ids)):
         raise ValueError(f"{TO_DRAFT}: not the {config.vocab_size} flags of the ids that {TO_TARGET} gives")
     return ids.astype(np.int32)
 
@@ -174,7 +177,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _open(directory: Path) -> dict[str, Any]:
-    """Lazy views by name: of all tensors of a public directory, or of those that one of ours carries."""
+    """Return lazy views by name: all tensors of a public directory, or the carried ones of a directory of ours."""
     if _is_ours(directory):
         carried = directory / CARRIED_TENSORS
         return file_views(carried) if carried.exists() else {}

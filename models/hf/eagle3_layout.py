@@ -1,4 +1,4 @@
-"""The tensors of EAGLE-3 heads by their public names, in the dialects of `models.hf.eagle3_dialects`."""
+"""Tensors of EAGLE-3 heads by their public names, in the dialects of `models.hf.eagle3_dialects`."""
 
 from models.drafts.eagle3 import Eagle3Config
 from models.hf.eagle3_dialects import Dialect
@@ -8,12 +8,13 @@ EMBEDDING, TO_TARGET, TO_DRAFT = "embed_tokens.weight", "d2t", "t2d"
 
 
 def eagle3_tensors(config: Eagle3Config, dialect: Dialect) -> dict[str, Stored]:
-    """The tensors that parameters are made of: all but those of the vocabularies."""
-    first = "midlayer." if dialect == "specforge" else "layers.0."
-    # The parameters of the first layer stand by themselves in the tree, with a norm of either input.
-    block = block_tensors(config, first, "").items()
+    """Return the tensors that hold parameters: all but vocabulary maps and a copied embedding."""
+    first_layer = "midlayer." if dialect == "specforge" else "layers.0."
+    # The first layer's parameters are at the root of the tree, and each of its two inputs has a norm.
+    block = block_tensors(config, first_layer, "").items()
     tensors = {name: Stored(stored.path[1:], stored.axes) for name, stored in block}
-    tensors |= {f"{first}input_layernorm.weight": norm("input_norm"), f"{first}hidden_norm.weight": norm("hidden_norm")}
+    tensors[f"{first_layer}input_layernorm.weight"] = norm("input_norm")
+    tensors[f"{first_layer}hidden_norm.weight"] = norm("hidden_norm")
     for i in range(1, config.num_layers):
         tensors |= block_tensors(config, f"layers.{i}.", f"layer_{i - 1}")
     if config.use_aux_hidden_state:

@@ -1,4 +1,4 @@
-"""The families of decoders that Hugging Face's `model_type` names."""
+"""Families of decoders that Hugging Face's `model_type` names."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,11 +6,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Family:
-    """Conventions that a `model_type` stands for beyond its fields.
+    """Properties of a `model_type` beyond the fields of its `config.json`.
 
-    attention_bias: the allowed values of the field of this name; MiMo's own code writes it and does not read it.
-    windows:        no layer attends to a sliding window; any may, where `use_sliding_window` says so; or each does, of
-                    `sliding_window` unless that is null.
+    Attributes:
+        architecture: The only value allowed in `architectures`.
+        qk_norm: Queries and keys pass an RMSNorm.
+        qkv_bias: The q, k and v projections have a bias.
+        attention_bias: Allowed values of the field of this name. MiMo's own code writes the field but ignores it.
+        windows: Layers with a sliding window. none: no layer; any: any layers, if `use_sliding_window` is true; each:
+            every layer, unless `sliding_window` is null.
     """
 
     architecture: str

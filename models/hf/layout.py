@@ -1,6 +1,6 @@
-"""The tensors of a Hugging Face decoder checkpoint, and how each one's axes relate to our parameter's.
+"""Tensors of a Hugging Face decoder checkpoint, and how their axes map to those of our parameters.
 
-torch keeps a linear layer as [out, in] with the heads flattened; here it is [in, ..., out] with the heads apart.
+torch stores a linear layer as [out, in] with heads flattened. Ours are [in, .., out] with heads as an axis.
 """
 
 import math
@@ -14,23 +14,23 @@ from models.config import DecoderConfig, LayerConfig
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored tensor: the path of our parameter, and for each stored axis those of ours that it flattens."""
+    """Stored tensor: the path of our parameter and, for each stored axis, the axes of ours that it flattens."""
 
     path: tuple[str, ...]
     axes: tuple[tuple[int, ...], ...]
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The stored shape of a parameter of this shape."""
+        """Return the stored shape of a parameter of this shape."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
 
     def index(self, index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
-        """The part of the stored tensor that holds the part `index` of the parameter.
+        """Return the index of the stored tensor that holds the part `index` of a parameter of this shape.
 
-        Of axes flattened together only the first may be cut.
+        Among axes flattened together, only the first may be cut. Raises ValueError if another one is.
         """
 
-        def cut(first: int, *inner: int) -> slice:
-            start, stop, _ = index[first].indices(shape[first])
+        def cut(outer: int, *inner: int) -> slice:
+            start, stop, _ = index[outer].indices(shape[outer])
             if any(index[axis].indices(shape[axis]) != (0, shape[axis], 1) for axis in inner):
                 raise ValueError(f"{'.'.join(self.path)}: cannot be sharded over axes {inner}")
             width = math.prod(shape[axis] for axis in inner)
@@ -39,12 +39,12 @@ class Stored:
         return tuple(cut(*group) for group in self.axes)
 
     def unpack(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Our parameter, or a part of it, of this shape."""
+        """Return our parameter, or a part of it, with this shape."""
         order = [axis for group in self.axes for axis in group]
         return np.ascontiguousarray(stored.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)))
 
     def pack(self, parameter: np.ndarray) -> np.ndarray:
-        """The stored tensor."""
+        """Return the stored tensor for our parameter."""
         order = [axis for group in self.axes for axis in group]
         return np.ascontiguousarray(parameter.transpose(order).reshape(self.shape(parameter.shape)))
 
@@ -54,17 +54,17 @@ _TO_HEADS, _HEADS_BIAS, _FROM_HEADS = ((1, 2), (0,)), ((0, 1),), ((2,), (0, 1))
 
 
 def norm(*path: str) -> Stored:
-    """The scale of the norm at this path."""
+    """Return the entry for the scale of the norm at this path."""
     return Stored((*path, "scale"), ((0,),))
 
 
 def linear(*path: str) -> Stored:
-    """The kernel of the linear layer at this path, of two axes."""
+    """Return the entry for the two-axis kernel of the linear layer at this path."""
     return Stored((*path, "kernel"), ((1,), (0,)))
 
 
 def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
-    """The tensors of the checkpoint by name, layer by layer."""
+    """Return the tensors of a policy's checkpoint by name, layer by layer."""
     tensors = {EMBEDDING: Stored(("embed", "embedding"), ((0,), (1,)))}
     for i in range(config.num_layers):
         tensors |= block_tensors(config, f"model.layers.{i}.", f"layer_{i}")
@@ -75,7 +75,7 @@ def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
 
 
 def block_tensors(config: LayerConfig, prefix: str, path: str) -> dict[str, Stored]:
-    """The tensors of one decoder block, whose names begin with `prefix`; its parameters stand under `path`."""
+    """Return the tensors of one decoder block. Names begin with `prefix`, paths of parameters with `path`."""
     block = {
         "self_attn.o_proj.weight": Stored(("attention", "o", "kernel"), _FROM_HEADS),
         "input_layernorm.weight": norm("attention_norm"),

@@ -1,4 +1,4 @@
-"""Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
+"""Loading of Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -25,19 +25,19 @@ _ROWS_AT_ONCE = 4096
 
 
 def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> PyTree:
-    """The parameters of `Decoder(config)` from a Hugging Face directory, sharded over the mesh by their logical axes.
+    """Load the parameters of `Decoder(config)` from a Hugging Face directory, sharded over the mesh by logical axes.
 
-    Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read by itself:
-    the host never holds more than one tensor. An MTP head in the same files is left to `models.hf.mtp_files`.
+    Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read separately:
+    the host never holds more than one tensor. An MTP head in the same files is ignored; `models.hf.mtp_files` loads it.
 
     Args:
-        directory: the checkpoint.
-        config: what its `config.json` says (`read_hf_config`).
-        mesh: where the parameters go.
-        param_dtype: what to convert to; by default every tensor keeps the dtype of the file.
+        directory: directory of the checkpoint.
+        config: config of the policy, from `read_hf_config`.
+        mesh: mesh for the parameters.
+        param_dtype: dtype to convert to; by default every tensor keeps the dtype of the file.
 
-    Raises ValueError with one line naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
-    other than float32 and bfloat16, an `lm_head.weight` that differs from the embedding it is tied to, a broken file.
+    Raises a one-line ValueError naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
+    other than float32 and bfloat16, an `lm_head.weight` that differs from its tied embedding, or a broken file.
     Raises ImportError without safetensors.
     """
     views = open_tensors(directory)
@@ -59,9 +59,9 @@ def read_tensors(
     param_dtype: Dtype | None,
     dtypes: Mapping[str, np.dtype] = DTYPES,
 ) -> PyTree:
-    """A parameter tree from lazy views; `targets` has its shapes and shardings. Errors as `load_policy` describes.
+    """Read a parameter tree from lazy views, with the shapes and shardings of `targets`. See `load_policy` for errors.
 
-    dtypes: those that the file may hold.
+    dtypes: dtypes allowed in the file, by safetensors' names.
     """
     flat = by_path(targets)
     parameters = {}
@@ -80,16 +80,19 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
         raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None  # jax allows None in the type alone
+        assert index is not None  # None only occurs in jax's annotation
         local = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
         return stored.unpack(view[stored.index(index, shape)], local).astype(dtype, copy=False)
 
-    # Waiting keeps the promise of one tensor at a time where transfers to the device are slower.
+    # Wait: otherwise the host holds several tensors if transfers to the device are slower than reading.
     return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
 
 
 def open_tensors(directory: Path) -> dict[str, Any]:
-    """Lazy views of all tensors by name, but for those that follow from the config; views keep their files mapped."""
+    """Return lazy views of all tensors by name, except those for which `follows_from_config` is true.
+
+    Views keep their files mapped.
+    """
     if (directory / SINGLE).exists():
         return file_views(directory / SINGLE)
     if not (directory / INDEX).exists():
@@ -107,7 +110,7 @@ def open_tensors(directory: Path) -> dict[str, Any]:
 
 
 def file_views(path: Path) -> dict[str, Any]:
-    """As `open_tensors` has them, of one safetensors file."""
+    """Return lazy views like `open_tensors`, for one safetensors file."""
     safetensors = optional("safetensors")
     if not path.exists():
         raise ValueError(f"{path}: no such file")
@@ -117,12 +120,12 @@ def file_views(path: Path) -> dict[str, Any]:
 
 
 def follows_from_config(name: str) -> bool:
-    """Return whether a tensor of old checkpoints is no parameter and read by nothing."""
+    """Return whether the tensor is a rotary table of old checkpoints, which the config determines and nothing reads."""
     return name.endswith(".rotary_emb.inv_freq")
 
 
 def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:
-    """Raises ValueError naming the first tensor that is missing or unexpected."""
+    """Raise ValueError naming the first tensor that is missing or unexpected."""
 
     def refuse(names: Iterable[str], what: str) -> None:
         if names := sorted(names):
@@ -140,7 +143,7 @@ def row_slices(count: int) -> Iterator[slice]:
 
 
 def check_repeats(copy: Any, original: Any, message: str) -> None:
-    """Raises ValueError with this message unless one view repeats the other bit for bit."""
+    """Raise ValueError with this message unless both views are equal bit for bit."""
     alike = (copy.get_shape(), copy.get_dtype()) == (original.get_shape(), original.get_dtype())
     if not alike or any(copy[rows].tobytes() != original[rows].tobytes() for rows in row_slices(copy.get_shape()[0])):
         raise ValueError(message)

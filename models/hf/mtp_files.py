@@ -1,6 +1,6 @@
-"""The MTP head in a policy's own directory: beside the policy's tensors in Hugging Face layout, `mtp/` in ours.
+"""MTP heads in a policy's directory: among the policy's tensors in Hugging Face layout, in `mtp/` in ours.
 
-Hugging Face's own loaders drop these tensors for several families; here they are read by name.
+Hugging Face's loaders drop these tensors for several families. We read them by name.
 """
 
 from functools import partial
@@ -23,14 +23,14 @@ MTPHead = tuple[MTPConfig, PyTree]
 
 
 def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> MTPHead | None:
-    """The head of the policy in a directory of either layout, sharded over the mesh; None where it has none.
+    """Load the policy's MTP head from a directory of either layout, sharded over the mesh; None if it has none.
 
-    The names of the tensors tell the convention. The policy is as its `config.json` describes it, and so is the head's
-    block. By default every tensor keeps the dtype of the file.
+    The tensors' names determine the convention. The head's block has the shape of the policy, `policy`. By default
+    every tensor keeps the dtype of the file.
 
-    Raises ValueError with one line naming the field or tensor: for a head of several layers, one that `config.json`
-    announces and the weights lack, tensors of two conventions, a missing, unexpected or mis-shaped one, a copy of the
-    embedding that is none. Raises ImportError without safetensors.
+    Raises a one-line ValueError naming the field or tensor: for a head of several layers, a head that `config.json`
+    announces but the weights lack, tensors of two conventions, a missing, unexpected or mis-shaped tensor, or a copy of
+    the embedding that differs from it. Raises ImportError without safetensors.
     """
     if (directory / "params").is_dir():
         return _load_ours(directory / OURS, policy, mesh, param_dtype) if (directory / OURS).exists() else None
@@ -43,16 +43,16 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     if others:
         raise ValueError(f"{others[0][1][0]}: of another convention than {names[0]} in {directory}")
     config = mtp_config(policy, convention)
-    own, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
+    head_views, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
     copy = embedding_copy(config, policy.num_layers)
-    check_names(directory, own, tensors.keys() | ({copy} if copy else set()))
+    check_names(directory, head_views, tensors.keys() | ({copy} if copy else set()))
     if copy:
-        check_repeats(own[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
-    return config, read_tensors(own, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
+        check_repeats(head_views[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
+    return config, read_tensors(head_views, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
 
 
 def save_mtp(directory: Path, head: MTPHead) -> None:
-    """Write the head into a directory in our layout, beside its policy."""
+    """Write the head into a policy's directory in our layout, as `mtp/`."""
     config, params = head
     (directory / OURS).mkdir()
     write_checkpoint(directory / OURS, {"convention": config.convention.name}, params)

@@ -1,4 +1,4 @@
-"""The tensors of an MTP head in a policy's Hugging Face checkpoint, by the names of the three conventions."""
+"""Tensors of an MTP head in a policy's Hugging Face checkpoint, by the names of the three conventions."""
 
 import re
 from collections.abc import Iterable
@@ -13,14 +13,15 @@ _QWEN, _MIMO = "mtp.", "model.mtp_layers."
 
 @dataclass(frozen=True)
 class Names:
-    """Names of a head's parts in a convention.
+    """Names of an MTP head's tensors in one convention.
 
-    prefix: of all of them, {layer} being the number of the policy's layers, after which the head's is counted.
-    parts:  what follows it, for all tensors but those of the decoder block.
-    block:  what follows it in the names of the decoder block.
-    copy:   a copy of the policy's embedding, which is not read but must be there.
-    count:  the field of config.json that says how many such layers there are, one of COUNTS.
-    family: the model_type that carries the head wherever it has the policy's kind of block.
+    Attributes:
+        prefix: Prefix of all names. {layer} stands for the number of policy layers, the index of the head's layer.
+        parts: Names after the prefix, without `.weight`, of all tensors but those of the decoder block.
+        block: Further prefix of the decoder block's names.
+        copy: Name of a copy of the policy's embedding, which must be there and equal it but becomes no parameter.
+        count: Field of config.json with the number of such layers, one of COUNTS.
+        family: model_type that an export prefers, if it has the policy's kind of block.
     """
 
     prefix: str
@@ -68,7 +69,7 @@ NAMES: dict[ConventionName, Names] = {
 
 
 def mtp_tensors(config: MTPConfig, policy_layers: int) -> dict[str, Stored]:
-    """The head's tensors by name, after a policy of so many layers. A copy of the embedding is not among them."""
+    """Return the tensors by name of a head on a policy of `policy_layers` layers, without a copy of the embedding."""
     names = NAMES[config.convention.name]
     prefix = names.prefix.format(layer=policy_layers)
     parts = {f"{prefix}{name}.weight": stored for name, stored in names.parts.items()}
@@ -76,15 +77,16 @@ def mtp_tensors(config: MTPConfig, policy_layers: int) -> dict[str, Stored]:
 
 
 def embedding_copy(config: MTPConfig, policy_layers: int) -> str | None:
-    """The name under which the convention keeps a copy of the policy's embedding, if it does."""
+    """Return the name of the copy of the policy's embedding, None if the convention has none."""
     names = NAMES[config.convention.name]
     return None if names.copy is None else f"{names.prefix.format(layer=policy_layers)}{names.copy}.weight"
 
 
 def mtp_names(names: Iterable[str], policy_layers: int) -> dict[ConventionName, list[str]]:
-    """The names that belong to MTP heads, by convention, of the names in a policy's checkpoint.
+    """Return the names in a policy's checkpoint that belong to MTP heads, by convention.
 
-    A layer after the policy's last counts as a head where it has an `eh_proj`: otherwise config.json cuts the policy.
+    A layer after the policy's last counts as a head only if it has an `eh_proj`. Without one it is a decoder layer that
+    `num_hidden_layers` cuts off.
     """
     names = set(names)
     found: dict[ConventionName, list[str]] = {convention: [] for convention in NAMES}

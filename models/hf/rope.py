@@ -1,6 +1,4 @@
-"""The rotary embedding in Hugging Face's `config.json`, as transformers 4 (`rope_scaling`) and 5 (`rope_parameters`)
-write it.
-"""
+"""Rotary embedding fields of Hugging Face's `config.json`: `rope_scaling` (transformers 4), `rope_parameters` (5)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
@@ -14,14 +12,14 @@ ROPE_FIELDS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = "original_max_position_embeddings"
 _READERS: dict[Any, Callable[..., Any]] = {int: integer, float: number, float | None: number, bool: boolean}
-# Hugging Face's fields have the names of ours.
+# Our dataclass fields have Hugging Face's names.
 _KINDS: dict[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
 
 
 def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """The base and the scaling; transformers 5 keeps both in one object, 4 kept the base outside.
+    """Return the base and the scaling. transformers 5 keeps both in one object, 4 keeps the base outside it.
 
-    Raises ValueError naming the field for a type that is not implemented, a missing, impossible or unknown field.
+    Raises ValueError naming the field: for a type that is not implemented, or a missing, invalid or unknown field.
     """
     outer, rope = either(config, "rope_parameters", "rope_scaling")
     rope = {} if rope is None else rope
@@ -42,18 +40,18 @@ def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def rope_to_hf(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """The fields that say it, in the words of transformers 4, which 5 reads too."""
-    said = None
+    """Return the fields for a base and a scaling, in the format of transformers 4, which 5 reads too."""
+    stored = None
     if scaling is not None:
-        own = {name: value for name, value in asdict(scaling).items() if value is not None}
-        said = {"rope_type": next(name for name, kind in _KINDS.items() if isinstance(scaling, kind)), **own}
-    return {"rope_scaling": said, "rope_theta": theta}
+        values = {name: value for name, value in asdict(scaling).items() if value is not None}
+        stored = {"rope_type": next(name for name, kind in _KINDS.items() if isinstance(scaling, kind)), **values}
+    return {"rope_scaling": stored, "rope_theta": theta}
 
 
 def _scaling(kind: type[RopeScaling], outer: str, rope: Mapping[str, Any], length: int | None) -> RopeScaling:
-    """Return the scaling of this kind that the object `rope` describes; what is missing or null has its default.
+    """Return the scaling of this kind that the object `rope` describes. Missing and null fields take their defaults.
 
-    length: the model's, which YaRN's original length defaults to.
+    length: maximal length of the model, the default of YaRN's original length.
     """
     given = {_LENGTH: length} if kind is YarnScaling else {}
     given |= {name: value for name, value in rope.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A parameter tree as a Hugging Face directory that transformers, vLLM and the like load."""
+"""Export of parameters to a Hugging Face directory that transformers, vLLM and others load."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,20 +31,20 @@ def save_policy(
     max_file_bytes: int = 5_000_000_000,
     mtp: tuple[MTPConfig, PyTree] | None = None,
 ) -> None:
-    """Write `config.json` and the safetensors of a decoder, all of it or nothing.
+    """Write `config.json` and the safetensors of a decoder, completely or not at all.
 
-    Every tensor keeps its bits and its dtype: what `load_policy` read is written back byte for byte, under the same
-    name. The host holds one file's tensors at a time. For a single process: every shard must be addressable.
+    Every tensor keeps its bits and its dtype: tensors that `load_policy` read are written back byte for byte, under the
+    same name. The host holds the tensors of one file at a time. Single-process only: every shard must be addressable.
 
     Args:
-        directory: must not exist, or be empty.
-        params: of `Decoder(config)`, unboxed.
-        config: tells the family, too: Qwen3 has q/k norm, Qwen2.5 qkv bias, Llama neither.
-        carried: further fields of `config.json`, of those that `carried_fields` returns.
-        max_file_bytes: beyond it the tensors are split over several files with an index.
-        mtp: a head to stitch into the checkpoint under the names of its convention, config and parameters.
+        directory: directory to write; must not exist, or be empty.
+        params: parameters of `Decoder(config)`, unboxed.
+        config: config of the decoder. It determines the family: Qwen3 has q/k norm, Qwen2.5 qkv bias, Llama neither.
+        carried: further fields for `config.json`, from `carried_fields`.
+        max_file_bytes: file size above which the tensors are split over several files with an index.
+        mtp: config and parameters of a head to include under the names of its convention.
 
-    Raises ValueError where the directory is in use, the parameters do not fit the config or no family does.
+    Raises ValueError if the directory is in use, the parameters do not fit the config, or no family fits it.
     Raises ImportError without safetensors and huggingface_hub.
     """
     save_file, hub = optional("safetensors.numpy").save_file, optional("huggingface_hub")

@@ -1,4 +1,4 @@
-"""Torch's own files of tensors, with the methods of safetensors' lazy views. Torch alone reads them."""
+"""Reading of torch's own tensor files, through views with the methods of safetensors' lazy views. Needs torch."""
 
 import zipfile
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from models.hf.load import SINGLE, follows_from_config
 
 @dataclass(frozen=True)
 class View:
-    """A tensor in memory. dtypes: by safetensors' names."""
+    """Tensor in memory with the methods of a safetensors view. `dtypes` maps safetensors' names to dtypes."""
 
     tensor: np.ndarray
     dtypes: Mapping[str, np.dtype]
@@ -32,9 +32,9 @@ class View:
 
 
 def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
-    """The tensors of a `pytorch_model.bin` by name, but for those that follow from the config.
+    """Return the tensors of a `pytorch_model.bin` by name, except those for which `follows_from_config` is true.
 
-    Raises ImportError with one line where torch is not installed, ValueError where the file holds no tensors.
+    Raises a one-line ImportError if torch is not installed, ValueError if the file is not a file of tensors.
     """
     try:
         torch = optional("torch")
@@ -47,7 +47,7 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
         return tensor.numpy()
 
     with one_line_errors(f"{path}: not a file of tensors, or cut short"):
-        # Mapped where the file is of the kind that can be: then it is read once, whatever the times it is opened.
+        # Map zip files, the only kind that torch can map: then opening the file again does not read it again.
         tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         kept = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
         return {name: View(array(tensor), dtypes) for name, tensor in kept.items()}

@@ -1,4 +1,4 @@
-"""Sliding windows in Hugging Face's `config.json`: which layers attend to how many of the last positions."""
+"""Sliding-window fields of Hugging Face's `config.json`: the layers with a window, and its size."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def windows_from_hf(
     fields: Mapping[str, Any], family: Family, num_layers: int
 ) -> tuple[int | None, tuple[int, ...] | None]:
-    """`sliding_window` and `sliding_layers` of the decoder. Raises ValueError naming the field that says otherwise."""
+    """Return `sliding_window` and `sliding_layers` of the decoder. Raises ValueError naming an invalid field."""
     if family.windows == "each" and "sliding_window" not in fields:
         raise ValueError("sliding_window: missing, must be null or a positive integer")
     switch = (False, True) if family.windows == "any" else (False,)
@@ -29,15 +29,16 @@ def windows_from_hf(
     if kinds and len(kinds) != num_layers:
         raise ValueError(f"layer_types = {show(kinds)}: must name num_hidden_layers = {num_layers} layers")
     if kinds or family.windows == "each":
-        within = tuple(i for i, kind in enumerate(kinds or (_SLIDING,) * num_layers) if kind == _SLIDING)
+        sliding_layers = tuple(i for i, kind in enumerate(kinds or (_SLIDING,) * num_layers) if kind == _SLIDING)
     else:
-        first = fields.get("max_window_layers")
-        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-            raise ValueError(f"max_window_layers = {show(first)}: must be the first layer with a sliding window")
-        within = tuple(range(first, num_layers))
-    if not within:
+        first_sliding = fields.get("max_window_layers")
+        if not isinstance(first_sliding, int) or isinstance(first_sliding, bool) or first_sliding < 0:
+            value = show(first_sliding)
+            raise ValueError(f"max_window_layers = {value}: must be the first layer with a sliding window")
+        sliding_layers = tuple(range(first_sliding, num_layers))
+    if not sliding_layers:
         return None, None
-    return window, None if len(within) == num_layers else within
+    return window, None if len(sliding_layers) == num_layers else sliding_layers
 
 
 def has_windows(family: Family, config: DecoderConfig) -> bool:
@@ -52,18 +53,18 @@ def has_windows(family: Family, config: DecoderConfig) -> bool:
 
 
 def windows_to_hf(family: Family, config: DecoderConfig) -> dict[str, Any]:
-    """The fields that say the windows of a decoder of this family, as transformers 4 and 5 read them."""
+    """Return the fields that state the decoder's windows, as transformers 4 and 5 read them for this family."""
     if not any(config.windows):
         return {}
     if family.windows == "each":
         return {"sliding_window": config.sliding_window}
-    within = [i for i, window in enumerate(config.windows) if window]
+    sliding_layers = [i for i, window in enumerate(config.windows) if window]
     fields: dict[str, Any] = {
         "layer_types": [_SLIDING if window else _FULL for window in config.windows],
         "sliding_window": config.sliding_window,
         "use_sliding_window": True,
     }
-    # What was read before there were layer_types can only say from which layer on.
-    if within == list(range(within[0], config.num_layers)):
-        fields["max_window_layers"] = within[0]
+    # Versions of transformers without layer_types only know the first layer with a window.
+    if sliding_layers == list(range(sliding_layers[0], config.num_layers)):
+        fields["max_window_layers"] = sliding_layers[0]
     return fields
