@@ -52,7 +52,9 @@ def _uncached(block: Block, x: Float[Array, "B T D"], view: View, turn: Rotation
 
 
 class Decoder(nn.Module):
-    """(tokens [B, T], start [B], cache, logits_at, visible_from, logits) -> PolicyOutput (specjax.types.Policy.apply).
+    """Decoder with the signature of `specjax.types.Policy.apply`.
+
+    (tokens [B, T], start [B], cache, logits_at, visible_from, logits) -> PolicyOutput.
 
     remat: what the backward pass recomputes. It does not affect a forward with a cache, which has no backward pass.
     """

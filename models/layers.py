@@ -61,7 +61,10 @@ class Projection(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale over the last axis, in float32. (flax's mixes dtypes, which strict promotion refuses.)"""
+    """RMS norm over the last axis, x / rms(x) * scale, in float32.
+
+    flax's own mixes dtypes, which strict promotion refuses.
+    """
 
     config: LayerConfig
 
