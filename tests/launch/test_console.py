@@ -17,7 +17,7 @@ def test_a_choice_is_printed_with_its_reason() -> None:
     assert first.startswith(
         "  draft length 2 at 8 slots of 64 positions: alpha 1.90, 1.80 for the batch, at 1.50 times the cost"
     )
-    assert first.endswith("promised speed by draft length 0: 1.00, 2: 1.20")
+    assert first.endswith("speed by draft length 0: 1.00, 2: 1.20")
     assert second.startswith(
         "  draft length 0 at 2 slots of 96 positions: alpha 1.00, 1.00 for the batch, at 1.00 times"
     )

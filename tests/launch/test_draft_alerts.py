@@ -77,9 +77,9 @@ DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
     "made_for, least, stated",
     [
         (MADE_FOR, 0.64, "its file states 0.74, measured with the policy runs/tiny"),
-        (None, LEAST_ACCEPTANCE, "nothing beside it states"),
-        (replace(MADE_FOR, temperature=0.6), LEAST_ACCEPTANCE, "nothing beside it states"),
-        (replace(MADE_FOR, predicted_acceptance=None), LEAST_ACCEPTANCE, "nothing beside it states"),
+        (None, LEAST_ACCEPTANCE, f"at least {LEAST_ACCEPTANCE}"),
+        (replace(MADE_FOR, temperature=0.6), LEAST_ACCEPTANCE, f"at least {LEAST_ACCEPTANCE}"),
+        (replace(MADE_FOR, predicted_acceptance=None), LEAST_ACCEPTANCE, f"at least {LEAST_ACCEPTANCE}"),
     ],
 )
 def test_a_draft_that_foresees_less_than_its_file_states_is_loud(
