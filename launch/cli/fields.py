@@ -1,4 +1,4 @@
-"""Fields of dataclasses as options of argparse."""
+"""Command-line options made from the fields of dataclasses."""
 
 import argparse
 import dataclasses
@@ -30,16 +30,16 @@ class Field:
 
     @property
     def flag(self) -> str:
-        """The option that sets it. argparse stores it as the field's path."""
+        """Return the option that sets the field. argparse stores its value under the field's path."""
         return f"--{self.path.replace('_', '-')}"
 
     @property
     def metavar(self) -> str:
-        """Return the shape of its words for --help, once if they repeat."""
+        """Return the form of the option's value for --help; a repeated item is shown once."""
         return "|".join(map(_shape, self.kinds))
 
     def add_to(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup, positional: bool = False) -> None:
-        """Add the option, or the positional argument, to a parser or to a group of one."""
+        """Add the field to a parser or an argument group, as an option or as a positional argument."""
         text, value = self.help, self.default
         if value not in (None, dataclasses.MISSING):
             text += f" [{' '.join(map(str, value)) or 'none' if isinstance(value, tuple) else value}]"
@@ -52,7 +52,7 @@ class Field:
         )
 
     def read(self, words: list[str]) -> Any:
-        """Return the value that these words stand for. Raises ConfigError if they stand for none."""
+        """Parse command-line words into the field's value. Raise ConfigError if no type of the field accepts them."""
         for kind in reversed(self.kinds):
             try:
                 return _read(kind, words)
@@ -63,7 +63,7 @@ class Field:
 
 
 def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Field]:
-    """Yield the fields of a dataclass, those of nested ones in their place.
+    """Yield the fields of a dataclass; a nested dataclass is replaced by its own fields.
 
     value: an instance whose values are the defaults; None takes those of the class.
     """
@@ -84,7 +84,7 @@ def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Fi
 
 
 def attribute_texts(kind: type) -> dict[str, str]:
-    """Return what the `Attributes:` blocks of a class and of its bases say of each field."""
+    """Return the description of each field, from the `Attributes:` blocks of a class and its bases."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         block = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("\nAttributes:\n")[2]
@@ -100,7 +100,7 @@ def summary(kind: type) -> str:
 
 
 def _choices(kind: Any) -> dict[str, Any]:
-    """Return the values of a type that has few of them, by how they are written; nothing for another type."""
+    """Return the values of a bool, None or Literal type by their spelling; an empty dict for other types."""
     values = {bool: (True, False), NoneType: (None,)}.get(kind, get_args(kind) if get_origin(kind) is Literal else ())
     return {str(value): value for value in values}
 
@@ -112,7 +112,7 @@ def _shape(kind: Any) -> str:
 
 
 def _read(kind: Any, words: list[str]) -> Any:
-    """Return the value of type `kind` that words stand for. Raises KeyError or ValueError if they stand for none."""
+    """Parse words into a value of type `kind`. Raise KeyError or ValueError if they are not one."""
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         if item is not str:

@@ -1,5 +1,6 @@
-"""Functions of one's own, named by options as `package.module:name`. Imports nothing heavy, because scorer processes
-import it.
+"""User functions, named by options as `package.module:name`.
+
+This module imports nothing heavy, because scorer processes import it.
 """
 
 import importlib
@@ -10,10 +11,10 @@ from launch.cli.errors import ConfigError
 
 
 def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callable[..., Any]:
-    """Return the function that `package.module:name` names; modules in the working directory are found too.
+    """Import the function named by `package.module:name`. Modules in the working directory are found too.
 
     builtin: the option's other values, for the error message.
-    Raises ConfigError if importing the module fails, or it has no such function.
+    Raises ConfigError if the import fails or the module has no such function.
     """
     module, _, function_name = name.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""argparse, with errors as ConfigError and reasons why an option is unknown."""
+"""An argparse parser that raises ConfigError and explains unknown options."""
 
 import argparse
 import difflib
@@ -12,12 +12,12 @@ from launch.cli.fields import Field
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises ConfigError for bad input, and leaves out what is not given."""
+    """An ArgumentParser that raises ConfigError for bad input and omits options that are not given."""
 
     def __init__(self, *, add_help: bool = False, **settings: Any) -> None:
         settings |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": _formatter}
         super().__init__(add_help=add_help, **settings)
-        # argparse itself takes -1e-3 and -1,3 for options.
+        # By default argparse takes -1e-3 and -1,3 for options.
         self._negative_number_matcher = re.compile(r"-[\d.]")
 
     def error(self, message: str) -> NoReturn:
@@ -25,9 +25,9 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def read(self, argv: Sequence[str], fields: Iterable[Field], elsewhere: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a command line gives by name: values of these fields by their paths, words of anything else.
+        """Parse a command line into {path: value} for `fields`, and {name: words} for other arguments.
 
-        elsewhere: why options that exist elsewhere are unknown here.
+        elsewhere: for options of other programs, the hint to add to the error message.
         """
         argv = [re.sub(r"^--[\w.-]+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
         found, unknown = self.parse_known_args(argv)

@@ -1,4 +1,4 @@
-"""Files and directories that a command line names: checked before the work whose results they hold, and written."""
+"""Output files and directories named on the command line: checked before the work starts, written after it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def check_writable(option: str, path: str | None) -> None:
 
 
 def make_directory(option: str, path: str) -> None:
-    """Make the directory and its parents. Raise ConfigError if that fails or nothing can be written there."""
+    """Create the directory and its parents. Raise ConfigError if that fails or it is not writable."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -36,7 +36,7 @@ def make_directory(option: str, path: str) -> None:
 
 
 def new_output_directory(config: RunConfig) -> Path:
-    """Return the directory that `--out` names, not made yet. Raise ConfigError unless it is new or empty."""
+    """Return the directory named by `--out`, without creating it. Raise ConfigError unless it is new or empty."""
     if config.out is None:
         raise ConfigError("out = None: must be the directory to write")
     out = Path(config.out)
@@ -46,7 +46,7 @@ def new_output_directory(config: RunConfig) -> Path:
 
 
 def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
-    """Raise ConfigError if neither a run's checkpoint nor a model is named: the policy would have random weights."""
+    """Raise ConfigError if neither a checkpoint nor model.path is given: the policy would have random weights."""
     if checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
 

@@ -1,8 +1,8 @@
-"""Which options of a recipe each program reads, as paths of fields and of whole sections."""
+"""Recipe options that each program reads, as paths of fields or of whole sections."""
 
 from collections.abc import Sequence
 
-# Left to recipe files: shapes of networks, the built-in task, and settings that few runs change.
+# Set only in recipe files: network shapes, the built-in task, and settings that few runs change.
 RECIPE_ONLY = (
     *("name", "model.architecture", "draft.architecture", "draft.head"),
     *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
@@ -31,7 +31,7 @@ _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
 GENERATE = (*_PROBLEMS, *_NETWORKS, "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "rollout.law")
-# Prompts and samples of a step say how many sequences fit into a batch.
+# A batch holds about as many sequences as a training step: data.prompts times rollout.group_size.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "out", "allow_truncated_law"),
@@ -46,5 +46,5 @@ TRAIN = ("",)
 
 
 def reads(patterns: Sequence[str], path: str) -> bool:
-    """Return whether the field at `path` is one of `patterns`, or in a section that is; "" stands for all."""
+    """Return whether `patterns` contains the field at `path` or a section that holds it; "" matches all fields."""
     return any(not pattern or path == pattern or path.startswith(f"{pattern}.") for pattern in patterns)

@@ -1,4 +1,4 @@
-"""Finding the recipe that CONFIG names."""
+"""Lookup of recipes by the name or path given as CONFIG."""
 
 import runpy
 from pathlib import Path
@@ -10,19 +10,19 @@ RECIPES = Path(__file__).parents[2] / "configs"
 
 
 def recipes() -> list[str]:
-    """Return the names that CONFIG may be: the files in configs/ that define a run."""
+    """Return the names allowed for CONFIG: the files in configs/ that define `config`."""
     return sorted(path.stem for path in RECIPES.glob("[a-z]*.py") if "\nconfig = " in path.read_text(encoding="utf-8"))
 
 
 def choices() -> str:
-    """Return what CONFIG may be, for messages."""
+    """Return the allowed values of CONFIG, for messages."""
     return f"one of {', '.join(recipes())}, or a path to such a .py file"
 
 
 def load_recipe(name: str) -> RunConfig:
-    """Return the `config` of a file in configs/, by its name, or of any such file, by its path.
+    """Load the `config` of a recipe: the name of a file in configs/, or the path of a .py file.
 
-    Raises ConfigError if there is no such file, it fails, or its `config` is no RunConfig.
+    Raises ConfigError if there is no such file, it fails to run, or its `config` is not a RunConfig.
     """
     path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
     if path.suffix != ".py" or not path.is_file():

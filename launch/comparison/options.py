@@ -8,14 +8,14 @@ from specjax.checkpoint import Which
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArgs:
-    """Options of launch.compare alone; --steps is how many steps each variant is timed for.
+    """Options of launch.compare alone. Each variant is timed for --steps steps.
 
     Attributes:
-        draft_lengths:   Draft lengths to compare and to choose among, besides 0.
-        checkpoint:      Directory of a run. None: start as the recipe does; distil a random draft.
-        checkpoint_step: Its checkpoint: newest, best or a step.
+        draft_lengths:   Draft lengths to compare and to choose from. 0 is always included.
+        checkpoint:      Run directory to start from. None: start as the recipe does, and distil a random draft.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
         json:            File for the results.
-        train_steps:     Train with and without drafting for so many steps; 0: do not.
+        train_steps:     Number of steps to train with and without drafting. 0: do not train.
         plots:           Directory for the reward curves; needs matplotlib.
     """
 
@@ -28,14 +28,16 @@ class CompareArgs:
 
     def __post_init__(self) -> None:
         if min(self.draft_lengths, default=0) < 0 or not any(self.draft_lengths):
-            raise ValueError(f"draft_lengths = {self.draft_lengths}: each must be at least 0, and one more than that")
+            raise ValueError(
+                f"draft_lengths = {self.draft_lengths}: each must be at least 0, and at least one must be above 0"
+            )
         check_writable("json", self.json)
         if self.train_steps < 0:
             raise ValueError(f"train_steps = {self.train_steps}: must be at least 0")
         if self.plots is not None and not self.train_steps:
-            raise ValueError(f"plots = {self.plots}: must be none without train_steps, of which the curves are")
+            raise ValueError(f"plots = {self.plots}: needs train_steps above 0, because the curves show those steps")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The draft lengths to choose among, ascending, 0 first."""
+        """Return the draft lengths to choose from, ascending, starting with 0."""
         return tuple(sorted({0, *self.draft_lengths}))

@@ -1,4 +1,4 @@
-"""Stage times of the variants of a step, and what a faster generation makes of the whole step."""
+"""Stage times of the variants of a step, and the effect of faster generation on the whole step."""
 
 import math
 import statistics
@@ -46,12 +46,12 @@ class VariantReport:
 
 
 def step_speedup(share: float, generation_speedup: float) -> float:
-    """Return by Amdahl's law the speed-up of a step of which `share` is generation, which alone gets faster."""
+    """Return the step's speed-up by Amdahl's law, if generation takes `share` of it and only generation is faster."""
     return 1 / (share / generation_speedup + 1 - share)
 
 
 def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> dict[str, VariantReport]:
-    """Time the variants in turns, `steps` steps each. lengths: the draft lengths that they choose among."""
+    """Time the variants in turns, `steps` steps each. lengths: the draft lengths that `Variant.chosen` indexes."""
     times = interleaved({name: variant.time_step for name, variant in variants.items()}, steps)
     plain = times[PLAIN]
     share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
@@ -89,7 +89,7 @@ def _step_s(steps: Sequence[StepTime]) -> float:
 
 
 def print_stage_times(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print the paper's table, with rewards and what Amdahl's law makes of the generation's speed-up."""
+    """Print stage times and speed-ups, with the step speed-up that Amdahl's law predicts."""
     numbers = (*STAGES, "overall", "alpha", "generation x", "step x", "by Amdahl", "bound")
     columns = Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in numbers)
     title = "seconds of a step, medians; speed-ups over autoregressive, with 95% intervals"
@@ -122,7 +122,7 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
 
 
 def print_first_differences(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print whether all variants generated the same tokens, or where each first did not."""
+    """Print that all variants generated the same tokens, or where each one first differs."""
     differences = {name: report.parting for name, report in reports.items() if report.parting}
     if not differences:
         console.print(f"tokens: the same in all arms, {reports[PLAIN].tokens}")

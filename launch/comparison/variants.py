@@ -34,8 +34,8 @@ PLAIN, AUTOMATIC = "autoregressive", "automatic"
 class StepTime:
     """One timed step of a variant.
 
-    seconds: of each stage, in their order. step_s: of all of it.
-    ids:     int32 [N], of the prompts.
+    seconds: seconds of each stage, in order. step_s: seconds of the whole step.
+    ids:     prompt ids, int32 [N].
     """
 
     seconds: dict[str, float]
@@ -46,7 +46,10 @@ class StepTime:
 
 
 class Variant:
-    """Steps of a run at fixed draft lengths: `chosen` are their indices, one for each phase; None without a draft."""
+    """Steps of a run at fixed draft lengths.
+
+    chosen: index of the draft length for each phase; None without a draft.
+    """
 
     def __init__(
         self, experiment: Experiment, step: StagedStep, start: TrainState, chosen: Sequence[int] | None
@@ -69,9 +72,9 @@ class Variant:
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
     def train(self, steps: int) -> Iterator[StepTime]:
-        """Train from the start, on the run's prompts from the first on, at draft lengths that each step chooses.
+        """Train from the initial state on the run's first prompts; each step chooses its draft lengths.
 
-        Yields each step with its rollout on the host, timed without its data.
+        Yields each step with its rollout on the host. Its time excludes loading data.
         """
         state = jax.tree.map(jnp.copy, self.start)
         for prompts in itertools.islice(self._experiment.train_batches(), steps):
@@ -83,15 +86,16 @@ class Variant:
 
 
 def plain_config(config: TrainConfig) -> TrainConfig:
-    """Return the configuration of the same steps without a draft."""
+    """Return the configuration with drafting and draft training turned off."""
     rollout = replace(config.rollout, draft_length=0, draft_lengths=())
     return replace(config, rollout=rollout, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
 def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
-    """Return params -> the seconds of a round, [phases, draft lengths]: from the recipe's table, or else measured.
+    """Return a function from params to the seconds of a round, [phases, draft lengths].
 
-    Raises ConfigError at once if the table is of no use.
+    The seconds come from the recipe's cost table, or are measured if it names none.
+    Raises ConfigError at once if the table cannot be used.
     """
     config, lengths = experiment.config, experiment.config.rollout.lengths
     if config.cost_table is not None:

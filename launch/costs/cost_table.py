@@ -1,4 +1,4 @@
-"""The cost table: seconds of a round in every phase of a run, measured, fitted, saved and reused."""
+"""Cost table: measured and fitted seconds per round for every phase of a run; can be saved and reused."""
 
 import json
 import math
@@ -46,7 +46,7 @@ class CostTable:
         self.cells = [*cells, *(cell for cell in later if cell.step > step and cell not in cells)]
 
     def changes(self, step: int, probing: bool) -> bool:
-        """Return whether new cells count from this step on."""
+        """Return whether new cells take effect at this step."""
         return self._known(step) or (probing and self._timer is not None)
 
     def update(self, params: Params, step: int) -> np.ndarray:
@@ -102,7 +102,7 @@ class CellTimer:
         with jax.set_mesh(self._mesh):
             prepared = self._prepare(params)
         measured = interleaved(self._timer.start(prepared), REPEATS)
-        # The least: what disturbs a round only adds to it.
+        # Take the minimum: disturbances only add time.
         return [Cell(*phase, k, min(seconds), step) for (phase, k), seconds in measured.items()]
 
 
