@@ -1,4 +1,4 @@
-"""The policy and the draft that a run names, with their parameters."""
+"""Construction of a run's policy and draft, with their parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from specjax.types import Params, Policy
 class Networks:
     """Both networks as functions, and their parameters on the mesh.
 
-    decoder: shape of the policy; None if model.family is one's own.
-    drafter: that of `draft`, with a lookup beside it if the run has one.
+    decoder: config of the policy's decoder; None if model.family names a user function.
+    drafter: the drafter of `draft`, combined with a lookup if the run has one.
     """
 
     decoder: DecoderConfig | None
@@ -36,9 +36,9 @@ class Networks:
 
 
 def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
-    """Return policy and draft, each from its checkpoint or from random weights, and nothing remembered of `problems`.
+    """Build policy and draft, each from its checkpoint or from random weights. The drafter's memory starts empty.
 
-    Raises ConfigError if the sections do not fit each other.
+    Raises ConfigError if the sections of the config do not fit each other.
     """
     policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
     try:

@@ -1,4 +1,4 @@
-"""The policy that a run names: a decoder from a checkpoint or from random weights, or a family of one's own."""
+"""Construction of a run's policy: a decoder from a checkpoint or random weights, or a user's model family."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ Family = Callable[[ModelConfig, Mesh, jax.Array], tuple[Policy, PyTree]]
 
 
 class BuiltPolicy(NamedTuple):
-    """A policy as functions, its parameters on the mesh, and the shape of its decoder; None for other families."""
+    """A policy as functions, its parameters on the mesh, and its decoder's config (None for a user's family)."""
 
     policy: Policy
     weights: PyTree
@@ -36,7 +36,7 @@ class BuiltPolicy(NamedTuple):
 
 
 def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
-    """Return the policy, which gives the features that an EAGLE-3 head reads.
+    """Build the policy, with the features that the EAGLE-3 head reads if there is one.
 
     saved: the head, if it comes from a checkpoint.
     """
@@ -56,9 +56,9 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
 def build_decoder(
     model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
-    """Return a decoder's shape and parameters; with `features`, one that gives those that EAGLE-3 reads.
+    """Build a decoder: return its config and parameters. features: whether it returns the features EAGLE-3 reads.
 
-    section: of the configuration that `model` is, for errors; a small model that drafts is built like a policy.
+    section: name of the config section that `model` is, for errors. A small draft model is built like a policy.
     """
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:

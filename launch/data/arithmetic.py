@@ -16,10 +16,10 @@ ALPHABET = "0123456789+=#\n"
 
 
 def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value: int) -> list[Problem]:
-    """`count` distinct sums of min_terms .. max_terms terms, each 1 .. max_value, in random order.
+    """Return `count` distinct sums of min_terms .. max_terms terms, each 1 .. max_value, in random order.
 
-    Deterministic by `seed`; each number of terms is equally likely as long as it has sums left. Raises ConfigError
-    where the bounds make no sense or allow fewer distinct sums than asked for.
+    The result depends on `seed` alone. Each number of terms is equally likely as long as it has sums left.
+    Raises ConfigError if the bounds are invalid or allow fewer than `count` distinct sums.
     """
     if not 2 <= min_terms <= max_terms:
         raise ConfigError(

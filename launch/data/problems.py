@@ -1,4 +1,4 @@
-"""Problems to train and evaluate on, and where they come from."""
+"""Problems to train and evaluate on: their type, reading them from JSONL and splitting off held-out ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ def load_jsonl(
     solution_field: str | None = None,
     answer_after: str | None = None,
 ) -> list[Problem]:
-    """Read the problems of a JSONL file: one object a line, blank lines skipped, fields that are text or numbers.
+    """Read problems from a JSONL file: one object per line, fields are text or numbers, blank lines are skipped.
 
-    With `answer_after`, the answer is what follows the last occurrence of that marker in its field: "####" for GSM8K.
-    Raises ConfigError naming the file, and the line where there is one, for whatever it cannot use.
+    answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
+    Raises ConfigError for invalid input; the message names the file, and the line if there is one.
     """
     problems = []
     for record, where in read_lines(path):
