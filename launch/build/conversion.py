@@ -33,7 +33,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 
 @dataclass(frozen=True)
 class ConvertArgs:
-    """Convert a policy or an EAGLE-3 draft from its public layout to ours, or back: whichever SOURCE is not.
+    """Convert a policy or an EAGLE-3 draft between its public layout and ours, to the one that SOURCE is not in.
 
     Attributes:
         source:         Policy or draft to read.
@@ -140,7 +140,7 @@ def export_draft(args: ConvertArgs) -> None:
 
 
 def public_config(source: Path) -> dict[str, Any] | None:
-    """Return the fields of the public config.json that the network's shape does not say; None if none were kept.
+    """Return the fields of the public config.json that the network's shape does not determine; None if none were kept.
 
     source: a policy in either layout, or a draft in ours.
     """
@@ -154,7 +154,7 @@ def _copy_beside(source: Path, out: Path) -> None:
     copy_tokenizer(source, out)
 
 
-# Options for one conversion, and what its source is.
+# Options that only one conversion accepts: that conversion, and the name of its source for the error message.
 _ONLY_FOR: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
     "feature_layers": (import_policy, "a policy to our layout"),
     "max_file_bytes": (export_policy, "a policy of ours"),
