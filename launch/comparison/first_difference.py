@@ -11,8 +11,13 @@ from specjax.types import Rollout
 class FirstDifference:
     """The first token of the first sequence that differs.
 
-    prompt:       the id of its prompt. sample: which of that prompt's. position: in the completion, from 0.
-    plain, other: the tokens there; None if that completion has ended.
+    Attributes:
+        step:     training step, from 1.
+        prompt:   id of the prompt.
+        sample:   sample of that prompt, from 0.
+        position: place in the completion, from 0.
+        plain:    autoregressive token there; None if that completion has ended.
+        other:    the other variant's token there; None if that completion has ended.
     """
 
     step: int
@@ -25,8 +30,8 @@ class FirstDifference:
     def __str__(self) -> str:
         plain, other = ("the end" if token is None else f"token {token}" for token in (self.plain, self.other))
         return (
-            f"first apart in step {self.step}, prompt {self.prompt}, sample {self.sample}, position {self.position}: "
-            f"{plain} autoregressively, {other} here"
+            f"first difference in step {self.step}, prompt {self.prompt}, sample {self.sample}, "
+            f"position {self.position}: {plain} autoregressively, {other} here"
         )
 
 

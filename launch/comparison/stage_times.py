@@ -19,16 +19,22 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class VariantReport:
-    """Medians over the steps of a variant; speed-ups are those of steps on the same prompts, with 95% intervals.
+    """Medians over the steps of a variant; speed-ups compare steps on the same prompts, with 95% intervals.
 
-    seconds:          of each stage. step_s: of the whole step, on a clock of its own.
-    summed:           the stages' sum over step_s.
-    alpha:            tokens per verification. tokens: of all completions.
-    amdahl:           the step's speed-up that follows from the share of generation and its speed-up alone.
-    bound:            the same if a round cost what an autoregressive one costs (arXiv 2604.26779, S_step).
-    draft_lengths:    of each phase.
-    parting:          where it first differs from the autoregressive tokens; None if all are the same.
-    turns:            the seconds of each step: of its stages, and of all of it as `step`.
+    Attributes:
+        seconds:            median seconds of each stage.
+        step_s:             median seconds of the whole step, timed separately.
+        summed:             sum of the stages over step_s.
+        alpha:              tokens per verification.
+        tokens:             completion tokens of all steps.
+        generation_speedup: over the autoregressive variant.
+        step_speedup:       over the autoregressive variant.
+        amdahl:             step speed-up that Amdahl's law gives for the measured generation speed-up.
+        bound:              the same for alpha as the speed-up: a round costs as much as an autoregressive one
+                            (arXiv 2604.26779, S_step).
+        draft_lengths:      draft length of each phase.
+        parting:            first difference from the autoregressive tokens; None if all are the same.
+        turns:              seconds of each stage in each step, and of the whole step as `step`.
     """
 
     seconds: dict[str, float]
@@ -62,25 +68,25 @@ def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps
 
 
 def _report(
-    own: Sequence[StepTime], plain: Sequence[StepTime], share: float, draft_lengths: tuple[int, ...]
+    steps: Sequence[StepTime], plain: Sequence[StepTime], generation_share: float, draft_lengths: tuple[int, ...]
 ) -> VariantReport:
-    pairs = list(zip(plain, own, strict=True))
+    pairs = list(zip(plain, steps, strict=True))
     faster = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
     differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
-    alpha = statistics.fmean(float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in own)
+    alpha = statistics.fmean(float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in steps)
     return VariantReport(
-        seconds={stage: statistics.median(step.seconds[stage] for step in own) for stage in STAGES},
-        step_s=_step_s(own),
-        summed=statistics.median(sum(step.seconds.values()) / step.step_s for step in own),
+        seconds={stage: statistics.median(step.seconds[stage] for step in steps) for stage in STAGES},
+        step_s=_step_s(steps),
+        summed=statistics.median(sum(step.seconds.values()) / step.step_s for step in steps),
         alpha=alpha,
-        tokens=sum(int(np.sum(step.rollout.lengths)) for step in own),
+        tokens=sum(int(np.sum(step.rollout.lengths)) for step in steps),
         generation_speedup=faster,
         step_speedup=interval([a.step_s / b.step_s for a, b in pairs]),
-        amdahl=step_speedup(share, faster[0]),
-        bound=step_speedup(share, alpha),
+        amdahl=step_speedup(generation_share, faster[0]),
+        bound=step_speedup(generation_share, alpha),
         draft_lengths=draft_lengths,
         parting=next((each for each in differences if each is not None), None),
-        turns=[step.seconds | {"step": step.step_s} for step in own],
+        turns=[step.seconds | {"step": step.step_s} for step in steps],
     )
 
 
@@ -114,8 +120,8 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         f"{1 / (1 - share):.2f} times as fast"
     )
     console.print(
-        "by Amdahl: what that share and the generation's speed-up make of the step; "
-        "bound: if a round cost what an autoregressive one costs"
+        "by Amdahl: the step's speed-up if only generation is faster; "
+        "bound: the same if a round costs as much as an autoregressive one"
     )
     sums = [report.summed for report in reports.values()]
     console.print(f"the stages sum to {min(sums):.1%} .. {max(sums):.1%} of the step, which is timed by itself")

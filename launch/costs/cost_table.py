@@ -123,14 +123,14 @@ def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]
     start_cells = [cell for cell in cells if cell.step == 0]
     if len({cell[:3] for cell in start_cells}) < 2:
         raise ConfigError(
-            f"cost_table = {path}: {len(start_cells)} cells of step 0: must be of two different rounds at least"
+            f"cost_table = {path}: {len(start_cells)} cells of step 0; must hold at least two different rounds"
         )
     seconds = round_seconds(start_cells, phases, draft_lengths)
     for phase, k in zip(*np.nonzero(seconds <= 0), strict=True):
         slots, window = phases[phase]
         raise ConfigError(
             f"cost_table = {path}: its cells give a round of {slots} slots of {window} positions at draft length "
-            f"{draft_lengths[k]} no cost: must be of rounds more like it"
+            f"{draft_lengths[k]} no cost above 0; must hold rounds of similar size"
         )
     return cells
 
@@ -140,7 +140,7 @@ def read_cells(path: Path) -> list[Cell]:
     try:
         cells = [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"cost_table = {path}: no table of costs: {error}") from None
+        raise ConfigError(f"cost_table = {path}: not a cost table: {error}") from None
     for cell in cells:
         for name, least in {"slots": 1, "window": 1, "draft_length": 0, "step": 0}.items():
             value = getattr(cell, name)

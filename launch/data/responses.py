@@ -1,12 +1,11 @@
-"""Prompts with answers to learn from: a policy's own for a draft, or worked solutions for a policy.
+"""Prompts with answers to learn from: a policy's own answers for a draft, worked solutions for a policy.
 
-A line of a file of answers is an object with
+Each line of a file of answers is a JSON object with
 
-    prompt    text, the problem as it stands in the data; it is put to the model as the run's data section says.
-    response  text, the answer.
-    tokens    optional, the answer's token ids with the stop token where it has one; taken instead of the text, which
-              does not tell of a stop token and need not tokenize as it was generated. Without, the response counts as
-              ended by a stop token.
+    prompt    text: the problem as in the data. The run's data section says how it is put to the model.
+    response  text: the answer. It counts as ended by a stop token.
+    tokens    optional: the answer's token ids, with the stop token if it has one. Used instead of `response`, because
+              text may not tokenize as it was generated.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,11 +26,13 @@ from specjax.types import Prompts, Rollout
 
 @dataclass(frozen=True)
 class Answers:
-    """A list of prompts with an answer each.
+    """Prompts with one answer each.
 
-    ids:            int32 [N], the prompt's problem; -1 where it came from a file.
-    tokens:         int32 [N, S], prompt and answer, left-aligned, then zeros.
-    prompt_lengths: int32 [N]. lengths: int32 [N], of prompt and answer together.
+    Attributes:
+        ids:            int32 [N], index of the prompt's problem; -1 if it came from a file.
+        tokens:         int32 [N, S], prompt and answer, left-aligned, then zeros.
+        prompt_lengths: int32 [N].
+        lengths:        int32 [N], prompt and answer together.
     """
 
     ids: np.ndarray
@@ -51,7 +52,7 @@ class Answers:
 
     @property
     def completions(self) -> np.ndarray:
-        """The tokens of all answers without their prompts, int32, one after the other."""
+        """Return the tokens of all answers without their prompts, concatenated, int32."""
         return self.tokens[self._completion(np.arange(len(self)))]
 
     def batch(self, picks: np.ndarray) -> Sequences:

@@ -37,8 +37,8 @@ def test_a_table_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     "cells, message",
     [
-        *((text, "no table of costs") for text in ("", "[]", "{}", "\0")),
-        *((cells, "no table of costs") for cells in (3, [3], [{}], [{"slots": 8}])),
+        *((text, "not a cost table") for text in ("", "[]", "{}", "\0")),
+        *((cells, "not a cost table") for cells in (3, [3], [{}], [{"slots": 8}])),
         ([OTHER | {"slots": 0}], "slots = 0"),
         ([OTHER | {"slots": "8"}], "slots = '8'"),
         ([OTHER | {"slots": True}], "slots = True"),
