@@ -114,7 +114,7 @@ def saved_step(directory: Path, which: Which = "newest") -> int:
 def _saves(directory: Path) -> Iterator[Checkpointer]:
     """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
     if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: has no folder {CHECKPOINTS}; must be the directory of a run")
+        raise ConfigError(f"checkpoint = {directory}: has no {CHECKPOINTS}; must be a run directory")
     try:
         with Checkpointer(directory / CHECKPOINTS) as saves:
             yield saves
