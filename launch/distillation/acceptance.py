@@ -1,4 +1,4 @@
-"""The acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap."""
+"""Acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap."""
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -81,7 +81,7 @@ def check_counts(experiment: Experiment) -> None:
 def measure_acceptance(
     experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
 ) -> HeldOutAcceptance:
-    """Generate the held-out prompts that evaluation takes at the run's longest draft length, and count."""
+    """Generate held-out prompts at the run's longest draft length, and count drafted and accepted tokens."""
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     rollout = experiment.config.rollout
     law = replace(rollout.law, temperature=temperature)

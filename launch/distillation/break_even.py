@@ -1,4 +1,4 @@
-"""After how many steps of RL a distilled draft has paid for itself, by what rollouts save.
+"""Break-even point of a distilled draft: the RL steps after which faster rollouts have paid for it.
 
 Not measured is what the draft adds to training in each step: its forward pass, and its gradient if it learns online.
 """
@@ -23,7 +23,7 @@ from specjax.types import Params
 
 @dataclass(frozen=True)
 class BreakEven:
-    """When the draft has paid for itself at a draft length.
+    """Break-even point at one draft length.
 
     autoregressive_s: seconds of a step's rollout without the draft, turn by turn. speculative_s: those with it.
     cost_s:           seconds of the distillation, generation and training.

@@ -49,5 +49,5 @@ class DistillArgs:
 
     @property
     def public_dialect(self) -> Dialect | None:
-        """The extra layout to write; None: only ours."""
+        """Return the extra layout to write; None: only ours."""
         return None if self.dialect == "ours" else self.dialect

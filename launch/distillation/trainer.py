@@ -32,7 +32,7 @@ Keep = Callable[[Answers], None]
 
 @dataclass
 class DistillationCost:
-    """The wall-clock seconds of a distillation, compiling included, and the work done in them.
+    """Wall-clock seconds of a distillation, compiling included, and the work done in them.
 
     compile_s:      the part of both that was compiling, or reading what was compiled before.
     answer_tokens:  tokens of all answers. trained_tokens: the same, as often as they were trained on.
@@ -147,7 +147,7 @@ class _AnswerGenerator:
         )
 
     def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
-        """Answer some batches of prompts, each with its number, which keys its noise."""
+        """Answer batches of prompts; each comes with its number, which keys its noise."""
         start, parts, rounds = time.perf_counter(), [], 0
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
@@ -193,7 +193,7 @@ class _DraftTrainer:
 
     @property
     def draft(self) -> PyTree:
-        """The draft's parameters; the next step donates them."""
+        """Return the draft's parameters; the next step donates them."""
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:

@@ -42,6 +42,6 @@ class EvaluateArgs:
 
     @property
     def larger_k(self) -> tuple[int, ...]:
-        """The k's above 1, ascending; k = 1 is the accuracy."""
+        """Return the values of k above 1, ascending; k = 1 is the accuracy."""
         powers = (2**i for i in range(1, self.samples.bit_length()))
         return tuple(k for k in sorted(set(self.k or powers)) if k > 1)

@@ -35,7 +35,7 @@ class SetReport:
     tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, the measures with their intervals by name."""
+        """Return every field; measures are given by name with their intervals."""
         return asdict(self) | {"measures": {name: measure._asdict() for name, measure in self.measures.items()}}
 
 

@@ -89,7 +89,7 @@ class Sampler:
 
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
-    """Fill in what a rollout function of one's own may leave out: `stopped`, and `row_rounds` as of plain decoding."""
+    """Fill in what your own rollout function may leave out: `stopped`, and `row_rounds` of plain decoding."""
     lengths, stopped = rollout.lengths, rollout.stopped
     last = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     found = (lengths > 0) & jnp.isin(last, jnp.array(stop_tokens, jnp.int32))

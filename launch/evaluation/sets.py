@@ -55,7 +55,7 @@ def prompt_tables(
 def evaluate_sets(
     experiment: Experiment, params: Params, sets: dict[str, list[Problem]], args: EvaluateArgs, console: Console
 ) -> dict[str, Any]:
-    """Sample, score, save and print set by set; return what the JSON file says of them."""
+    """Sample, score, save and print the sets one by one; return their entries for the JSON file."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
     tables = prompt_tables(experiment, sets, args.prompts, console)
     if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:

@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(correct: Bool[np.ndarray, "prompts samples"], k: int) -> Float[np.ndarray, "prompts"]:
-    """The chance that of k samples of a prompt one is right, without bias for k up to all of them.
+    """Return an unbiased estimate of the chance that at least one of k samples of a prompt is right.
 
     Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n - c, k) / C(n, k), where c of n samples are right.
     """
@@ -34,7 +34,7 @@ def pass_at_k(correct: Bool[np.ndarray, "prompts samples"], k: int) -> Float[np.
 def majority_at_k(
     answers: Sequence[Sequence[str | None]], correct: Bool[np.ndarray, "prompts samples"], k: int
 ) -> Float[np.ndarray, "prompts"]:
-    """The chance that the answer given most often among k samples of a prompt is right (arXiv 2203.11171).
+    """Return the chance that the most frequent answer among k samples of a prompt is right (arXiv 2203.11171).
 
     The mean over as many groups of k different samples as there are. All that was scored as right is one answer;
     others are the same where their text is. None gives no answer. Of answers given equally often each counts alike.
@@ -48,7 +48,7 @@ def majority_at_k(
 
 
 def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
-    """Their mean with the interval that INTERVAL describes; each is within 0 .. 1.
+    """Return the mean of values within 0 .. 1 with the interval that INTERVAL describes.
 
     Where every prompt comes to 0 or 1, that is as many as there are prompts. Shares scatter less, and are worth more.
     How much is told with one prompt more that comes to 0 and one to 1: few that happen to be alike are not certain.
@@ -61,7 +61,7 @@ def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
 
 
 def _vote(voted: Sequence[tuple[bool, str | None]]) -> float:
-    """Share of the answers given most often that are right; 0 where none is given."""
+    """Return the share of right answers among the most frequent ones; 0 if no answer was given."""
     counts = Counter(vote for vote in voted if vote != (False, None))
     if not counts:
         return 0.0

@@ -1,4 +1,4 @@
-"""A run as one page: report.html, which needs no network and nothing beside it."""
+"""The report of a run: one page, report.html, that needs no network and no other file."""
 
 from launch.report.page import REPORT_FILE, try_report, write_report
 

@@ -67,7 +67,7 @@ def line_chart(
     reference: float | None = None,
     span: tuple[int, int] | None = None,
 ) -> str:
-    """Values over steps, each series with its mean, and faintly what was measured; empty without values.
+    """Return a chart of values over steps: each series' running mean, and faintly its values; empty without values.
 
     zero: the axis has 0. reference: a dashed level. span: the steps of the whole run.
     """
@@ -107,7 +107,7 @@ def line_chart(
 
 
 def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndarray]], *, hint: str = "") -> str:
-    """Seconds, stacked: a bar a step; parts: color and values [steps] by label."""
+    """Return a chart of stacked seconds, one bar per step. parts: color and values [steps] by label."""
     total = np.sum([values for _, values in parts.values()], axis=0)
     groups = np.array_split(np.arange(len(steps)), min(len(steps), 24))
     frame = Frame(0, len(groups), ticks(0.0, float(max(total[group].mean() for group in groups))))
@@ -133,7 +133,7 @@ def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndar
 
 
 def histogram(title: str, groups: dict[str, tuple[int, np.ndarray]], top: int, *, hint: str = "") -> str:
-    """Counts of whole numbers 0 .. top as shares, each group in its color: (color, values) by label."""
+    """Return a histogram of whole numbers 0 .. top as shares. groups: (color, values) by label."""
     bins = min(top + 1, 24)
     edges = np.linspace(0, top + 1, bins + 1)
     shares = {name: np.histogram(values, edges)[0] / max(len(values), 1) for name, (_, values) in groups.items()}

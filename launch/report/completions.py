@@ -21,7 +21,7 @@ MOST = 8
 
 
 def shown(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those with completions, the first and the last among them and others evenly between."""
+    """Return steps that logged completions: the first, the last, and others evenly spaced between them."""
     full = [sample for sample in samples if sample["completions"]]
     if len(full) <= MOST:
         return full
@@ -29,7 +29,7 @@ def shown(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def completions(samples: Sequence[dict[str, Any]]) -> str:
-    """A block a step that opens, the last one open; empty without any."""
+    """Return a block for each step that can be opened, the last one open; empty if there are none."""
     picked = shown(samples)
     if not picked:
         return ""
@@ -68,6 +68,6 @@ def _completion(each: dict[str, Any]) -> str:
 
 
 def _tokens(pieces: Sequence[tuple[str, int | None]]) -> str:
-    """A line break is shown, else the shade of a token that is one would not be."""
+    """Show a line break as a sign, so that the shade of such a token is visible."""
     texts = ((escape(text).replace("\n", "\u21b5\n"), writer or 0) for text, writer in pieces if text)
     return "".join(f'<span class="w{writer}">{text}</span>' for text, writer in texts)

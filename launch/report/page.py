@@ -1,4 +1,4 @@
-"""The page: what is shown of a run, and in which order."""
+"""The page of the report: its parts, in their order."""
 
 import importlib.resources
 import re
@@ -46,7 +46,7 @@ def try_report(directory: Path) -> None:
 
 
 def page(run: Run) -> str:
-    """The whole report as HTML."""
+    """Return the whole report as HTML."""
     parts = [
         ("", _head(run)),
         ("Learning", _charts(*_learning(run))),
@@ -89,7 +89,7 @@ def _head(run: Run) -> str:
 
 
 def _numbers(run: Run) -> Iterator[tuple[str, str]]:
-    """(label, value) of what the run came to."""
+    """Return (label, value) of the run's results."""
     done = int(run.steps[-1]) if len(run.steps) else 0
     yield f"of {run.config.get('steps')} steps done", str(done)
     result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
@@ -219,7 +219,7 @@ def _time(run: Run) -> Iterator[str]:
 
 
 def _others(run: Run) -> Iterator[str]:
-    """A chart for each metric of the recipe's own parts, such as its loss or drafter."""
+    """Yield a chart for each metric with a name of its own, such as those of a custom loss or drafter."""
     for name in run.metrics:
         if name not in STANDARD_METRICS and not name.startswith("reward/") and not POSITION.fullmatch(name):
             yield _lines(run, name, {name: name.rpartition("/")[2]})

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers, about `count`, the first and last of which hold low and high."""
+    """Return about `count` round numbers; the first and the last enclose low and high."""
     if low == high == 0:
         high = 1.0
     elif high - low <= CONSTANT * max(abs(low), abs(high)):
@@ -21,7 +21,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def tick_labels(values: list[float], percent: bool = False) -> list[str]:
-    """The ticks as text, all to the same digits."""
+    """Return the ticks as text, with equally many digits."""
     if percent:
         values = [100 * value for value in values]
     step, most = abs(values[1] - values[0]), max(map(abs, values))
@@ -43,7 +43,7 @@ def _zero(text: str, suffix: str) -> str:
 
 
 def number(value: float, percent: bool = False) -> str:
-    """A value as text, to about four digits."""
+    """Return a value as text with about four digits."""
     if percent:
         return f"{100 * value:.1f}%"
     if value == round(value) and abs(value) < 1e5:
@@ -57,7 +57,7 @@ def number(value: float, percent: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say it."""
+    """Return seconds as text, in the unit that people would use."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     if seconds < 6000:

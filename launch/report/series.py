@@ -1,4 +1,4 @@
-"""Series of a chart: smoothed, cut where nothing was measured, and thinned to what a chart can show."""
+"""Series of a chart: smoothed, interrupted where nothing was measured, and thinned to what a chart can show."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ OUTLYING = 5
 
 @dataclass(frozen=True)
 class Series:
-    """Values at ascending steps, each finite. color: 1 .. 6 of the palette. dashed: a bound, a promise, a 7th line."""
+    """Finite values at ascending steps. color: 1 .. 6 of the palette. dashed: a bound, a prediction, a 7th line."""
 
     label: str
     steps: np.ndarray
@@ -31,7 +31,7 @@ class Series:
 
     @property
     def smooth(self) -> np.ndarray:
-        """The mean around each value, outliers cut to what is usual; the values themselves where they are few."""
+        """Return a running mean with outliers clipped; the values themselves if they are few."""
         if not self.noisy:
             return self.values
         half = max(len(self.values) // SMOOTHED // 2, 1)
@@ -41,7 +41,7 @@ class Series:
 
 
 def usual_range(values: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest value but for outliers: those far beyond the middle half of all."""
+    """Return the least and the greatest value without outliers, which lie far outside the middle half."""
     low, high = np.quantile(values, (0.25, 0.75))
     far = OUTLYING * (high - low)
     usual = values[(values >= low - far) & (values <= high + far)] if far > 0 else values
@@ -56,7 +56,7 @@ def _mean_around(values: np.ndarray, half: int) -> np.ndarray:
 
 
 def stretches(steps: np.ndarray) -> list[slice]:
-    """Where a line is drawn through: a gap of over thrice the usual distance parts it."""
+    """Return the stretches through which a line is drawn; a gap of more than three usual distances interrupts it."""
     distances = np.diff(steps)
     gaps = np.flatnonzero(distances > 3 * np.median(distances)) + 1 if len(distances) else np.array([], int)
     edges = [0, *gaps.tolist(), len(steps)]
@@ -64,7 +64,7 @@ def stretches(steps: np.ndarray) -> list[slice]:
 
 
 def thin(values: np.ndarray, most: int = MOST) -> np.ndarray:
-    """Indices, ascending, of at most 2 * `most` values: the least and the greatest of each of so many stretches."""
+    """Return ascending indices of at most 2 * `most` values: the least and the greatest of each of `most` stretches."""
     if len(values) <= 2 * most:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), most + 1).astype(int)
@@ -76,6 +76,6 @@ PICKS = (np.argmin, np.argmax)
 
 
 def limits(series: list[Series]) -> tuple[float, float]:
-    """(low, high) that hold every mean, and all values but outliers."""
+    """Return (low, high) that hold every mean, and all values except outliers."""
     ranges = [usual_range(s.values) if s.noisy else (float(s.values.min()), float(s.values.max())) for s in series]
     return min(low for low, _ in ranges), max(high for _, high in ranges)

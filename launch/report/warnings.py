@@ -10,7 +10,7 @@ MOST = 20
 
 
 def warnings(run: Run) -> list[str]:
-    """A line each, in the order of their steps."""
+    """Return the warnings, one line each, in the order of their steps."""
     found = [*_alarms(run), *run.events_of("warning"), *_unscored(run), *_apart(run), *_not_finite(run)]
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
@@ -48,7 +48,7 @@ def _apart(run: Run) -> list[tuple[int, str]]:
 
 
 def _not_finite(run: Run) -> list[tuple[int, str]]:
-    """Every step measures these: one that has no number had infinity, or none."""
+    """Warn of steps whose loss or gradient is missing: every step measures these, so it was not finite."""
     lines = []
     for name in ("loss/policy", "grad_norm/policy"):
         at = run.steps[~np.isfinite(run.metrics[name])] if name in run.metrics else run.steps[:0]

@@ -65,8 +65,11 @@ class RewardPool:
                 raise ConfigError(problem)
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """float32 [completions, scorers]; a row is NaN where a scorer raised, ran out of time or died, and a value
-        where it is no finite number. Safe to call from several threads. Raises RuntimeError once the pool is closed."""
+        """Return the values, float32 [completions, scorers]; may be called from several threads.
+
+        A row is NaN if a scorer raised, ran out of time or died; a value is NaN if it is no finite number. Raises
+        RuntimeError once the pool is closed.
+        """
         samples = list(zip(completions, answers, strict=True))
         size = max(1, min(CHUNK, -(-len(samples) // len(self._processes))))
         chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
@@ -83,7 +86,7 @@ class RewardPool:
         return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
 
     def close(self) -> None:
-        """End the processes; calls of `score` that still wait get NaN."""
+        """Stop the processes; waiting calls of `score` return NaN."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -137,7 +140,7 @@ class _Process:
         return None
 
     def kill(self) -> None:
-        """End the process and whatever it started; from any thread."""
+        """Stop the process and its children; may be called from any thread."""
         process = self._process
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
@@ -176,7 +179,7 @@ class _Process:
             raise ChildProcessError(problem)
 
     def _receive(self, limit_s: float) -> Any:
-        """The process's next message. Raises ChildProcessError where there is none: the process is of no more use."""
+        """Return the process's next message. Raises ChildProcessError if there is none."""
         if self._closing.is_set():
             raise ChildProcessError("stopped: the pool is closed")
         try:
@@ -187,7 +190,7 @@ class _Process:
         raise ChildProcessError(f"hung: no value within {limit_s:g} s")
 
     def discard(self) -> None:
-        """End the process, if there is one, and wait for it."""
+        """Stop the process, if there is one, and wait for it."""
         if self._process is not None:
             self.kill()
             self._process.wait()

@@ -16,7 +16,7 @@ from specjax.types import Prompts, Reward, Rollout
 
 
 def make_pool(config: RewardConfig) -> RewardPool | None:
-    """The scorer processes, or None where the reward is traced."""
+    """Return the scorer processes; None if the reward is traced."""
     return None if config.scorer == TRACED else RewardPool(config)
 
 
@@ -41,7 +41,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
 
 
 def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, mesh: Mesh) -> RewardFn:
-    """The reward of completions of `problems`, which prompts name by their ids."""
+    """Return the reward function for completions of `problems`, which prompts name by id."""
     if pool is None:
         return traced_exact(problems, tokenizer)
     return host_reward(host_scorer(pool, tokenizer, problems), mesh, pool.config.parts)
@@ -80,7 +80,7 @@ def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
 
 
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
-    """1 where a completion ends in '#', the answer and the stop token, else 0; compared as token ids."""
+    """Return 1 if a completion ends in '#', the answer and the stop token, else 0; compared as token ids."""
     endings = [[*tokenizer.encode(f"#{problem.answer}"), tokenizer.stop_tokens[0]] for problem in problems]
     width = max(map(len, endings))
     # Right-aligned, as completions end; -1 matches anything.

@@ -10,7 +10,7 @@ from launch.cli.functions import load_function
 
 
 class Scorer(NamedTuple):
-    """How a completion is scored, and what it answers.
+    """A scorer: the value of a completion, and the final answer in it.
 
     Attributes:
         score:        (completion, answer) -> a number; above 0.5 is correct.
