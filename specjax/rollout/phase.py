@@ -47,7 +47,7 @@ class PhaseRun:
 
     def _run(self, carry: Carry) -> tuple[Carry, Int[Array, ""]]:
         if carry.queue is None:
-            state, count = self._decode(carry.state, lambda state, _: self._over(state, 0))
+            state, count = self._decode(carry.state, lambda state, _: self._has_ended(state, 0))
             return carry._replace(state=state), count
 
         def fill_and_decode(loop: tuple[Carry, Array]) -> tuple[Carry, Array]:
@@ -57,12 +57,12 @@ class PhaseRun:
             )
             waiting = self._waiting(carry)
             state, count = self._decode(
-                carry.state, lambda state, _: self._over(state, waiting) | self._has_room(state, waiting)
+                carry.state, lambda state, _: self._has_ended(state, waiting) | self._has_room(state, waiting)
             )
             return carry._replace(state=state), total + count
 
         return jax.lax.while_loop(
-            lambda loop: ~self._over(loop[0].state, self._waiting(loop[0])), fill_and_decode, (carry, jnp.int32(0))
+            lambda loop: ~self._has_ended(loop[0].state, self._waiting(loop[0])), fill_and_decode, (carry, jnp.int32(0))
         )
 
     def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
@@ -85,7 +85,7 @@ class PhaseRun:
         rows = admission(self.decoding.config, self.phase.slots)[0]
         return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
-    def _over(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
+    def _has_ended(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
         """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window."""
         next_slots = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
         return ((waiting == 0) & (jnp.sum(~state.done) <= next_slots)) | self._outgrown(state)
