@@ -100,7 +100,7 @@ def speculative_round(config, params, row):
 
 def advance(config, params, row, tokens, start, draft, log_q):
     """Run both networks over tokens [T] from `start` on, the last K of them a draft, and append what is emitted."""
-    # Refused tokens stay in the caches. No token attends to them, and the next round writes over them.
+    # Refused tokens and padding stay in the caches. No token attends to them; later rounds write over them.
     view = causal(start, len(tokens), len(row.tokens))
     log_p, features, caches = decoder(config, params["policy"], tokens, view, row.caches[:-1])
     row = commit(config, row, take(log_p, row.length - 1 - start, len(draft) + 1), draft, log_q)
@@ -131,7 +131,7 @@ def commit(config, row, log_p, draft, log_q):
 def verify_rejection(key, start, log_p, log_q, draft):
     """Verify by speculative sampling (Leviathan et al. 2023, arXiv 2211.17192): the emitted tokens follow p exactly."""
     # A token is drafted with probability q and accepted with min(1, p / q), hence emitted with min(p, q). What is left
-    # of p is the residual max(p - q, 0). Its mass is the probability of a refusal, so a refusal draws from it.
+    # of p is the residual max(p - q, 0). It sums to the probability of a refusal, so a refusal draws from it.
     ratio = jnp.exp(jnp.minimum(pick(log_p[:-1], draft) - pick(log_q, draft), 0.0))
     # More than i tokens are accepted with the product of the first i + 1 ratios: one uniform decides on all tokens.
     accepted = jnp.sum(uniforms(key, start, ACCEPT, 1) < jnp.cumprod(ratio))
@@ -161,7 +161,7 @@ def loss(config, params, rows, advantage):
         log_p, features, _ = decoder(config, policy, row.tokens, view, [None] * len(policy["layers"]))
         # A token is emitted with probability p, whoever proposed it: old log-probs are those of p, not of q.
         ratio = jnp.exp(jnp.where(counts, pick(log_p[:-1], row.tokens[1:]) - row.log_probs[1:], 0.0))
-        objective = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.28) * advantage)
+        objective = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.28) * advantage)  # as DAPO clips
         # The draft's loss has no gradient into the policy: the policy must not become easier to predict for its sake.
         policy, log_p, features = jax.lax.stop_gradient((policy, log_p, features))
         draft_loss = distillation_loss(config, params | {"policy": policy}, log_p, features, row)
@@ -178,8 +178,8 @@ def distillation_loss(config, params, log_p, features, row):
     size, total, hidden, cache = len(row.tokens), 0.0, features @ params["draft"]["fc"], None
     index, (cached_pass, cached_index) = jnp.arange(size), jnp.divmod(jnp.arange(config.passes * size), size)
     for i in range(config.passes):
-        own = (cached_index == index[:, None]) & (cached_pass <= i)
-        view = index + i, i * size, own | (cached_pass == 0) & (cached_index < index[:, None])
+        own, earlier = cached_index == index[:, None], (cached_pass == 0) & (cached_index < index[:, None])
+        view = (index + i, i * size, (own & (cached_pass <= i)) | earlier)
         following, target = jnp.roll(row.tokens, -1 - i), jnp.exp(jnp.roll(log_p, -1 - i, axis=0))
         hidden, log_q, cache = draft_head(config, params, hidden, following, view, cache)
         # Later passes weigh less, because a token drafted late is used only if those before it were accepted.

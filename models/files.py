@@ -58,7 +58,7 @@ def write_json(path: Path, fields: dict[str, Any]) -> None:
 
 
 def json_text(fields: dict[str, Any]) -> str:
-    """Return the text that `write_json` writes."""
+    """Return fields as JSON text: indented, keys sorted, newline at the end."""
     return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
 

@@ -63,7 +63,7 @@ class Experiment:
 
     @property
     def draft_vocabulary(self) -> list[int] | None:
-        """The policy's ids of a reduced draft vocabulary. They depend on the data, so resume compares them."""
+        """The policy's ids of a reduced draft vocabulary. They depend on the data: readers of checkpoints check."""
         ids = self.networks.draft.target_ids
         return None if ids is None else ids.tolist()
 

@@ -10,7 +10,7 @@ from specjax.types import Params, TrainState
 def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | None) -> TrainState:
     """Return the training state before the first step.
 
-    seconds: of a round, [phases, draft lengths]; None if the draft length is fixed.
+    seconds: measured seconds of a round, [phases, draft lengths]; None if the draft length is fixed.
     """
     config = experiment.config
     prompts = config.data.prompts, config.data.max_prompt_tokens

@@ -22,7 +22,7 @@ LEAST_ACCEPTANCE = 0.2
 def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | None:
     """Return an alarm if the draft was read from a checkpoint and predicts too little acceptance in the first step.
 
-    `draft/alarm` cannot see this: it compares predicted with measured acceptance, and both are low.
+    `draft/alarm` cannot see this: it compares promised with measured acceptance, and both are low.
 
     predicted: `draft/predicted_acceptance` of the first step. temperature: of the run's sampling law.
     """

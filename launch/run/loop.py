@@ -138,7 +138,7 @@ class TrainingLoop:
             self.logs.timer.finish({"eval/accuracy": self.evaluate(state.params)})
 
     def save_if_due(self, number: int, state: TrainState, last: bool) -> None:
-        """Save a checkpoint every n-th step, and after the last one."""
+        """Save a checkpoint every `checkpoint.every` steps and after the last one; never if it is 0."""
         every = self.experiment.config.checkpoint.every
         if is_due(number, every) or (every and last):
             # Logged first: a run that is killed after the save resumes after the line of this step.

@@ -41,9 +41,10 @@ class Prefill:
 
 @pytree
 class Queue:
-    """Sequences that wait for a slot: all from `next_sequence` on.
+    """Sequences that wait for a slot: `next_sequence` and all after it.
 
-    prefilled: prompts from `first_prompt` on, which cover the sequences before `end_sequence`.
+    prefilled: a forward over prompts from `first_prompt` on. It serves sequences below `end_sequence`; later ones need
+    another.
     """
 
     next_sequence: Int[Array, ""]

@@ -28,10 +28,10 @@ class RolloutConfig:
         draft_length:   Tokens drafted per round (k); 0: autoregressive decoding.
         draft_lengths:  Choose k among these per phase, by measured cost and acceptance. Empty, and in evaluation:
                         draft_length.
-        verifier:       `rejection` and `block` keep the distribution, block accepts more; `coupled` keeps the tokens.
+        verifier:       `rejection` and `block` keep the distribution, `coupled` keeps the tokens.
                         In Python also a Verifier of your own.
         law:            Sampling distribution.
-        stop_tokens:    Tokens that end a completion. Empty: the tokenizer's.
+        stop_tokens:    Tokens that end a completion. Empty: programs take the tokenizer's; in Python none.
         phases:         (slots, window) per data shard: sequences decoded together, and positions a row may hold. Slots
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.

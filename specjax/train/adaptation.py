@@ -195,7 +195,7 @@ def _noise(mean: Array, drafted: Array) -> Array:
 
 
 def _position_1(sequences: ScoredSequences) -> tuple[Float[Array, ""], Float[Array, ""]] | None:
-    """Return the numbers of tokens at position 1 of a draft, (drafted, accepted); None if not recorded."""
+    """Return how many tokens stood at position 1 of a draft and how many were accepted; None if not recorded."""
     if sequences.proposed is None or sequences.accepted is None:
         return None
     return jnp.sum(sequences.proposed, dtype=jnp.float32), jnp.sum(sequences.accepted, dtype=jnp.float32)

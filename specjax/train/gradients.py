@@ -124,7 +124,7 @@ def microbatch_gradients(
         return draft_gradient(context, params, draft_tokens, batch, output)
 
     def measure() -> tuple[PyTree, DraftLoss]:
-        # Also without an update: predicted acceptance is compared with measured acceptance.
+        # Also without an update: the metrics and the acceptance alarm need the overlap.
         return jax.tree.map(jnp.zeros_like, params.draft), draft_loss(context, params, params.draft, batch, output)
 
     with jax.named_scope("draft_gradient"):
@@ -180,7 +180,7 @@ def draft_loss(
 def draft_gradient(
     context: LossContext, params: Params, tokens: Float[Array, ""], sequences: Sequences, output: PolicyOutput
 ) -> tuple[PyTree, DraftLoss]:
-    """Return the gradient of the draft's loss over `tokens`, and that loss undivided."""
+    """Return the gradient of the draft's loss divided by `tokens`, and the undivided loss."""
 
     def mean(draft: PyTree) -> tuple[Array, DraftLoss]:
         result = draft_loss(context, params, draft, sequences, output)

@@ -46,7 +46,7 @@ def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) ->
 
 
 def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:
-    """Return the sequences with those that no stop token ended marked as not counted."""
+    """Mark truncated sequences, which no stop token ended, as not counted."""
     if rollout.stopped is None:
         raise ValueError("drop_truncated = True: the rollout does not tell which sequences it stopped")
     return replace(sequences, counted=sequences.counted & rollout.stopped)

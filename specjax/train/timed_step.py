@@ -65,7 +65,7 @@ class StagedStep:
         self._layout = self._gathered = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
-        """chosen: the draft length of each phase, an index; None leaves the choice to the state."""
+        """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
         stages, seconds = self._stages, {}
         if chosen is None:
             chosen = stages.choose(state)
