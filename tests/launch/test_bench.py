@@ -29,12 +29,14 @@ from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.comparison.best_plans import ANY_LENGTH
 from models.config import DecoderConfig
+from specjax import kernels
 from specjax.cost import Cell
 from specjax.keys import seed_step, sequence_keys
 from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.plan import RolloutConfig
 from tests.launch.programs import LEAST, changed_recipe, leave_run
 from tests.refusals import refuses
+from tests.specjax.training import AS_SHIPPED
 
 SMALL = replace(
     PRESETS["tiny"],
@@ -176,7 +178,10 @@ def test_rollouts_off_and_on_do_the_same_work(networks: Networks, make: Callable
 
 
 @pytest.mark.slow
-def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks):
+def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+    # With the emitters that tests turn off, XLA (jax 0.10.2) gets the gradient of a tied embedding wrong here.
+    shipped = kernels.compiler_options(networks.policy.dtype) | AS_SHIPPED
+    monkeypatch.setattr("specjax.kernels.cpu.compiler_options", lambda dtype: shipped)
     off, on = (jax.tree.leaves(run()) for run in layout.ladder(networks, SMALL))
     assert max(float(jnp.abs(x).max()) for x in off) > 0
     for padded, cut in zip(off, on, strict=True):
