@@ -224,7 +224,7 @@ def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, sh
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk), "", ""))
     law = replace(experiment.config.rollout.law, top_k=2)
     train = replace(experiment.config, allow_truncated_law=True, rollout=replace(experiment.config.rollout, law=law))
-    experiment = replace(experiment, train=train)
+    experiment = replace(experiment, config=train)
     networks = experiment.networks
     cut, greedy = (measure_acceptance(experiment, networks.drafter, networks.params, x) for x in (1.0, 0.0))
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None

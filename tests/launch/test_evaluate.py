@@ -79,7 +79,7 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
     config.eval = SimpleNamespace(samples=4)
     networks = SimpleNamespace(policy=None, drafter=drafter)
-    experiment: Any = SimpleNamespace(config=config, train=config, networks=networks, mesh=None, rollout_fn=None)
+    experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None)
     assert Sampler(experiment, drafter, 4).draft_length == length
     make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
     assert taken == [RolloutConfig(group_size=4, draft_length=length)] * 2

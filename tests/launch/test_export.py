@@ -90,7 +90,7 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     options = shrunk | MTP | LAW
     experiment = save(tmp_path / "run", options)
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
-    assert launch.export.main(argv("gsm8k", options | own)) == 0
+    assert launch.export.main(argv("gsm8k", shrunk | MTP | own)) == 0
     config = read_hf_config(tmp_path / "out", ())
     assert same(load_policy(tmp_path / "out", config, ONE), experiment.networks.params.policy)
     found = load_mtp(tmp_path / "out", config, ONE)
@@ -102,7 +102,7 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     again = build_experiment(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
     assert same(again.networks.params.draft, experiment.networks.params.draft)
     own |= {"--out": str(tmp_path / "narrow"), "--param-dtype": "bfloat16"}
-    assert launch.export.main(argv("gsm8k", options | own)) == 0
+    assert launch.export.main(argv("gsm8k", shrunk | MTP | own)) == 0
     assert read_hf_config(tmp_path / "narrow", ()).param_dtype == "bfloat16"
 
 
