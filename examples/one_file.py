@@ -54,21 +54,21 @@ class Row(NamedTuple):
     done: jax.Array  # bool
     rounds: jax.Array  # int32
     caches: list  # (keys, values) [S, M, H] of the policy's layers, then the draft's; the last token is not in them yet
-    draft_state: tuple  # what the draft makes of the last token: hidden [1, D], log_q [1, V]
+    draft_state: tuple  # at the last token: the draft's hidden [1, D], and its log_q [1, V] of the next token
 
     def counts(self, index):  # whether a completion token stands there
         return (index >= self.prompt) & (index < self.length)
 
 
 def generate(config, key, params, prompts):
-    """Complete prompts (tokens [R, P], lengths, ids, sample numbers) by the policy's law: the draft only adds speed."""
+    """Complete prompts (tokens [R, P], lengths, ids, sample numbers) as plain sampling would: drafting only adds speed."""
 
     def complete(prompt, length, id, sample):
-        own_key = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, id), sample))
+        row_key = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, id), sample))
         # The last verification may write up to K + 1 tokens past the budget: jax would clamp writes past the end.
         tokens = jnp.pad(prompt, (0, config.max_new_tokens + config.draft_length + 1))
         caches = [None] * (len(params["policy"]["layers"]) + 1)
-        row = Row(own_key, length, length, tokens, jnp.zeros(len(tokens)), False, 0, caches, None)
+        row = Row(row_key, length, length, tokens, jnp.zeros(len(tokens)), False, 0, caches, None)
         row = advance(config, params, row, prompt, 0, prompt[:0], params["policy"]["head"][:0])  # prefill, K = 0
         return jax.lax.while_loop(lambda row: ~row.done, partial(speculative_round, config, params), row)
 
@@ -79,20 +79,20 @@ def generate(config, key, params, prompts):
 
 def speculative_round(config, params, row):
     """Draft K tokens and verify them: the row grows by 1 .. K + 1 tokens, for one forward of the policy."""
-    # The draft may never look at later tokens. Verification makes a sample of p, the policy's law, from one of q, the
-    # draft's: earlier tokens alone must decide on q, and no token may be dropped for its own value or a later one's.
-    (hidden, law), cache, k = row.draft_state, row.caches[-1], config.draft_length
+    # The draft may never look at later tokens. Verification makes a sample of p, the policy's distribution, from one
+    # of q, the draft's. So q must depend on earlier tokens alone, and no token may be dropped for its own value.
+    (hidden, next_log_q), cache, k = row.draft_state, row.caches[-1], config.draft_length
     if config.coupled:
-        noise = gumbels(row.key, row.length + jnp.arange(k), COUPLED, law.shape[1])  # [K, V]
+        noise = gumbels(row.key, row.length + jnp.arange(k), COUPLED, next_log_q.shape[1])  # [K, V]
     else:  # keyed by the start of the round: the noise of a refused token must not be used again by the next round
-        noise = gumbels(row.key, row.length, DRAFT, k * law.shape[1]).reshape(k, -1)
-    draft, log_q = row.tokens[:0], law[:0]
+        noise = gumbels(row.key, row.length, DRAFT, k * next_log_q.shape[1]).reshape(k, -1)
+    draft, log_q = row.tokens[:0], next_log_q[:0]
     for i in range(k):
         if i:  # the policy has not read the drafted token yet, so that the head goes on from its own state
             view = causal(row.length + i - 2, 1, len(row.tokens))
-            hidden, law, cache = draft_head(config, params, hidden, draft[-1:], view, cache)
-        log_q = jnp.append(log_q, law, axis=0)
-        draft = jnp.append(draft, jnp.argmax(law + noise[i], axis=1))
+            hidden, next_log_q, cache = draft_head(config, params, hidden, draft[-1:], view, cache)
+        log_q = jnp.append(log_q, next_log_q, axis=0)
+        draft = jnp.append(draft, jnp.argmax(next_log_q + noise[i], axis=1))
     # To read K + 1 tokens takes little longer than to read one: decoding waits for the weights to arrive from memory.
     last, row = row.length - 1, row._replace(rounds=row.rounds + 1)
     return advance(config, params, row, jnp.append(row.tokens[last], draft), last, draft, log_q)
@@ -106,9 +106,9 @@ def advance(config, params, row, tokens, start, draft, log_q):
     row = commit(config, row, take(log_p, row.length - 1 - start, len(draft) + 1), draft, log_q)
     # The head pairs each feature with the token after it. The last pair whose token is known predicts the next one.
     hidden, following = features @ params["draft"]["fc"], take(row.tokens, start + 1, len(tokens))
-    hidden, law, cache = draft_head(config, params, hidden, following, view, row.caches[-1])
+    hidden, next_log_q, cache = draft_head(config, params, hidden, following, view, row.caches[-1])
     last = row.length - 2 - start
-    return row._replace(caches=[*caches, cache], draft_state=(take(hidden, last, 1), take(law, last, 1)))
+    return row._replace(caches=[*caches, cache], draft_state=(take(hidden, last, 1), take(next_log_q, last, 1)))
 
 
 def commit(config, row, log_p, draft, log_q):
@@ -121,7 +121,7 @@ def commit(config, row, log_p, draft, log_q):
     stop = (place <= accepted) & jnp.isin(tokens, jnp.array(config.stop_tokens))
     end = row.prompt + config.max_new_tokens
     length = jnp.minimum(row.length + jnp.where(stop.any(), stop.argmax(), accepted) + 1, end)
-    done = (stop & (row.length + place < length)).any() | (length == end)
+    done = stop.any() | (length == end)
     # Log-probs come for free: verification needs log p of every token anyway. Training runs no forward to get them.
     log_probs = write(row.log_probs, pick(log_p, tokens), row.length)
     return row._replace(length=length, tokens=write(row.tokens, tokens, row.length), log_probs=log_probs, done=done)
@@ -136,7 +136,7 @@ def verify_rejection(key, start, log_p, log_q, draft):
     # More than i tokens are accepted with the product of the first i + 1 ratios: one uniform decides on all tokens.
     accepted = jnp.sum(uniforms(key, start, ACCEPT, 1) < jnp.cumprod(ratio))
     # After K accepted tokens there is no draft: q is 0, and the residual is p. This is the bonus token. The policy has
-    # read the last drafted token anyway, so its law is known.
+    # read the last drafted token anyway, so p after it is known.
     p, q = jnp.exp(log_p)[accepted], jnp.append(jnp.exp(log_q), jnp.zeros_like(log_p[:1]), axis=0)[accepted]
     residual = jnp.maximum(p - q, 0.0)
     residual = jnp.where(residual.any(), residual, p)  # rounding left nothing: p is q
@@ -178,8 +178,8 @@ def distillation_loss(config, params, log_p, features, row):
     size, total, hidden, cache = len(row.tokens), 0.0, features @ params["draft"]["fc"], None
     index, (cached_pass, cached_index) = jnp.arange(size), jnp.divmod(jnp.arange(config.passes * size), size)
     for i in range(config.passes):
-        own, earlier = cached_index == index[:, None], (cached_pass == 0) & (cached_index < index[:, None])
-        view = (index + i, i * size, (own & (cached_pass <= i)) | earlier)
+        same, earlier = cached_index == index[:, None], (cached_pass == 0) & (cached_index < index[:, None])
+        view = (index + i, i * size, (same & (cached_pass <= i)) | earlier)
         following, target = jnp.roll(row.tokens, -1 - i), jnp.exp(jnp.roll(log_p, -1 - i, axis=0))
         hidden, log_q, cache = draft_head(config, params, hidden, following, view, cache)
         # Later passes weigh less, because a token drafted late is used only if those before it were accepted.
@@ -256,7 +256,7 @@ def uniforms(key, positions, purpose, count):
     return jnp.minimum((high + (low + 0.5) * 2.0**-24) * 2.0**-24, 1 - 2.0**-24)
 
 
-def gumbels(key, positions, purpose, count):  # the argmax of log p plus Gumbel noise is a sample of p
+def gumbels(key, positions, purpose, count):  # argmax(log p + noise) is a sample of p: the Gumbel-max trick
     return -jnp.log(-jnp.log1p(-uniforms(key, positions, purpose, count)))
 
 
@@ -286,8 +286,8 @@ if __name__ == "__main__":
     config, params, table = Config(), init_params(seed=0), []
     moments, (prompt, sample) = OPTIMIZER.init(params), jnp.divmod(jnp.arange(128), config.group_size)
     for step in range(201):
-        key = jax.random.fold_in(jax.random.key(0), step)
-        prompts = jax.random.randint(key, (8, 4), 1, 5)[prompt], 1 + prompt % 4, prompt, sample
+        prompt_key, key = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
+        prompts = jax.random.randint(prompt_key, (8, 4), 1, 5)[prompt], 1 + prompt % 4, prompt, sample
         params, moments, results = train_step(config, key, params, moments, prompts)
         table.append(results)
         if step % 50 == 0:

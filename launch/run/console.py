@@ -74,8 +74,8 @@ def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafti
         others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speed[number].tolist(), strict=True))
         lines.append(
             f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
-            f"alpha {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the batch, at {cost:.2f} times "
-            f"the cost of a round at {draft_lengths[0]}; "
+            f"acceptance length {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the "
+            f"batch, at {cost:.2f} times the cost of a round at {draft_lengths[0]}; "
             f"predicted speed by draft length {others}"
         )
     return "\n".join(lines)

@@ -94,8 +94,8 @@ class DraftSwitches:
         gain = float(batch_gain(drafting, self._lengths)[number, index])
         return (
             f"step {step}: drafting turns {'on' if now else 'off'} at {phase.slots} slots of {phase.window} positions. "
-            f"Draft length {k}: alpha {float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the "
-            f"batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
+            f"Draft length {k}: acceptance length "
+            f"{float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
             f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; predicted speed "
             f"{float(speed[index]):.2f}, over all phases {self._speedup}"
         )

@@ -54,7 +54,14 @@ def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
         assert_refused(line, expected)
     for number in ("position 1 accepted -", "predicted 0.50", "not measured yet"):
         assert number in said[0]
-    numbers = ("alpha 1.96, 1.96 ", " 4.00 times", "accepted 0.64", "predicted 0.72", "speed 0.49", "at step 3: 0.87")
+    numbers = (
+        "acceptance length 1.96, 1.96 ",
+        " 4.00 times",
+        "accepted 0.64",
+        "predicted 0.72",
+        "speed 0.49",
+        "at step 3: 0.87",
+    )
     for number in numbers:
         assert number in said[1]
 
