@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 def generate(config, key, params, prompts):
-    """Complete prompts (tokens [R, P], lengths, ids, sample numbers) as plain sampling would: drafting only adds speed."""
+    """Complete prompts (tokens [R, P], lengths, ids, sample numbers) as plain sampling would; drafts only add speed."""
 
     def complete(prompt, length, id, sample):
         row_key = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, id), sample))

@@ -92,10 +92,11 @@ class DraftSwitches:
         seconds, speed = drafting.seconds[number], expected_speedup(drafting, self._lengths)[number]
         rate = f"{float(known.accepted[0] / known.drafted[0]):.2f}" if known.drafted[0] > 0 else "-"
         gain = float(batch_gain(drafting, self._lengths)[number, index])
+        length = float(acceptance_length(known, self._lengths)[index])
         return (
             f"step {step}: drafting turns {'on' if now else 'off'} at {phase.slots} slots of {phase.window} positions. "
-            f"Draft length {k}: acceptance length "
-            f"{float(acceptance_length(known, self._lengths)[index]):.2f}, {gain:.2f} for the batch, at {float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; "
-            f"position 1 accepted {rate}, predicted {float(known.predicted):.2f}; predicted speed "
+            f"Draft length {k}: acceptance length {length:.2f}, {gain:.2f} for the batch, at "
+            f"{float(seconds[index] / seconds[0]):.2f} times the cost of a round at {self._lengths[0]}; position "
+            f"1 accepted {rate}, predicted {float(known.predicted):.2f}; predicted speed "
             f"{float(speed[index]):.2f}, over all phases {self._speedup}"
         )

