@@ -284,10 +284,10 @@ def init_params(seed, D=48, N=4, M=2, H=16, layers=2):
 
 if __name__ == "__main__":
     config, params, table = Config(), init_params(seed=0), []
-    moments, (prompt, sample) = OPTIMIZER.init(params), jnp.divmod(jnp.arange(128), config.group_size)
+    moments, (prompt, sample) = OPTIMIZER.init(params), jnp.divmod(jnp.arange(256), config.group_size)
     for step in range(201):
         prompt_key, key = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
-        prompts = jax.random.randint(prompt_key, (8, 4), 1, 5)[prompt], 1 + prompt % 4, prompt, sample
+        prompts = jax.random.randint(prompt_key, (16, 4), 1, 5)[prompt], 1 + prompt % 4, prompt, sample
         params, moments, results = train_step(config, key, params, moments, prompts)
         table.append(results)
         if step % 50 == 0:
