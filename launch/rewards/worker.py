@@ -1,31 +1,39 @@
-"""A scorer process: `python -m launch.rewards.worker SCORERS FD`, started and killed by `launch.rewards.pool`.
+"""A scorer process: `python -m launch.rewards.worker SCORERS FD`, started and killed by `launch.rewards.process`.
 
-SCORERS is JSON: (name, regular expression or null) of each scorer. The process reads lists of (completion, answer) from
-the pipe FD and writes one message per sample: the value of each scorer, or as text why one has none. The first message,
-once the scorers are imported, is None, or as text why they cannot be. It imports nothing heavy of its own: starting it
-costs what the scorers cost.
+SCORERS is JSON: (name, regular expression or null) of each scorer. FD is the socket to the pool. The first message to
+the pool is null once the scorers are imported, or text that says why they cannot be. Then the pool sends requests
+[request number, [[completion, answer], ..]], and the process answers with one message per sample: [request number,
+index, process id, result]. A result is the value of each scorer, or text that says why there is none. This module
+imports nothing heavy: starting a process costs what the scorers cost.
 """
 
 import ctypes
 import json
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from typing import Any, SupportsFloat
 
 from launch.cli.errors import ConfigError
+from launch.rewards.channel import Channel
 from launch.rewards.scorers import load_scorer
 
 Score = Callable[[str, str], Any]
 
 
-def serve(scores: Sequence[Score], pipe: Connection) -> None:
-    """Score what comes down the pipe until its other end closes."""
+def serve(scores: Sequence[Score], channel: Channel) -> None:
+    """Score what the pool requests until it closes its end."""
+    this_process = os.getpid()
     try:
         while True:
-            for completion, answer in pipe.recv():
-                pipe.send(_values(scores, completion, answer))
+            request, samples = channel.receive()
+            for index, (completion, answer) in enumerate(samples):
+                result = _values(scores, completion, answer)
+                if os.getpid() != this_process:  # a child that a scorer forked, and that returned here
+                    os._exit(1)
+                channel.send([request, index, this_process, result])
     except (EOFError, ConnectionError):
         return
 
@@ -53,17 +61,21 @@ def _die_with_parent() -> None:
 
 def main(scorers: str, descriptor: str) -> None:
     _die_with_parent()
-    pipe = Connection(int(descriptor))
+    end = socket.socket(fileno=int(descriptor))
+    # Programs that a scorer starts, and children that it forks, must not hold the channel open or write to it.
+    end.set_inheritable(False)
+    os.register_at_fork(after_in_child=end.close)
+    channel = Channel(end)
     scores = []
     for name, pattern in json.loads(scorers):
         try:
             scores.append(load_scorer(name, pattern).score)
         except Exception as error:
             expected = isinstance(error, ConfigError)
-            pipe.send(str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}")
+            channel.send(str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}")
             return
-    pipe.send(None)
-    serve(scores, pipe)
+    channel.send(None)
+    serve(scores, channel)
 
 
 if __name__ == "__main__":

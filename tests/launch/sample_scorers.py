@@ -1,8 +1,10 @@
 """Scorers that misbehave on demand, for the worker processes to import."""
 
 import os
+import subprocess
 import sys
 import time
+from contextlib import suppress
 
 NOT_A_FUNCTION = 1
 
@@ -23,6 +25,20 @@ def by_command(completion: str, answer: str) -> float:
             return "1.0"  # pyright: ignore[reportReturnType]
         case "imported":
             return float(argument in sys.modules)
+        case "fork":  # the child comes back too
+            os.fork()
+            return float(argument)
+        case "fork_raise":
+            if os.fork() == 0:
+                raise ValueError("in the child")
+            return float(argument)
+        case "scribble":  # what a library that closes or reuses descriptors does
+            for descriptor in range(3, 64):
+                with suppress(OSError):
+                    os.write(descriptor, argument.encode() + b"\n")
+        case "daemon":
+            sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+            return float(subprocess.Popen(sleep, start_new_session=True).pid)
         case "pid":
             return float(os.getpid())
     return None  # pyright: ignore[reportReturnType]

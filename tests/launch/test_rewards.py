@@ -92,7 +92,7 @@ def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool):
 
 
 def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: RewardPool):
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(Exception, match="not JSON serializable"):
         pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
     assert score(pool, "value 1") == [1.0]
 
