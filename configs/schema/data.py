@@ -29,8 +29,8 @@ class DataConfig:
         train:             JSONL file of training problems. None: the built-in task, if the recipe has one.
         held_out:          JSONL file of problems to evaluate on. None: hold out the last problems of train.
         held_out_count:    Number of training problems to hold out if held_out is None.
-        prompt_field:      JSON field of the problem.
-        answer_field:      JSON field of the answer.
+        prompt_field:      JSON field of the problem: text or a list of messages. a.b is field b within field a.
+        answer_field:      JSON field of the answer: text or a number.
         solution_field:    JSON field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
         instruction:       Prompt template. {prompt} is the problem; write other braces twice.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from launch.data.problems import Problem
+from launch.data.prompts import prompt_text
 from launch.data.tokenizers import Tokenizer
 
 
@@ -14,7 +15,7 @@ def frequent_tokens(
     """Return the `most_frequent` tokens of the problems' texts. All ids must be below `vocab_size`."""
     counts = np.zeros(vocab_size, np.int64)
     for problem in problems:
-        for text in (problem.prompt, problem.solution or "", problem.answer):
+        for text in (prompt_text(problem.prompt), problem.solution or "", problem.answer):
             np.add.at(counts, np.asarray(tokenizer.encode(text), np.int64), 1)
     return most_frequent(counts, stop_tokens, count)
 

@@ -3,7 +3,7 @@
 import math
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
+from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax import kernels
 from specjax.parallel.mesh import batch_shards, make_mesh
@@ -50,7 +51,7 @@ class Experiment:
     @cached_property
     def train_prompts(self) -> PromptTable:
         """The training prompts as token ids."""
-        return PromptTable.build(self.problems.train, self.tokenizer, self.config.data.max_prompt_tokens)
+        return self.encode_prompts(self.problems.train)
 
     def train_batches(self) -> PromptPipeline:
         """Return endless batches of training prompts, one a step, from the first on."""
@@ -59,7 +60,12 @@ class Experiment:
     @cached_property
     def held_out_prompts(self) -> PromptTable:
         """The held-out prompts as token ids."""
-        return PromptTable.build(self.problems.held_out, self.tokenizer, self.config.data.max_prompt_tokens)
+        return self.encode_prompts(self.problems.held_out)
+
+    def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
+        """Return the prompts of any problems as token ids."""
+        width, vocab_size = self.config.data.max_prompt_tokens, self.networks.policy.vocab_size
+        return PromptTable.build(problems, self.tokenizer, width, vocab_size)
 
     @property
     def draft_vocabulary(self) -> list[int] | None:

@@ -34,9 +34,16 @@ class PromptTable:
     dropped: int
 
     @classmethod
-    def build(cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int) -> "PromptTable":
-        """Ask `tokenizer` for each problem's prompt; a row is padded to `max_length` tokens."""
+    def build(
+        cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int, vocab_size: int
+    ) -> "PromptTable":
+        """Encode each problem's prompt; a row is padded to `max_length` tokens.
+
+        Raises ConfigError for an id that the policy's vocabulary of `vocab_size` tokens does not hold.
+        """
         prompts = [tokenizer.chat(problem.prompt) for problem in problems]
+        for number, prompt in enumerate(prompts):
+            check_ids(prompt, vocab_size, f"the prompt of problem {number}")
         ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
         return cls(
             rows=tuple(prompts[i] for i in ids),
@@ -89,6 +96,15 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
         batch = table.batch(chosen % len(table.rows))
         batches.append(replace(batch, id=np.where(extra < 0, batch.id, -1 - extra).astype(np.int32)))
     return batches
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, owner: str) -> None:
+    """Raise ConfigError if the policy has no embedding for one of the ids: jax would take another one's."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise ConfigError(
+            f"{owner} has token id {wrong}: must be within 0 .. {vocab_size - 1}, the policy's vocabulary"
+        )
 
 
 def pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:

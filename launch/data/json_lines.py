@@ -1,7 +1,9 @@
 """JSONL files: one JSON object a line."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +34,13 @@ class JsonLinesWriter:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield the objects of a JSONL file, each with its `path:line`. Blank lines are skipped.
+    """Yield the objects of a JSONL file, each with its `path:line`. Blank lines and a byte order mark are skipped.
 
-    Raises ConfigError naming that place, or the file, for whatever is not an object or cannot be read.
+    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError naming that place, or the file,
+    for whatever is not an object or cannot be read.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -49,19 +52,45 @@ def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:
-    """Return the text of a field. Raises ConfigError, naming `where`, unless it is a number or non-blank text."""
-    if field not in record:
-        raise ConfigError(f"{where}: no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}")
-    value = record[field]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise ConfigError(f"{where}: field {field!r} must be text or a number, not {json.dumps(value)[:80]}")
-    return str(value)
+    """Return the text of a field; `a.b` also names field b of the object in field a.
+
+    A number is written out in decimals, 0.00001 for 1e-5: scorers take the e for Euler's number. Raises ConfigError,
+    naming `where`, unless the field is non-blank text or a number that float64 can hold.
+    """
+    return _text(field_value(record, field, where), field, where)
+
+
+def field_value(record: dict[str, object], field: str, where: str) -> object:
+    """Return the value of a field, as `text_field` finds it. Raises ConfigError, naming `where`, if there is none."""
+    if field in record:
+        return record[field]
+    value: object = record
+    for name in field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ConfigError(f"{where}: no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}")
+        value = value[name]
+    return value
+
+
+def _text(value: object, field: str, where: str) -> str:
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        number = Decimal(value)
+        if not math.isfinite(float(number)) or (number and not float(number)):
+            raise ConfigError(f"{where}: field {field!r} = {str(number)[:40]}: must be a finite number within float64")
+        return f"{number:f}"
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(
+            f"{where}: field {field!r} must be text or a number, not {json.dumps(value, default=str)[:80]}"
+        )
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(f"{where}: field {field!r} holds half of a surrogate pair, which is no character")
+    return value
 
 
 def _record(line: str, where: str) -> dict[str, object]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
+    except (ValueError, RecursionError, ArithmeticError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
     if not isinstance(record, dict):
         raise ConfigError(f"{where}: must be a JSON object, not {type(record).__name__}")

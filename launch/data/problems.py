@@ -6,13 +6,14 @@ from pathlib import Path
 
 from launch.cli.errors import ConfigError
 from launch.data.json_lines import read_lines, text_field
+from launch.data.prompts import Prompt, read_prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A prompt, the answer a scorer compares with, and a worked solution where there is one to learn from."""
+    """A prompt, the answer that scorers compare with, and a worked solution to learn from, if there is one."""
 
-    prompt: str
+    prompt: Prompt
     answer: str
     solution: str | None = None
 
@@ -24,8 +25,9 @@ def load_jsonl(
     solution_field: str | None = None,
     answer_after: str | None = None,
 ) -> list[Problem]:
-    """Read problems from a JSONL file: one object per line, fields are text or numbers, blank lines are skipped.
+    """Read problems from a JSONL file: one object per line, blank lines are skipped.
 
+    Answer and solution are text or numbers; a prompt may also be a list of messages. `a.b` names a field within one.
     answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
     Raises ConfigError for invalid input; the message names the file, and the line if there is one.
     """
@@ -38,7 +40,7 @@ def load_jsonl(
                 raise ConfigError(f"{where}: no answer after {answer_after!r} in field {answer_field!r}")
         problems.append(
             Problem(
-                prompt=text_field(record, prompt_field, where),
+                prompt=read_prompt(record, prompt_field, where),
                 answer=answer.strip(),
                 solution=None if solution_field is None else text_field(record, solution_field, where),
             )
@@ -56,4 +58,10 @@ def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], li
         )
     kept = list(problems[-held_out:])
     unseen = {problem.prompt for problem in kept}
-    return [problem for problem in problems[:-held_out] if problem.prompt not in unseen], kept
+    train = [problem for problem in problems[:-held_out] if problem.prompt not in unseen]
+    if not train:
+        raise ConfigError(
+            f"data.held_out_count = {held_out}: must be less, or the problems others: the prompts of all "
+            f"{len(problems) - held_out} training problems are among the held-out ones"
+        )
+    return train, kept

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.data.batches import pad
+from launch.data.batches import check_ids, pad
 from launch.data.json_lines import read_lines, text_field
 from launch.data.problems import Problem
+from launch.data.prompts import prompt_text, read_prompt, to_json
 from launch.data.tokenizers import Tokenizer
 from specjax.train.batch import Sequences
 from specjax.types import Prompts, Rollout
@@ -99,7 +100,7 @@ def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tok
         answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True
     ):
         ids = row[start:end].tolist()
-        yield {"prompt": problems[problem].prompt, "response": tokenizer.decode(ids), "tokens": ids}
+        yield {"prompt": to_json(problems[problem].prompt), "response": tokenizer.decode(ids), "tokens": ids}
 
 
 def load_answers(
@@ -113,11 +114,12 @@ def load_answers(
     rows: list[tuple[list[int], list[int]]] = []
     dropped = 0
     for record, where in read_lines(path):
-        prompt = tokenizer.chat(text_field(record, "prompt", where))
+        prompt = tokenizer.chat(read_prompt(record, "prompt", where))
         if "tokens" in record:
             answer = _ids(record["tokens"], vocab_size, where)
         else:
             answer = [*tokenizer.encode(text_field(record, "response", where)), tokenizer.stop_tokens[0]]
+        check_ids([*prompt, *answer], vocab_size, where)
         if 0 < len(prompt) <= max_prompt_tokens:
             rows.append((prompt, answer[:max_new_tokens]))
         else:
@@ -127,15 +129,16 @@ def load_answers(
     return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), dropped
 
 
-def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> Answers:
+def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, vocab_size: int) -> Answers:
     """Return the problems with their solutions, each ended by a stop token and padded to `length` tokens.
 
-    Raises ConfigError if a problem has no solution or does not fit.
+    Raises ConfigError if a problem has no solution, does not fit, or has an id outside the policy's vocabulary.
     """
     pairs: list[tuple[list[int], list[int]]] = []
     for number, problem in enumerate(problems):
         if problem.solution is None:
-            raise ConfigError(f"warmup.steps: problem {number} has no solution to learn from: {problem.prompt[:60]!r}")
+            text = prompt_text(problem.prompt)[:60]
+            raise ConfigError(f"warmup.steps: problem {number} has no solution to learn from: {text!r}")
         prompt = tokenizer.chat(problem.prompt)
         solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
         needed = len(prompt) + len(solution)
@@ -144,6 +147,7 @@ def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: 
                 f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least {needed}, "
                 f"the tokens of problem {number} with its solution"
             )
+        check_ids([*prompt, *solution], vocab_size, f"problem {number} with its solution")
         pairs.append((prompt, solution))
     return Answers.pad(range(len(pairs)), pairs, length)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from launch.cli.errors import ConfigError
+from launch.data.prompts import Message, Prompt
 
 # The files of a tokenizer that a checkpoint carries beside its weights.
 TOKENIZER_FILES = (
@@ -44,8 +45,11 @@ class Tokenizer(Protocol):
         """Return the text of `ids`. Stop tokens, special tokens and ids outside the vocabulary are skipped."""
         ...
 
-    def chat(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt in the model's chat format, up to the start of the answer."""
+    def chat(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a prompt in the model's chat format, up to the start of the answer.
+
+        Raises ConfigError for messages that the format cannot hold.
+        """
         ...
 
 
@@ -64,8 +68,8 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
 
-    def chat(self, prompt: str) -> list[int]:
-        return self.encode(self._instruction.format(prompt=prompt))
+    def chat(self, prompt: Prompt) -> list[int]:
+        return self.encode(self._instruction.format(prompt=_only_text(prompt)))
 
 
 class CharacterTokenizer:
@@ -89,8 +93,8 @@ class CharacterTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet))
 
-    def chat(self, prompt: str) -> list[int]:
-        return self.encode(self._instruction.format(prompt=prompt))
+    def chat(self, prompt: Prompt) -> list[int]:
+        return self.encode(self._instruction.format(prompt=_only_text(prompt)))
 
 
 class HuggingFaceTokenizer:
@@ -101,8 +105,8 @@ class HuggingFaceTokenizer:
                      "{prompt}\\nPut the answer in \\\\boxed{{}}."
     enable_thinking: handed to the chat template where set; a template that does not know it ignores it.
 
-    The stop tokens are the tokenizer's own and those of `generation_config.json`. Raises ConfigError for a missing
-    directory or package, a directory without a usable tokenizer or stop token, and a malformed instruction.
+    The stop tokens are the tokenizer's own and those of `generation_config.json` and `config.json`. Raises ConfigError
+    for a missing directory or package, one without a usable tokenizer or stop token, and a malformed instruction.
     """
 
     def __init__(
@@ -111,7 +115,9 @@ class HuggingFaceTokenizer:
         self._tokenizer = _load(Path(directory))
         self._instruction = _checked(instruction)
         self._template_options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        self.vocab_size = len(self._tokenizer)
+        # Ids may have gaps, so that there are fewer tokens than the highest id says.
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        self._directory = directory
         self.stop_tokens = _stop_tokens(self._tokenizer, Path(directory))
 
     def encode(self, text: str) -> list[int]:
@@ -122,16 +128,25 @@ class HuggingFaceTokenizer:
         kept = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
         return self._tokenizer.decode(kept, skip_special_tokens=True)
 
-    def chat(self, prompt: str) -> list[int]:
-        question = self._instruction.format(prompt=prompt)
+    def chat(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a prompt. The instruction applies to its last message, the user's."""
         if self._tokenizer.chat_template is None:
-            return self._tokenizer.encode(question)
-        return self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            return_dict=False,
-            **self._template_options,
-        )
+            return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
+        *earlier, last = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+        question = Message("user", self._instruction.format(prompt=last.content))
+        try:
+            return self._tokenizer.apply_chat_template(
+                [message._asdict() for message in (*earlier, question)],
+                add_generation_prompt=True,
+                return_dict=False,
+                **self._template_options,
+            )
+        except Exception as error:  # a template is a program: it may raise whatever it likes
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"model.path = {self._directory}: its chat template fails: {reason}; mend it, or remove it to send the "
+                "prompt as it is"
+            ) from error
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -181,19 +196,31 @@ def _checked(instruction: str) -> str:
     return instruction
 
 
+def _only_text(prompt: Prompt) -> str:
+    if not isinstance(prompt, str):
+        raise ConfigError("data.prompt_field: prompts are lists of messages, which need a model with a chat template")
+    return prompt
+
+
 def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
-    own = tokenizer.eos_token_id
-    ids = [] if own is None else [own]
-    generation = directory / "generation_config.json"
-    if generation.exists():
-        try:
-            listed = json.loads(generation.read_text()).get("eos_token_id") or []
-        except (ValueError, AttributeError):
-            raise ConfigError(f"model.path = {directory}: its {generation.name} is not a JSON object") from None
-        ids += listed if isinstance(listed, list) else [listed]
+    """Return the ids that end a completion: the tokenizer's own first, then those that the model's files name."""
+    ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        ids += _listed_stops(path) if path.exists() else []
     if not ids:
         raise ConfigError(f"model.path = {directory}: names no end-of-sequence token, so no completion would stop")
     return tuple(dict.fromkeys(ids))
+
+
+def _listed_stops(path: Path) -> list[int]:
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError, RecursionError):
+        raise ConfigError(f"model.path = {path.parent}: its {path.name} is not a JSON object") from None
+    ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ConfigError(f"model.path = {path.parent}: eos_token_id = {listed!r} in {path.name}: must be token ids")
+    return ids
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:

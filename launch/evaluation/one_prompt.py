@@ -2,7 +2,7 @@
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
-from launch.data.batches import PromptTable, fixed_batches
+from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.sampler import Sampler
 from specjax.parallel.mesh import batch_shards
@@ -13,7 +13,7 @@ from specjax.types import Params
 def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: int) -> tuple[list[str], str]:
     """Return `samples` answers as text, and a line that says how they were generated."""
     limit = experiment.config.data.max_prompt_tokens
-    table = PromptTable.build([Problem(prompt=prompt, answer="")], experiment.tokenizer, limit)
+    table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
     if table.dropped:
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     (prompts,) = fixed_batches(table, batch_shards(experiment.mesh))

@@ -43,7 +43,7 @@ def prompt_tables(
     """Return the first `count` usable prompts of each set. Raise ConfigError if a set has none."""
     tables = {}
     for name, problems in sets.items():
-        table = PromptTable.build(problems, experiment.tokenizer, experiment.config.data.max_prompt_tokens)
+        table = experiment.encode_prompts(problems)
         if not table.rows:
             raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
         if table.dropped:

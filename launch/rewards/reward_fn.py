@@ -1,5 +1,6 @@
 """The reward function that a run's configuration names."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from launch.rewards.pool import RewardPool, pattern_of
 from launch.rewards.scorers import load_scorer
 from specjax.rewards import HostScore, RewardFn, host_reward
 from specjax.types import Prompts, Reward, Rollout
+
+logger = logging.getLogger(__name__)
 
 
 def make_pool(config: RewardConfig) -> RewardPool | None:
@@ -41,10 +44,31 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
 
 
 def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, mesh: Mesh) -> RewardFn:
-    """Return the reward function for completions of `problems`, which prompts name by id."""
+    """Return the reward function for completions of `problems`, which prompts name by id.
+
+    Logs a warning about answers that the scorer refuses even when a completion states them.
+    """
     if pool is None:
         return traced_exact(problems, tokenizer)
+    if unscorable := unscorable_answers(pool, problems):
+        logger.warning(
+            "reward.scorer = %s: %d of %d problems have an answer that scores no 1.0 when a completion states it, so "
+            "nothing can be learnt from them; answers: %s",
+            *(pool.config.scorer, sum(problem.answer in unscorable for problem in problems), len(problems)),
+            ", ".join(map(repr, unscorable[:5])) + (", .." if len(unscorable) > 5 else ""),
+        )
     return host_reward(host_scorer(pool, tokenizer, problems), mesh, pool.config.parts)
+
+
+def unscorable_answers(pool: RewardPool, problems: Sequence[Problem]) -> list[str]:
+    """Return the distinct answers that do not score 1.0 when stated; none if the scorer knows no form to state them."""
+    name = pool.config.scorer
+    stating = load_scorer(name, pattern_of(pool.config, name)).stating
+    if stating is None:
+        return []
+    answers = list(dict.fromkeys(problem.answer for problem in problems))
+    values = pool.score([stating(answer) for answer in answers], answers)[:, pool.scorers.index(name)]
+    return [answer for answer, value in zip(answers, values.tolist(), strict=True) if value != 1.0]
 
 
 def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScore:

@@ -15,10 +15,12 @@ class Scorer(NamedTuple):
     Attributes:
         score:        (completion, answer) -> a number; above 0.5 is correct.
         final_answer: completion -> its answer, None if it gives none. None if the scorer has no notion of an answer.
+        stating:      answer -> a completion that gives it and must score 1.0. None if the scorer knows no such form.
     """
 
     score: Callable[[str, str], Any]
     final_answer: Callable[[str], str | None] | None = None
+    stating: Callable[[str], str] | None = None
 
 
 def exact() -> Scorer:
@@ -28,14 +30,15 @@ def exact() -> Scorer:
         _, marker, given = completion.rpartition("#")
         return given.strip() if marker else None
 
-    return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer)
+    return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer, "#{}".format)
 
 
 def math() -> Scorer:
-    """Compare the boxed or last answer by math-verify with the expected one, plain or LaTeX.
+    """Compare the last boxed answer with the expected one by math-verify; without any box, the last answer it finds.
 
-    `score` raises ValueError if the expected answer cannot be read. math-verify's own timeouts are off: the pool's time
-    limit is the only one, so `final_answer` is for completions that were scored within it.
+    A last box that does not close is no answer: the completion was cut off, or is malformed. `score` raises ValueError
+    if the expected answer cannot be read. math-verify's own timeouts are off: the pool's time limit is the only one, so
+    `final_answer` is for completions that were scored within it.
     """
     try:
         from math_verify import parse, verify
@@ -47,17 +50,43 @@ def math() -> Scorer:
     def parsed(text: str) -> list[Any]:
         return parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
+    def given(completion: str) -> list[Any]:
+        box = last_box(completion)  # given several, math-verify would take them together or the first
+        return parsed(completion if box is None else box)
+
     def score(completion: str, answer: str) -> float:
-        expected = parsed(f"\\boxed{{{answer}}}")
+        expected = parsed(boxed(answer))
         if not expected:
             raise ValueError(f"cannot read the answer {answer!r}")
-        return float(verify(expected, parsed(completion), timeout_seconds=None))
+        return float(verify(expected, given(completion), timeout_seconds=None))
 
     def final_answer(completion: str) -> str | None:
-        given = parsed(completion)
-        return str(given[0]) if given else None
+        answers = given(completion)
+        return str(answers[0]) if answers else None
 
-    return Scorer(score, final_answer)
+    return Scorer(score, final_answer, boxed)
+
+
+def boxed(answer: str) -> str:
+    """Return the answer in a box, as a model is asked to give it."""
+    return f"\\boxed{{{answer}}}"
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the last `\boxed{..}` of a text, "" if it does not close, and None if there is none.
+
+    A brace after a backslash is a character of the answer.
+    """
+    openings = list(re.finditer(r"\\boxed\s*\{", text))
+    if not openings:
+        return None
+    start, opened = openings[-1].span()
+    depth = 1
+    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opened):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return text[start : brace.end()]
+    return ""
 
 
 def regex(pattern: str) -> Scorer:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from launch.build.experiment import Experiment
+from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
 from launch.run.directory import cut_lines
 from specjax.types import Prompts, Rollout
@@ -53,7 +54,7 @@ class SampleLog:
         writers = [None] * length if rollout.writer is None else np.asarray(rollout.writer[row, :length]).tolist()
         asked = self._experiment.problems.train[problem]
         return {
-            "prompt": asked.prompt,
+            "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
             "reward": reward if np.isfinite(reward) else None,
             "stopped": None if rollout.stopped is None else bool(rollout.stopped[row]),

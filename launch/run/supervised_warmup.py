@@ -70,4 +70,4 @@ def _solutions(experiment: Experiment) -> Answers:
             "problems"
         )
     length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    return worked_solutions(problems, experiment.tokenizer, length)
+    return worked_solutions(problems, experiment.tokenizer, length, experiment.networks.policy.vocab_size)

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from configs.schema.rewards import RewardConfig
+from launch.cli.errors import ConfigError
+from launch.data.problems import Problem, load_jsonl
+from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.pool import RewardPool
+from launch.rewards.reward_fn import make_reward, unscorable_answers
+from launch.rewards.scorers import load_scorer
+from specjax import MeshConfig, make_mesh
 from tests.launch.processes import gone
+from tests.refusals import refuses
 
 SCORERS = Path(__file__).parent.parent / "launch"
 TIME_LIMIT_S = 2.0
@@ -58,3 +65,62 @@ def test_row_01_no_child_of_a_scorer_outlives_its_worker(pool: RewardPool) -> No
     assert not gone(daemons, within_s=0)
     score(pool, *["exit"] * 16)
     assert gone(daemons)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [("0.00001", "0.00001"), ("1e16", "10000000000000000"), ("-2.50E-3", "-0.00250"), ("7", "7"), ("-0.0", "-0.0")],
+)
+def test_row_05_numbers_are_written_out(tmp_path: Path, number: str, answer: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{{"q": "x", "a": {number}, "unused": NaN}}')
+    assert load_jsonl(path, "q", "a")[0].answer == answer
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400])
+def test_row_05_numbers_that_are_none_are_refused(tmp_path: Path, number: str) -> None:
+    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
+    with refuses("/...a.jsonl:2: field 'a'", ConfigError):
+        load_jsonl(path, "q", "a")
+
+
+@pytest.mark.parametrize(("scorer", "good"), [("math", ["0.00001", "\\frac{1}{2}", "70,000"]), ("exact", ["7", "a b"])])
+def test_row_05_answers_that_cannot_score_are_counted(
+    scorer: str, good: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    if scorer == "math":
+        pytest.importorskip("math_verify")
+    bad = "four{" if scorer == "math" else "#4"
+    problems = [Problem(prompt="x", answer=answer) for answer in (*good, bad, bad)]
+    with RewardPool(RewardConfig(scorer, workers=1, time_limit_s=20)) as pool:
+        assert unscorable_answers(pool, problems[:-2]) == []
+        assert unscorable_answers(pool, problems) == [bad]
+        make_reward(pool, problems, ByteTokenizer(), make_mesh(MeshConfig()))
+    (warning,) = [record.getMessage() for record in caplog.records if "reward.scorer" in record.getMessage()]
+    assert f"reward.scorer = {scorer}: 2 of {len(problems)} " in warning and repr(bad) in warning
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        (r"So \boxed{3}. Wait, I made a mistake. The correct answer is \boxed{4}.", 1.0),
+        (r"\boxed{4}, or rather \boxed{3}", 0.0),
+        (r"\boxed{\boxed{4}}", 1.0),
+        (r"\boxed{3}, \boxed{\frac{8}{2}}", 1.0),
+        (r"It is \boxed{4}. No: \boxed{5", 0.0),
+        (r"It is \boxed{4}. No: \boxed{4", 0.0),
+        (r"\boxed{4\}", 0.0),
+        (r"\boxed{3} so it is 4", 0.0),
+        (r"\boxed{}", 0.0),
+        ("so it is 4", 1.0),
+    ],
+)
+def test_row_06_the_last_complete_box_counts(completion: str, value: float) -> None:
+    pytest.importorskip("math_verify")
+    scorer = load_scorer("math")
+    assert scorer.score(completion, "4") == value and scorer.final_answer is not None
+    assert (scorer.final_answer(completion) is not None) >= bool(value)

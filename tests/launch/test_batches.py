@@ -17,7 +17,9 @@ TOKENIZER = ByteTokenizer()
 
 
 def table(*prompts: str) -> PromptTable:
-    return PromptTable.build([Problem(prompt=prompt, answer="") for prompt in prompts], TOKENIZER, max_length=4)
+    return PromptTable.build(
+        [Problem(prompt=prompt, answer="") for prompt in prompts], TOKENIZER, max_length=4, vocab_size=257
+    )
 
 
 def numbers(count: int) -> PromptTable:
@@ -86,7 +88,7 @@ def test_fixed_batches_cover_the_table_once(count: int, size: int, expected: lis
 
 def test_solutions_are_joined_to_their_prompts_and_ended():
     problems = arithmetic(seed=0, count=30, min_terms=2, max_terms=3, max_value=9)
-    solutions = worked_solutions(problems, TOKENIZER, length=40)
+    solutions = worked_solutions(problems, TOKENIZER, length=40, vocab_size=257)
     for problem, row, batch_row in zip(
         problems, solutions.tokens, solutions.batch(np.arange(30)).completion, strict=True
     ):
@@ -102,14 +104,14 @@ ONE, LONG = Problem(prompt="1+1=", answer="2", solution="#2"), Problem(prompt="9
 
 
 def test_refusals():
-    worked_solutions([ONE] * 99, TOKENIZER, length=7)
+    worked_solutions([ONE] * 99, TOKENIZER, length=7, vocab_size=257)
     fits = "data.max_prompt_tokens + rollout.max_new_tokens"
     for message, run in {
         "data.prompts = 6: ...1...5": lambda: prompt_pipeline(numbers(5), 6, seed=0),
         "seed = -1: ": lambda: prompt_pipeline(numbers(5), 2, seed=-1),
         "data.max_prompt_tokens = 4: ": lambda: fixed_batches(numbers(0), 2),
-        "warmup.steps: ...0...solution": lambda: worked_solutions([Problem(prompt="x", answer="")], TOKENIZER, 7),
-        f"{fits} = 7: ...8...99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7),
+        "warmup.steps: ...0...solution": lambda: worked_solutions([Problem(prompt="x", answer="")], TOKENIZER, 7, 257),
+        f"{fits} = 7: ...8...99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7, 257),
     }.items():
         with refuses(message, ConfigError):
             run()

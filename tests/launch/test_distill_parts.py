@@ -23,7 +23,7 @@ from specjax.types import Rollout
 def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     tokenizer = CharacterTokenizer(ALPHABET)
     problems = [Problem(prompt=text, answer="") for text in ("1+2=", "3+4+5=", "7+8=")]
-    table = PromptTable.build(problems, tokenizer, 8)
+    table = PromptTable.build(problems, tokenizer, 8, 15)
     rng, lengths = np.random.default_rng(0), np.array([3, 1, 5, 4, 2, 5], np.int32)
     tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
     prompts = table.batch(np.array([2, 0, 1]))

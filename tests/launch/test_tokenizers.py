@@ -1,4 +1,3 @@
-import json
 import sys
 from pathlib import Path
 
@@ -6,35 +5,13 @@ import pytest
 
 from launch.cli.errors import ConfigError
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
-
-WORDS = ["<eos>", "<end>", "<user>", "<bot>", "<think>", "hello", "world", "box", "it", "?"]
-TEMPLATE = (
-    "{% for message in messages %}<user> {{ message.content }} {% endfor %}"
-    "{% if add_generation_prompt %}<bot> {% endif %}"
-    "{% if enable_thinking is defined %}<think> {{ '?' if enable_thinking }}{% endif %}"
-)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A tokenizer of whole words in Hugging Face layout; "<end>" is not special, "<eos>" is."""
-    pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.post_processor = processors.TemplateProcessing("<user> $A", special_tokens=[("<user>", 2)])  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens(["<eos>", "<user>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 0]}))
-    return tmp_path
-
-
-def change(path: Path, **fields: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return write_word_tokenizer(tmp_path)
 
 
 def words(ids: list[int]) -> str:

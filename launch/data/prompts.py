@@ -1,0 +1,46 @@
+"""What a model is asked: a text, or the messages of a conversation."""
+
+import json
+from typing import NamedTuple, TypeAlias
+
+from launch.cli.errors import ConfigError
+from launch.data.json_lines import field_value, text_field
+
+
+class Message(NamedTuple):
+    """One message of a conversation, for the model's chat template: role (system, user, assistant) and content."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = str | tuple[Message, ...]
+
+
+def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
+    """Return the prompt in a field of a JSON object: text, or a list of objects with role and content.
+
+    Raises ConfigError, naming `where`, for anything else, and for messages that do not end with the user's.
+    """
+    value = field_value(record, field, where)
+    if not isinstance(value, list):
+        return text_field(record, field, where)
+    if not value or not all(isinstance(message, dict) for message in value):
+        shown = json.dumps(value, default=str)[:80]
+        raise ConfigError(
+            f"{where}: field {field!r} must be text or a list of messages with role and content, not {shown}"
+        )
+    messages = tuple(Message(*(text_field(message, name, where) for name in Message._fields)) for message in value)
+    if messages[-1].role != "user":
+        raise ConfigError(f"{where}: field {field!r} ends with the role {messages[-1].role!r}; it must be user")
+    return messages
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """Return the prompt as text, to show it: the contents of messages, one after the other."""
+    return prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
+
+
+def to_json(prompt: Prompt) -> str | list[dict[str, str]]:
+    """Return the prompt as `read_prompt` reads it."""
+    return prompt if isinstance(prompt, str) else [message._asdict() for message in prompt]
