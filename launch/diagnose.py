@@ -5,19 +5,16 @@ measured acceptance with the predicted one, by position in the draft and by plac
 is read (feature layers, rope, vocabulary map) with other ways to read it. Exit code 1 means that something is off.
 """
 
-from rich.console import Console
-
 from launch.build.experiment import build_experiment
+from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import DIAGNOSE
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.findings import print_diagnosis
 from launch.diagnosis.options import DiagnoseArgs
-from launch.run.directory import params_of
+from launch.run.restore import params_of
 from launch.timing import provenance
-
-console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def main(argv: list[str]) -> int:

@@ -12,19 +12,16 @@ prompts. The output directory holds:
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment, build_experiment
+from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.reads import DISTILL
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
-from launch.run.directory import restore_params, restore_policy
+from launch.run.restore import restore_params, restore_policy
 from specjax.types import Params
-
-console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def main(argv: list[str]) -> int:

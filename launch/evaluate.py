@@ -4,18 +4,15 @@ Completions are generated and scored as in training, by the same speculative rol
 `--rollout.law` sets their distribution; the draft does not change it.
 """
 
-from rich.console import Console
-
 from launch.build.experiment import build_experiment
+from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import EVALUATE
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
-from launch.run.directory import params_of
+from launch.run.restore import params_of
 from launch.timing import provenance
-
-console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def main(argv: list[str]) -> int:

@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from launch.build.experiment import build_experiment
+from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source
 from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
-from launch.run.directory import params_of
+from launch.run.restore import params_of
 from specjax.checkpoint import Which
-
-console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
 @dataclass(frozen=True, kw_only=True)

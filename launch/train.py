@@ -1,15 +1,16 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 from launch.build.experiment import Experiment, build_experiment
+from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.costs.cost_table import COST_TABLE, CostTable
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
-from launch.run.console import console
-from launch.run.directory import CHECKPOINTS, open_run, resumes
+from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.results import record_results
@@ -28,26 +29,28 @@ def main(argv: list[str]) -> int:
     skipped an update.
     """
     use_compile_cache()
-    experiment = build_experiment(parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO."))
-    pool, tokenizer, mesh = make_pool(experiment.config.reward), experiment.tokenizer, experiment.mesh
-    with pool or nullcontext():
-        problem_sets = experiment.problems.train, experiment.problems.held_out
-        return train(experiment, *(make_reward(pool, problems, tokenizer, mesh) for problems in problem_sets))
+    config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
+    with open_run(config) as directory:
+        experiment = build_experiment(config)
+        with make_pool(experiment.config.reward) or nullcontext() as pool:
+            problem_sets = experiment.problems.train, experiment.problems.held_out
+            rewards = [make_reward(pool, each, experiment.tokenizer, experiment.mesh) for each in problem_sets]
+            return train(experiment, directory, *rewards)
 
 
-def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
+def train(experiment: Experiment, directory: Path, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code."""
-    config, networks, continuing = experiment.config, experiment.networks, resumes(experiment.config)
+    config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
     pipeline = experiment.train_batches()
     evaluate = held_out_evaluator(experiment, held_out_reward)
     parts = networks.policy, networks.drafter, reward_fn, experiment.config, experiment.mesh
     parts = *parts, experiment.rollout_fn, experiment.loss_fn
     step, probe = make_train_step(*parts), ProbeStep(Stages(*parts))
     cells = check_run(experiment, continuing)
-    directory = open_run(config, report=lambda text: console.print(text, markup=False))
+    record_config(directory, config, report=console.print)
     console.print(f"run directory: {directory}")
     if (differences := networks.draft.differences()) is not None:
-        console.print(differences, markup=False)
+        console.print(differences)
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
@@ -61,13 +64,21 @@ def train(experiment: Experiment, reward_fn: RewardFn, held_out_reward: RewardFn
                 loop = TrainingLoop(experiment, start, step, probe, pipeline, evaluate, costs, saves, logs)
                 state = loop.run()
             if logs.skipped.reason is not None:
-                raise RunStopped(logs.skipped.reason)
+                raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             if logs.signals.received is not None:
                 return 128 + logs.signals.received
             record_results(experiment, start, state, evaluate, logs)
         finally:
             try_report(directory)
     return 0
+
+
+def describe_healthy(saves: Checkpointer) -> str:
+    """Return which checkpoint a run that skipped updates can be continued or exported from."""
+    step = saves.newest_healthy()
+    if step is None:
+        return "there is no healthy checkpoint"
+    return f"the last healthy checkpoint is that of step {step} (--checkpoint-step {step})"
 
 
 if __name__ == "__main__":

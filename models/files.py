@@ -62,10 +62,10 @@ def json_text(fields: dict[str, Any]) -> str:
     return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees the old text or the new, even if this process is killed."""
+def write_atomically(path: Path, contents: str | bytes) -> None:
+    """Replace a file atomically: a reader sees the old contents or the new, even if this process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(contents.encode() if isinstance(contents, str) else contents)
     os.replace(temporary, path)
 
 

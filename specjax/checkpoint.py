@@ -1,6 +1,6 @@
 """Checkpoints of a run: everything that a resume needs, written in the background. Each is complete or absent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +25,10 @@ class Checkpoint(NamedTuple):
 Which = int | Literal["newest", "best"]
 
 
+# Empty file in a checkpoint from which, or to which, an update was skipped.
+UNHEALTHY = "unhealthy"
+
+
 class Score(NamedTuple):
     """Score of a checkpoint: a metric of its step, the higher the better."""
 
@@ -35,7 +39,8 @@ class Score(NamedTuple):
 class Checkpointer:
     """Checkpoints in a directory. Leaving the `with` block waits until the last save is complete.
 
-    keep: number of newest checkpoints that are kept. None: read only, also while another process writes.
+    keep: number of newest healthy checkpoints that are kept, beside the newest of all. None: read only, also while
+          another process writes.
     best: metric whose best checkpoint is kept too. When reading, None: the metric that was used last.
     """
 
@@ -44,7 +49,7 @@ class Checkpointer:
         self._saving: int | None = None
         options = ocp.CheckpointManagerOptions(create=False)
         if keep is not None:
-            policies: list[ocp.checkpoint_managers.PreservationPolicy] = [ocp.checkpoint_managers.LatestN(keep)]
+            policies: list[ocp.checkpoint_managers.PreservationPolicy] = [_KeepHealthy(self, keep)]
             if best is not None:
                 policies.append(_KeepBest(self))
             # A save that a killed process left incomplete never counts as a checkpoint. The next process deletes it.
@@ -64,7 +69,9 @@ class Checkpointer:
                 "score": ocp.JsonCheckpointHandler(),
             },
         )
-        self._scores = {step: score for step in self._manager.all_steps() if (score := self._read_score(step))}
+        steps = self._manager.all_steps()
+        self._scores = {step: score for step in steps if (score := self._read_score(step))}
+        self._unhealthy = {step for step in steps if (self._directory / str(step) / UNHEALTHY).exists()}
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -76,6 +83,27 @@ class Checkpointer:
         """Block until the save in progress is complete. Raise its error if it failed."""
         self._manager.wait_until_finished()
 
+    def newest(self) -> int | None:
+        """Wait for the save in progress, and return the step of the newest checkpoint, or None without one."""
+        self.wait()
+        return self._manager.latest_step()
+
+    def newest_healthy(self) -> int | None:
+        """Wait for the save in progress, and return the step of the newest healthy checkpoint, or None without one."""
+        self.wait()
+        return max(self.healthy(self._manager.all_steps()), default=None)
+
+    def healthy(self, steps: Iterable[int]) -> list[int]:
+        """Return those of the steps whose checkpoints are not marked as unhealthy."""
+        return [step for step in steps if step not in self._unhealthy]
+
+    def mark_unhealthy(self, step: int) -> None:
+        """Mark a checkpoint: it then never takes the place of a healthy one among those that are kept."""
+        self.wait()
+        if step in self._manager.all_steps():
+            self._unhealthy.add(step)
+            (self._directory / str(step) / UNHEALTHY).touch()
+
     def best_step(self) -> int | None:
         """Return the step of the checkpoint with the highest score in the metric `best`, or None without a score.
 
@@ -86,12 +114,19 @@ class Checkpointer:
         return max(known, key=lambda step: (known[step], step), default=None)
 
     def save(
-        self, step: int, state: TrainState, data: dict[str, Any], extra: dict[str, Any], score: float | None = None
+        self,
+        step: int,
+        state: TrainState,
+        data: dict[str, Any],
+        extra: dict[str, Any],
+        score: float | None = None,
+        healthy: bool = True,
     ) -> None:
         """Save in the background, unless this step is already the newest. The state may be donated at once.
 
         data, extra: JSON-serialisable.
         score:       value of the metric `best` at this step; None if it was not measured.
+        healthy:     False marks it as `mark_unhealthy` does.
 
         Raises the error of the previous save, if that failed.
         """
@@ -102,6 +137,8 @@ class Checkpointer:
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
             items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
+        if not healthy:
+            self._unhealthy.add(step)
         self.wait()
         self._saving = step
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -176,6 +213,8 @@ class Checkpointer:
         """Write the manifest into a save that is written but still has its temporary name. Called by Orbax."""
         for path in self._directory.glob(f"{self._saving}.*tmp*"):
             write_manifest(path)
+            if self._saving in self._unhealthy:
+                (path / UNHEALTHY).touch()
 
     def _read_score(self, step: int) -> Score | None:
         try:
@@ -184,6 +223,20 @@ class Checkpointer:
         except (DamagedSave, OSError, KeyError):  # damaged, being deleted by another process, or saved without a score
             return None
         return Score(**items["score"])
+
+
+class _KeepHealthy(ocp.checkpoint_managers.PreservationPolicy):
+    """Policy that keeps the newest checkpoint, and the newest `count` healthy ones."""
+
+    def __init__(self, saves: Checkpointer, count: int) -> None:
+        self._saves, self._count = saves, count
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: ocp.checkpoint_managers.PreservationContext
+    ) -> Sequence[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        kept = {*steps[-1:], *self._saves.healthy(steps)[-self._count :]}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
 class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from launch.cli.console import console
 from launch.report.charts import bar_chart, histogram, line_chart
 from launch.report.completions import completions
 from launch.report.scales import duration, number
 from launch.report.series import Series
 from launch.report.warnings import warnings
-from launch.run.console import console
 from launch.run.metric_log import STANDARD_METRICS
 from launch.run.records import Run, read_run
 from models.files import write_atomically
@@ -42,7 +42,7 @@ def try_report(directory: Path) -> None:
     try:
         console.print(f"report: {write_report(directory)}")
     except Exception as error:
-        console.print(f"no report: {type(error).__name__}: {error}", markup=False)
+        console.print(f"no report: {type(error).__name__}: {error}")
 
 
 def page(run: Run) -> str:

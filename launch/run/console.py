@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Column, Table
 
+from launch.cli.console import console
 from launch.run.draft_alerts import acceptance_alarm
 from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup
 from specjax.rollout.plan import Phase
@@ -17,8 +17,6 @@ STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up
 SKIPPED = "the loss or the gradient of the {} is not finite, and its update is skipped"
 
 Values = Mapping[str, float | None]
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 class StepPrinter:

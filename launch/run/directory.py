@@ -1,26 +1,25 @@
-"""Run directories: choose one, read checkpoints from one, and check which options a resumed run may change."""
+"""Run directories: choose one, lock it, and check which options a resumed run may change."""
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.cli.lock import exclusive
+from launch.run.history import records_of
 from models.files import write_atomically
-from specjax.checkpoint import Checkpointer, Which
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
-from specjax.types import Params, PyTree
 
 RUNS = Path("runs")
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "diary.jsonl"
 CHECKPOINTS = "checkpoints"
 
 # Options that a resumed run may change: up to rounding, they do not affect the updates of later steps.
@@ -35,16 +34,43 @@ FREE_ON_RESUME = (
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
 
-def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
-    """Return the directory of a new run, or with `resume` of the run to continue, and write config.json there.
+@contextlib.contextmanager
+def open_run(config: RunConfig) -> Iterator[Path]:
+    """Yield the directory of a new run, or with `resume` of the run to continue, locked as long as the block runs.
+
+    Raises ConfigError if a new run would overwrite another, if there is no run to resume or its checkpoints are gone,
+    and if another process is writing to the directory.
+    """
+    if config.out == "":
+        raise ConfigError("out = '': must name a directory")
+    with contextlib.ExitStack() as stack:
+        if config.resume:
+            directory = _existing(config)
+            stack.enter_context(exclusive("out", directory))
+            _check_checkpoints(directory)
+        elif config.out is None:
+            directory = _next(config.name, stack)
+        else:
+            directory = Path(config.out)
+            stack.enter_context(exclusive("out", directory))
+            if _holds_a_run(directory):
+                raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
+        yield directory
+
+
+def can_resume(config: RunConfig, directory: Path) -> bool:
+    """Return whether a run resumes from a checkpoint. One that ended before its first one starts from scratch."""
+    return config.resume and bool(saved_steps(directory / CHECKPOINTS))
+
+
+def record_config(directory: Path, config: RunConfig, report: Callable[[str], None] = print) -> None:
+    """Write the resolved configuration to config.json.
 
     report: called with one line for each damaged checkpoint that was renamed out of the way.
 
-    Raises ConfigError if a new run would overwrite another, if every checkpoint to resume from is damaged, or if an
-    option that must not change differs from the run to resume.
+    Raises ConfigError if every checkpoint to resume from is damaged, or if an option that must not change differs from
+    the run to resume.
     """
-    directory = _existing(config) if config.resume else _new(config)
-    text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
     if config.resume:
         _check_unchanged(directory / CONFIG_FILE, config)
         try:
@@ -52,102 +78,17 @@ def open_run(config: RunConfig, report: Callable[[str], None] = print) -> Path:
                 report(damaged)
         except DamagedSave as error:
             raise ConfigError(f"resume: {error}") from error
-    write_atomically(directory / CONFIG_FILE, text)
-    return directory
+    write_atomically(directory / CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2) + "\n")
 
 
-def resumes(config: RunConfig) -> bool:
-    """Return whether there is a checkpoint to resume from. A run that ended before its first one starts from scratch.
-
-    Raises ConfigError if there is no run to resume, or if it was configured to save nothing.
-    """
-    return config.resume and bool(saved_steps(_existing(config) / CHECKPOINTS))
-
-
-def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
-    """Return the networks of a run's checkpoint, or without one the recipe's initial networks."""
-    return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
-
-
-def cut_lines(path: Path, last: int, *, every: bool = False) -> int | None:
-    """Drop the lines of a JSONL file after step `last`, and lines that are not JSON. Return the last step left.
-
-    every: keep all lines of a step; otherwise only its last one.
-    """
-    kept = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
-        try:
-            step = json.loads(line)["step"]
-        except ValueError:
-            continue
-        if step <= last:
-            kept[step, number if every else 0] = line
-    write_atomically(path, "".join(f"{line}\n" for line in kept.values()))
-    return max((step for step, _ in kept), default=None)
-
-
-def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:
-    """Return the networks of a run's checkpoint, on the mesh of `experiment`, without the drafter's memory of prompts.
-
-    Raises ConfigError, naming the option `checkpoint`, if there is no checkpoint of such networks.
-    """
-    with _saves(directory) as saves:
-        params, extra = saves.restore_params(_abstract(experiment.networks.params), which)
-    if extra["draft_vocabulary"] != experiment.draft_vocabulary:
-        raise ConfigError(f"checkpoint = {directory}: its problems differ, and so does its draft vocabulary")
-    return params
-
-
-def restore_policy(directory: Path, experiment: Experiment, which: Which = "newest") -> PyTree:
-    """Return the policy of a run's checkpoint, whatever its draft."""
-    with _saves(directory) as saves:
-        return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
-
-
-def saved_step(directory: Path, which: Which = "newest") -> int:
-    """Return the step of the checkpoint that `restore_params` reads."""
-    with _saves(directory) as saves:
-        return saves.step_of(which)
-
-
-@contextlib.contextmanager
-def _saves(directory: Path) -> Iterator[Checkpointer]:
-    """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
-    if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: has no {CHECKPOINTS}; must be a run directory")
-    try:
-        with Checkpointer(directory / CHECKPOINTS) as saves:
-            yield saves
-    except ValueError as error:
-        raise ConfigError(f"checkpoint: {error}") from error
-
-
-def _abstract(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def _new(config: RunConfig) -> Path:
-    try:
-        if config.out is None:
-            return _next(config.name)
-        directory = Path(config.out)
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out = {config.out}: cannot make a directory there: {error.strerror}") from None
-    if _holds_a_run(directory):
-        raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
-    return directory
-
-
-def _next(name: str) -> Path:
-    number = 1
-    while True:
+def _next(name: str, stack: contextlib.ExitStack) -> Path:
+    """Lock runs/NAME, or the next free of runs/NAME-2, -3, ..: if two runs start at once, each gets its own."""
+    for number in itertools.count(1):
         directory = RUNS / (name if number == 1 else f"{name}-{number}")
-        # If two runs start at once, the one that creates the directory gets it.
         with contextlib.suppress(FileExistsError):
-            directory.mkdir(parents=True)
+            stack.enter_context(exclusive("out", directory, new=True))
             return directory
-        number += 1
+    raise AssertionError
 
 
 def _holds_a_run(directory: Path) -> bool:
@@ -158,9 +99,23 @@ def _holds_a_run(directory: Path) -> bool:
 
 def _existing(config: RunConfig) -> Path:
     directory = _newest(config.name) if config.out is None else Path(config.out)
+    if not directory.is_dir():
+        raise ConfigError(f"resume: out = {directory}: must be the directory of a run")
+    return directory
+
+
+def _check_checkpoints(directory: Path) -> None:
+    """Raise ConfigError if the run saves none, or if those that it saved are gone: its history would start again."""
+    if saved_steps(directory / CHECKPOINTS):
+        return
     if not saved_steps(directory / CHECKPOINTS) and not _stored(directory / CONFIG_FILE).get("checkpoint.every", True):
         raise ConfigError(f"resume: nothing was saved in {directory}: checkpoint.every = 0")
-    return directory
+    saved = [record["step"] for record in records_of(directory / EVENTS_FILE) if "checkpoint" in record]
+    if saved:
+        raise ConfigError(
+            f"resume: {directory / CHECKPOINTS}: the checkpoints are gone, the newest was of step {max(saved)}; "
+            "must be there, or start a new run with another --out"
+        )
 
 
 def _newest(name: str) -> Path:

@@ -10,32 +10,36 @@ from typing import Any
 
 import jax
 
-from launch.run.console import console
-from launch.run.directory import cut_lines
+from launch.cli.console import console
+from launch.run.directory import EVENTS_FILE
+from launch.run.history import cut_after
 
-EVENTS_FILE = "diary.jsonl"
 PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
 
 class EventLog:
-    """Writes one line per event (`start`, `warning` or `result`), with the last finished step.
+    """Writes one line per event (`start`, `warning`, `checkpoint` or `result`), with the last finished step.
 
     step: the step after which the run starts or resumes. Lines of later steps are dropped.
     """
 
     def __init__(self, directory: Path, step: int = 0) -> None:
         self._path = directory / EVENTS_FILE
-        cut_lines(self._path, step, every=True)
+        cut_after(self._path, step, every=True, report=console.print)
         self._write(step, "start", _environment())
 
     def warn(self, step: int, text: str, style: str | None = None) -> None:
         """Print a warning and write it."""
-        console.print(text, style=style, markup=False)
+        console.print(text, style=style)
         self.record_warning(step, text)
 
     def record_warning(self, step: int, text: str) -> None:
         """Write a warning that is printed elsewhere."""
         self._write(step, "warning", text)
+
+    def record_checkpoint(self, step: int) -> None:
+        """Write that the checkpoint of a step is complete: if no checkpoint is there later, they were removed."""
+        self._write(step, "checkpoint", "complete")
 
     def record_result(self, step: int, **values: float) -> None:
         """Write results that were measured after the last step."""

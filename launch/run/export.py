@@ -7,8 +7,8 @@ from typing import Literal
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.distillation.export import check_verifier, write_policy
-from launch.run.directory import restore_params, restore_policy
 from launch.run.records import made_for
+from launch.run.restore import restore_params, restore_policy
 from models.checkpoints.made_for import state_made_for
 from models.config import Dtype
 from models.hf.mtp_files import load_mtp

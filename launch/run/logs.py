@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.build.experiment import Experiment
-from launch.run.console import console
+from launch.cli.console import console
 from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
 from launch.run.event_log import EventLog
 from launch.run.metric_log import MetricLog

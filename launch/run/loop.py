@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
+from launch.cli.console import console
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
-from launch.run.console import console, explain_choice
+from launch.run.console import explain_choice
 from launch.run.draft_alerts import slower_than_plain
 from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
@@ -63,7 +64,7 @@ class TrainingLoop:
                 self.warn_of_stop(number)
                 break
         self.logs.timer.finish()
-        self.saves.wait()
+        self.record_newest()
         return state
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
@@ -151,7 +152,17 @@ class TrainingLoop:
         best = self.experiment.config.checkpoint.best
         score = None if best is None else self.logs.timer.logged.get(best)
         extra = checkpoint_extra(self.experiment, self.start, self.costs)
-        self.saves.save(number, state, self.pipeline.get_state(), extra, score)
+        self.record_newest()
+        if skipped := self.logs.skipped.in_a_row:
+            # The state before the first of them cannot be trusted either: the step from it was skipped.
+            self.saves.mark_unhealthy(number - skipped)
+        self.saves.save(number, state, self.pipeline.get_state(), extra, score, healthy=not skipped)
+
+    def record_newest(self) -> None:
+        """Wait for the save in progress, and log that it is complete."""
+        newest = self.saves.newest()
+        if newest is not None and newest >= self.start.step:
+            self.logs.events.record_checkpoint(newest)
 
     def warn_of_missing_score(self, number: int) -> None:
         """Warn if this step has not logged the metric by which the best checkpoint is chosen."""

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
+from launch.cli.console import console
 from launch.run.console import StepPrinter
-from launch.run.directory import METRICS_FILE, cut_lines
+from launch.run.directory import METRICS_FILE
+from launch.run.history import cut_after
 
 # Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
@@ -43,7 +45,7 @@ class MetricLog:
         also: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
         path = directory / METRICS_FILE
-        self._last = None if resume_step is None else cut_lines(path, resume_step)
+        self._last = None if resume_step is None else cut_after(path, resume_step, report=console.print)
         self._file = path.open("a", encoding="utf-8")
         # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
         start = 0 if resume_step is None else resume_step + 1

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.run.directory import CONFIG_FILE, METRICS_FILE, saved_step
-from launch.run.event_log import EVENTS_FILE
+from launch.run.directory import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
+from launch.run.restore import saved_step
 from launch.run.sample_log import SAMPLES_FILE
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig

@@ -1,9 +1,9 @@
 """Results that a run prints and records after its last step."""
 
 from launch.build.experiment import Experiment
+from launch.cli.console import console
 from launch.comparison.best_plans import compare_plans, print_speedup
 from launch.evaluation.sampler import Evaluate
-from launch.run.console import console
 from launch.run.logs import RunLogs
 from launch.run.start import Start
 from specjax.types import TrainState

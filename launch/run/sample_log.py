@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from launch.build.experiment import Experiment
+from launch.cli.console import console
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
-from launch.run.directory import cut_lines
+from launch.run.history import cut_after
 from specjax.types import Prompts, Rollout
 
 SAMPLES_FILE = "samples.jsonl"
@@ -24,7 +25,7 @@ class SampleLog:
     def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
         self._path, self._experiment = directory / SAMPLES_FILE, experiment
         if resume_step is not None:
-            cut_lines(self._path, resume_step)
+            cut_after(self._path, resume_step, report=console.print)
 
     def due(self, step: int) -> bool:
         """Return whether to log this step: the first, the last, and steps with an evaluation."""

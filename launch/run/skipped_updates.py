@@ -23,10 +23,11 @@ class SkippedUpdates:
     limit:     end the run after this many steps in a row that skipped an update; 0: never.
     last_step: the step after which the run resumes. Files of later steps are deleted.
     reason:    one line that says why the run must end, or None.
+    in_a_row:  number of last steps in a row that skipped an update.
     """
 
     def __init__(self, directory: Path, limit: int, last_step: int = 0) -> None:
-        self._directory, self._limit, self._in_a_row = directory, limit, 0
+        self._directory, self._limit, self.in_a_row = directory, limit, 0
         self.reason: str | None = None
         for step, file in self._files().items():
             if step > last_step:
@@ -34,11 +35,11 @@ class SkippedUpdates:
 
     def __call__(self, step: Step) -> None:
         if not int(step.metrics["update/skipped"]) + int(step.metrics.get("draft/skipped", 0)):
-            self._in_a_row = 0
+            self.in_a_row = 0
             return
-        self._in_a_row += 1
+        self.in_a_row += 1
         path = self._save(step)
-        if self._in_a_row == self._limit and self.reason is None:
+        if self.in_a_row == self._limit and self.reason is None:
             self.reason = (
                 f"step {step.number}: updates were skipped in {self._limit} steps in a row because a loss or a "
                 f"gradient is not finite; the last batch is in {path}"

@@ -11,13 +11,13 @@ import numpy as np
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.comparison.best_plans import check_plans
 from launch.costs.cost_table import CostTable, load_cells
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import check_distillation, distill
 from launch.evaluation.sampler import Evaluate, make_evaluate, prompts_per_batch
-from launch.run.console import console
 from launch.run.event_log import EventLog
 from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.run.wandb import check_wandb

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from launch.build.experiment import Experiment
 from launch.distillation.trainer import check_distillation, distill
-from launch.run.directory import restore_params
+from launch.run.restore import restore_params
 from launch.run.supervised_warmup import check_warmup, warm_up
 from specjax.checkpoint import Which
 from specjax.types import Params

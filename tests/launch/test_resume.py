@@ -23,7 +23,7 @@ from configs.schema import (
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
-from launch.run.directory import restore_params
+from launch.run.restore import restore_params
 from launch.train import train
 from models.config import DecoderConfig
 from specjax.cost import Cell

@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
-from launch.run.directory import CHECKPOINTS, open_run, resumes
+from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
@@ -27,26 +27,38 @@ def save(directory: Path) -> None:
         saves.save(3, TrainState(jnp.int32(3), Params({"x": jnp.zeros(2)}, {}), Params({}, {}), None), {}, {})
 
 
+def start(config: RunConfig) -> Path:
+    """Open the directory of a run as the program does, and leave it again."""
+    with open_run(config) as directory:
+        record_config(directory, config)
+        return directory
+
+
+def resumes(config: RunConfig) -> bool:
+    with open_run(config) as directory:
+        return can_resume(config, directory)
+
+
 def refusal(config: RunConfig) -> str:
     with pytest.raises(ConfigError) as error:
-        open_run(config)
+        start(config)
     return str(error.value)
 
 
 def test_a_new_run_never_takes_an_old_ones_place():
-    assert [str(open_run(CONFIG)) for _ in range(3)] == ["runs/sums", "runs/sums-2", "runs/sums-3"]
-    assert str(open_run(replace(CONFIG, name="other"))) == "runs/other"
+    assert [str(start(CONFIG)) for _ in range(3)] == ["runs/sums", "runs/sums-2", "runs/sums-3"]
+    assert str(start(replace(CONFIG, name="other"))) == "runs/other"
     assert json.loads(Path("runs/sums-2/config.json").read_text()) == json.loads(json.dumps(asdict(CONFIG)))
-    assert [path.name for path in Path("runs/sums").iterdir()] == ["config.json"]
+    assert sorted(path.name for path in Path("runs/sums").iterdir()) == ["config.json"]
 
 
 @pytest.mark.parametrize("left", ["metrics", "checkpoint"])
 def test_a_directory_of_ones_own(left: str):
     config = replace(CONFIG, out="a/b")
-    assert open_run(config) == Path("a/b")
+    assert start(config) == Path("a/b")
     # Nothing to lose yet.
     Path("a/b/metrics.jsonl").touch()
-    assert open_run(replace(config, seed=1)) == Path("a/b")
+    assert start(replace(config, seed=1)) == Path("a/b")
     assert json.loads(Path("a/b/config.json").read_text())["seed"] == 1
     if left == "metrics":
         Path("a/b/metrics.jsonl").write_text("{}\n")
@@ -63,34 +75,36 @@ def test_no_directory_can_be_made():
 
 def test_resume_takes_the_newest():
     for _ in range(11):
-        open_run(CONFIG)
-    open_run(replace(CONFIG, name="sums-of-others"))
+        start(CONFIG)
+    start(replace(CONFIG, name="sums-of-others"))
     save(Path("runs/sums-9"))
-    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11") and not resumes(replace(CONFIG, resume=True))
+    assert start(replace(CONFIG, resume=True)) == Path("runs/sums-11") and not resumes(replace(CONFIG, resume=True))
     save(Path("runs/sums-11"))
-    assert open_run(replace(CONFIG, resume=True)) == Path("runs/sums-11") and resumes(replace(CONFIG, resume=True))
-    assert open_run(replace(CONFIG, resume=True, out="runs/sums-9")) == Path("runs/sums-9")
+    assert start(replace(CONFIG, resume=True)) == Path("runs/sums-11") and resumes(replace(CONFIG, resume=True))
+    assert start(replace(CONFIG, resume=True, out="runs/sums-9")) == Path("runs/sums-9")
 
 
 def test_nothing_to_resume(working_directory: Path):
     assert_refused(refusal(replace(CONFIG, resume=True)), f"resume: ...sums...{working_directory}/runs")
+    assert_refused(refusal(replace(CONFIG, resume=True, out="x")), "resume: out = x: ")
+    Path("x").mkdir()
     for _ in ("nothing", "a save"):
         assert_refused(refusal(replace(CONFIG, resume=True, out="x")), "resume: ...x/config.json")
         save(Path("x"))
     unsaved = replace(CONFIG, out="y", checkpoint=CheckpointConfig(every=0))
-    (open_run(unsaved) / "metrics.jsonl").write_text("{}\n")
+    (start(unsaved) / "metrics.jsonl").write_text("{}\n")
     said = refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5)))
     assert_refused(said, "resume: ...y...checkpoint.every = 0")
 
 
 def test_what_may_change_on_resume():
     config = replace(CONFIG, out="x")
-    save(open_run(config))
+    save(start(config))
     resumed, path = replace(config, resume=True), Path("x/config.json")
     options = dict(steps=20, probe_every=3, microbatches=2, mesh=MeshConfig(data=2), eval=EvalConfig(every=1))
     options |= dict(checkpoint=CheckpointConfig(every=1), speedup=replace(CONFIG.speedup, slots=(1,)))
     options |= dict(model=replace(CONFIG.model, remat="full"), reward=replace(CONFIG.reward, workers=1))
-    open_run(replace(resumed, **options))
+    start(replace(resumed, **options))
     assert json.loads(path.read_text())["steps"] == 20
 
     stops, fast = replace(CONFIG.rollout, stop_tokens=(1, 2)), replace(CONFIG.policy_optimizer, learning_rate=2.0)
@@ -101,8 +115,8 @@ def test_what_may_change_on_resume():
     ]:
         assert_refused(refusal(other), said)
     choosing = replace(config, out="y", rollout=replace(CONFIG.rollout, draft_lengths=(0, 2)))
-    save(open_run(choosing))
-    open_run(replace(choosing, resume=True, steps=20))
+    save(start(choosing))
+    start(replace(choosing, resume=True, steps=20))
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
     assert_refused(refusal(elsewhere), "mesh.data = 2: ...1")
 
@@ -110,7 +124,7 @@ def test_what_may_change_on_resume():
     stored = json.loads(path.read_text())
     del stored["loss"]["clip_low"]
     path.write_text(json.dumps(stored))
-    open_run(resumed)
+    start(resumed)
     other = replace(resumed, loss=replace(CONFIG.loss, clip_low=0.1))
     assert_refused(refusal(other), "loss.clip_low = 0.1: ...0.2")
     path.write_text(json.dumps(stored | {"old": 1}))

@@ -10,7 +10,7 @@ import pytest
 
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
-from launch.run.directory import restore_params
+from launch.run.restore import restore_params
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import usable

@@ -15,7 +15,7 @@ from launch.bench.sections.generation import NOTES, speedups
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
-from launch.run.directory import restore_params
+from launch.run.restore import restore_params
 from specjax.checkpoint import Which
 from specjax.drafters import NoDrafter
 from specjax.parallel.mesh import MeshConfig

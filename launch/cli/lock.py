@@ -1,0 +1,66 @@
+"""An exclusive lock on a directory that a program writes to."""
+
+import contextlib
+import datetime
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from launch.cli.errors import ConfigError
+
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def exclusive(option: str, directory: Path, *, new: bool = False) -> Iterator[None]:
+    """Make a directory with its parents, and hold its lock. Directories made here and left empty are removed again.
+
+    new: raise FileExistsError if the directory exists.
+
+    The operating system releases the lock with the process, however that ends. Raises ConfigError if the directory
+    cannot be made or written to, and, naming the holder, if another process has the lock.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=not new)
+    except OSError as error:
+        if new and isinstance(error, FileExistsError):
+            raise
+        raise ConfigError(f"{option} = {directory}: cannot make a directory there: {error.strerror}") from None
+    file = _lock(option, directory)
+    with file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
+        file.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                (directory / LOCK_FILE).unlink()
+                for path in made:
+                    path.rmdir()
+
+
+def _lock(option: str, directory: Path) -> IO[str]:
+    path = directory / LOCK_FILE
+    while True:
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{option} = {directory}: cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise ConfigError(
+                f"{option} = {directory}: {holder} is writing to it; must be another directory, or wait until it ends"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # its last holder has just removed it

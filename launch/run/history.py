@@ -1,0 +1,56 @@
+"""The JSONL files of a run: read their records, and set aside those that a resumed run writes again."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from models.files import write_atomically
+
+SET_ASIDE = ".set_aside"
+
+
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, objects with a whole number as their step. Other lines, and no file, yield none."""
+    for line in _lines(path):
+        if (record := _record(line)) is not None:
+            yield record
+
+
+def cut_after(path: Path, last: int, *, every: bool = False, report: Callable[[str], None] = print) -> int | None:
+    """Keep the records up to step `last`; move other lines to a file beside it. Return the last step left.
+
+    every:  keep all records of a step; otherwise only its last one.
+    report: called with one line if there were damaged ones.
+
+    Records of later steps are written again by the run. Lines that are no records were damaged.
+    """
+    kept, later, damaged = dict[tuple[int, int], bytes](), list[bytes](), list[bytes]()
+    for number, line in enumerate(_lines(path)):
+        record = _record(line)
+        if record is None:
+            damaged.append(line)
+        elif record["step"] <= last:
+            kept[record["step"], number if every else 0] = line
+        else:
+            later.append(line)
+    if later or damaged:
+        aside = path.with_name(path.name + SET_ASIDE)
+        with aside.open("ab") as file:
+            file.writelines(line + b"\n" for line in damaged + later)
+    if damaged:
+        report(f"{path}: {len(damaged)} lines are no records of a run; moved to {path.name}{SET_ASIDE}")
+    write_atomically(path, b"".join(line + b"\n" for line in kept.values()))
+    return max((step for step, _ in kept), default=None)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().split(b"\n") if line.strip()] if path.exists() else []
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None

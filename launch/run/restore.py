@@ -1,0 +1,58 @@
+"""Read the networks of a run's checkpoint."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from launch.build.experiment import Experiment
+from launch.cli.errors import ConfigError
+from launch.run.directory import CHECKPOINTS
+from specjax.checkpoint import Checkpointer, Which
+from specjax.types import Params, PyTree
+
+
+def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
+    """Return the networks of a run's checkpoint, or without one the recipe's initial networks."""
+    return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
+
+
+def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:
+    """Return the networks of a run's checkpoint, on the mesh of `experiment`, without the drafter's memory of prompts.
+
+    Raises ConfigError, naming the option `checkpoint`, if there is no checkpoint of such networks.
+    """
+    with _saves(directory) as saves:
+        params, extra = saves.restore_params(_abstract(experiment.networks.params), which)
+    if extra["draft_vocabulary"] != experiment.draft_vocabulary:
+        raise ConfigError(f"checkpoint = {directory}: its problems differ, and so does its draft vocabulary")
+    return params
+
+
+def restore_policy(directory: Path, experiment: Experiment, which: Which = "newest") -> PyTree:
+    """Return the policy of a run's checkpoint, whatever its draft."""
+    with _saves(directory) as saves:
+        return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
+
+
+def saved_step(directory: Path, which: Which = "newest") -> int:
+    """Return the step of the checkpoint that `restore_params` reads."""
+    with _saves(directory) as saves:
+        return saves.step_of(which)
+
+
+@contextlib.contextmanager
+def _saves(directory: Path) -> Iterator[Checkpointer]:
+    """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
+    if not (directory / CHECKPOINTS).is_dir():
+        raise ConfigError(f"checkpoint = {directory}: has no {CHECKPOINTS}; must be a run directory")
+    try:
+        with Checkpointer(directory / CHECKPOINTS) as saves:
+            yield saves
+    except ValueError as error:
+        raise ConfigError(f"checkpoint: {error}") from error
+
+
+def _abstract(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

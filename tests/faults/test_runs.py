@@ -1,0 +1,157 @@
+"""Faults that lose or damage a run."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from configs.schema import RunConfig
+from launch.cli.errors import ConfigError
+from launch.cli.lock import LOCK_FILE, exclusive
+from launch.run.directory import CHECKPOINTS, open_run, record_config
+from launch.run.event_log import EventLog
+from launch.run.history import cut_after, records_of
+from specjax.checkpoint import Checkpointer
+from specjax.types import Params, TrainState
+from tests.refusals import refuses
+
+CONFIG = RunConfig(name="sums", steps=10)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from launch.cli.lock import exclusive
+
+with exclusive("out", Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(directory: Path) -> subprocess.Popen[str]:
+    """Start a process that holds the lock of a directory until its standard input closes."""
+    command = [sys.executable, "-c", HOLDER, str(directory)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    return holder
+
+
+@pytest.mark.parametrize("ending", ["end", "sigkill"])
+def test_row_13_a_directory_is_locked_as_long_as_its_holder_lives(tmp_path: Path, ending: str) -> None:
+    config = replace(CONFIG, out=str(tmp_path / "a"))
+    holder = hold(tmp_path / "a")
+    for resume in (False, True):
+        start = time.monotonic()
+        with refuses(f"out = {tmp_path / 'a'}: process {holder.pid} on ", ConfigError):
+            with open_run(replace(config, resume=resume)):
+                pass
+        assert time.monotonic() - start < 2
+    with exclusive("out", tmp_path / "b"):
+        pass
+    if ending == "sigkill":
+        holder.kill()
+    holder.communicate()
+    with open_run(config) as directory:
+        assert LOCK_FILE in os.listdir(directory)
+    assert not (tmp_path / "b").exists()
+
+
+def take_turns(directory: Path, entered: Any) -> None:
+    for _ in range(50):
+        try:
+            with exclusive("out", directory):
+                assert entered.acquire(block=False), "two processes hold the lock"
+                entered.release()
+        except ConfigError:
+            continue
+
+
+def test_row_13_no_two_processes_hold_the_lock(tmp_path: Path) -> None:
+    """The directory and the lock's file are removed and made again all the time."""
+    context = multiprocessing.get_context("spawn")
+    entered = context.Semaphore(1)
+    processes = [context.Process(target=take_turns, args=(tmp_path / "x", entered)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+def save(saves: Checkpointer, step: int, healthy: bool = True) -> None:
+    state = TrainState(jnp.int32(step), Params({"x": jnp.zeros(2)}, {}), Params({}, {}), None)
+    saves.save(step, state, {}, {}, healthy=healthy)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Iterator[Path]:
+    with open_run(replace(CONFIG, out=str(tmp_path / "run"))) as directory:
+        record_config(directory, CONFIG)
+        (directory / "metrics.jsonl").write_text("".join(f'{{"step": {i}}}\n' for i in range(1, 7)))
+        yield directory
+
+
+@pytest.mark.parametrize("gone", ["directory", "contents"])
+def test_row_16_a_run_whose_checkpoints_are_gone_is_not_started_again(tmp_path: Path, gone: str) -> None:
+    resumed = replace(CONFIG, out=str(tmp_path / "run"), resume=True)
+    with open_run(replace(resumed, resume=False)) as directory:
+        record_config(directory, CONFIG)
+        EventLog(directory).record_checkpoint(6)
+    if gone == "contents":
+        (directory / CHECKPOINTS).mkdir()
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    with refuses("resume: ...checkpoints...6", ConfigError):
+        with open_run(resumed):
+            pass
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_row_16_history_is_set_aside_before_it_is_cut(run_directory: Path) -> None:
+    path = run_directory / "metrics.jsonl"
+    assert cut_after(path, 4) == 4
+    assert [record["step"] for record in records_of(path)] == [1, 2, 3, 4]
+    assert cut_after(path, 0) is None
+    aside = (run_directory / "metrics.jsonl.set_aside").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in aside] == [5, 6, 1, 2, 3, 4]
+
+
+DAMAGED = [b"\xff\xfe\x00", b"[1]", b"null", b'{"step": "3"}', b'{"step": 1.5}', b"{}", b'{"step": 3, "x', b"[" * 10**5]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
+def test_row_18_damaged_lines_are_set_aside_with_a_line(run_directory: Path, line: bytes) -> None:
+    path, said = run_directory / "metrics.jsonl", list[str]()
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    assert cut_after(path, 6, report=said.append) == 6
+    assert [record["step"] for record in records_of(path)] == [1, 2, 3, 4, 5, 6]
+    assert (run_directory / "metrics.jsonl.set_aside").read_bytes() == line + b"\n"
+    assert len(said) == 1 and "metrics.jsonl" in said[0] and "\n" not in said[0]
+
+
+def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=2) as saves:
+        for step in (3, 6, 9):
+            save(saves, step)
+        saves.mark_unhealthy(9)  # the step after it is skipped
+        for step in (12, 15, 18):
+            save(saves, step, healthy=False)
+        assert saves.newest_healthy() == 6
+    for _ in range(2):
+        with Checkpointer(tmp_path, keep=2) as saves:
+            assert saves.newest() == 18 and saves.newest_healthy() == 6
+            assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [6, 18]
+    with Checkpointer(tmp_path, keep=2) as saves:
+        for step in (21, 24):
+            save(saves, step)
+        assert saves.newest_healthy() == 24
+    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [21, 24]
