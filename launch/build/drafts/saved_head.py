@@ -40,7 +40,7 @@ def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     """
     configured, stated = config.model.feature_layers, saved.feature_layers
     if configured and stated and configured != stated:
-        raise ConfigError(f"model.feature_layers = {configured}: must be {stated}, which the draft of draft.path reads")
+        raise ConfigError(f"model.feature_layers = {configured}: the draft of draft.path needs {stated}")
     return configured or stated
 
 
