@@ -34,10 +34,10 @@ class JsonLinesWriter:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield the objects of a JSONL file, each with its `path:line`. Blank lines and a byte order mark are skipped.
+    """Yield (object, "path:line") for each line of a JSONL file. Blank lines and a byte order mark are skipped.
 
-    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError naming that place, or the file,
-    for whatever is not an object or cannot be read.
+    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError if the file cannot be read, or,
+    with "path:line", if a line is not a JSON object.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
