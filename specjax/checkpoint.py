@@ -1,4 +1,4 @@
-"""Checkpoints of a run: everything that a resume needs, written in the background. Each is complete or absent."""
+"""Checkpoints of a run: everything that resume needs, written in the background. Each is complete or absent."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from specjax.types import Params, PyTree, TrainState
 
 
 class Checkpoint(NamedTuple):
-    """Contents of a checkpoint: the state, the position of the data pipeline, and whatever else the run keeps."""
+    """Contents of a checkpoint: training state, position of the data pipeline, and other JSON data of the run."""
 
     step: int
     state: TrainState
@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
-# A checkpoint: that of a step, the newest, or the one with the highest score.
+# Selects a checkpoint: by step, the newest, or the one with the highest score.
 Which = int | Literal["newest", "best"]
 
 
@@ -30,18 +30,20 @@ UNHEALTHY = "unhealthy"
 
 
 class Score(NamedTuple):
-    """Score of a checkpoint: a metric of its step, the higher the better."""
+    """Score of a checkpoint: the value of a metric at its step. Higher is better."""
 
     metric: str
     value: float
 
 
 class Checkpointer:
-    """Checkpoints in a directory. Leaving the `with` block waits until the last save is complete.
+    """Reader and writer of the checkpoints in a directory. Leaving the `with` block waits for the last checkpoint.
 
-    keep: number of newest healthy checkpoints that are kept, beside the newest of all. None: read only, also while
-          another process writes.
-    best: metric whose best checkpoint is kept too. When reading, None: the metric that was used last.
+    Args:
+        directory: holds one subdirectory per checkpoint, named by its step.
+        keep:      how many of the newest checkpoints to keep. None: read only, which is safe while another process
+                   writes.
+        best:      metric whose best checkpoint is kept as well. For a reader, None means the last metric used.
     """
 
     def __init__(self, directory: Path, keep: int | None = None, best: str | None = None) -> None:
@@ -52,11 +54,11 @@ class Checkpointer:
             policies: list[ocp.checkpoint_managers.PreservationPolicy] = [_KeepHealthy(self, keep)]
             if best is not None:
                 policies.append(_KeepBest(self))
-            # A save that a killed process left incomplete never counts as a checkpoint. The next process deletes it.
+            # An incomplete checkpoint of a killed process never counts. The next writer deletes it.
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
                 cleanup_tmp_directories=True,
-                async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
             )
         self._manager = ocp.CheckpointManager(
             self._directory,
@@ -80,7 +82,7 @@ class Checkpointer:
         self._manager.close()
 
     def wait(self) -> None:
-        """Block until the save in progress is complete. Raise its error if it failed."""
+        """Wait until the checkpoint in progress is complete. Raise its error if writing failed."""
         self._manager.wait_until_finished()
 
     def newest(self) -> int | None:
@@ -105,13 +107,13 @@ class Checkpointer:
             (self._directory / str(step) / UNHEALTHY).touch()
 
     def best_step(self) -> int | None:
-        """Return the step of the checkpoint with the highest score in the metric `best`, or None without a score.
+        """Return the step with the highest score in the metric `best`; None if no checkpoint has a score.
 
-        Of equal scores, the newest.
+        If scores are equal, the newest wins.
         """
         metric = self._best or next((self._scores[step].metric for step in sorted(self._scores, reverse=True)), None)
-        known = {step: score.value for step, score in self._scores.items() if score.metric == metric}
-        return max(known, key=lambda step: (known[step], step), default=None)
+        values = {step: score.value for step, score in self._scores.items() if score.metric == metric}
+        return max(values, key=lambda step: (values[step], step), default=None)
 
     def save(
         self,
@@ -122,13 +124,15 @@ class Checkpointer:
         score: float | None = None,
         healthy: bool = True,
     ) -> None:
-        """Save in the background, unless this step is already the newest. The state may be donated at once.
+        """Write a checkpoint in the background. Does nothing if the newest one is already of this step.
 
-        data, extra: JSON-serialisable.
-        score:       value of the metric `best` at this step; None if it was not measured.
-        healthy:     False marks it as `mark_unhealthy` does.
+        The caller may donate the state as soon as this returns.
 
-        Raises the error of the previous save, if that failed.
+        Args:
+            data, extra: JSON-serialisable.
+            score:       value of the metric `best` at this step; None if it was not measured.
+
+        Raises the error of the previous call, if that failed in the background.
         """
         if step == self._manager.latest_step():
             return
@@ -146,25 +150,25 @@ class Checkpointer:
     def restore(self, abstract: TrainState, which: Which = "newest") -> Checkpoint:
         """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.
 
-        The mesh may differ from the one it was saved on. Raises ValueError with one line if there is no such checkpoint
-        or if its arrays differ from `abstract`. Does not verify checksums: `set_damaged_aside` has done that.
+        The mesh may differ from the one it was written on. Raises ValueError with one line if there is no such
+        checkpoint or if its arrays differ from `abstract`. Assumes that `set_damaged_aside` has verified the checksums.
         """
-        step, parts = self.step_of(which), _to_items(abstract)
-        for name, arrays in parts.items():
+        step, abstract_items = self.step_of(which), _to_items(abstract)
+        for name, arrays in abstract_items.items():
             self._compare(step, name, arrays)
-        args = {name: _restore_args(arrays) for name, arrays in parts.items()}
+        args = {name: _restore_args(arrays) for name, arrays in abstract_items.items()}
         items = self._manager.restore(
             step, args=ocp.args.Composite(**args, data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore())
         )
-        # Saved without the networks' parameters (`_to_items`).
+        # The networks' parameters are an item of their own (see `_to_items`): put them back.
         state: TrainState = items["state"]
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
         return Checkpoint(step, state, items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
-        """Return both networks and `extra` of a checkpoint, for generation: no optimiser state, no drafter memory.
+        """Return policy, draft and `extra` of a checkpoint, without optimiser state and drafter memory. For generation.
 
-        Raises what `restore` raises, and DamagedSave if the files it reads do not match their checksums.
+        Raises as `restore` does, and DamagedSave if the files it reads do not match their checksums.
         """
         step = self.step_of(which)
         check_manifest(self._directory / str(step), ("params", "extra"))
@@ -176,7 +180,7 @@ class Checkpointer:
         return Params(**items["params"]["params"]), items["extra"]
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
-        """Return the policy's parameters of a checkpoint, whatever draft it holds. Raises as `restore_params` does."""
+        """Return the policy's parameters of a checkpoint, with any or no draft. Raises as `restore_params` does."""
         step, policy = self.step_of(which), {"params": {"policy": abstract}}
         check_manifest(self._directory / str(step), ("params",))
         self._compare(step, "params", policy, "params.policy.")
@@ -186,31 +190,34 @@ class Checkpointer:
     def step_of(self, which: Which) -> int:
         """Return the step of a checkpoint. Raises ValueError with one line if there is no such checkpoint."""
         self.wait()
-        found = self._manager.all_steps()
+        steps = self._manager.all_steps()
         if which == "best":
             step = self.best_step()
             if step is None:
-                raise ValueError(f"{self._directory}: no save has a score to be the best by")
+                raise ValueError(f"{self._directory}: best: no checkpoint has a score; name a step or newest")
             return step
-        if not found:
-            raise ValueError(f"{self._directory}: no save")
+        if not steps:
+            raise ValueError(f"{self._directory}: no checkpoint")
         if which == "newest":
-            return max(found)
-        if which not in found:
-            steps = ", ".join(map(str, sorted(found)))
-            raise ValueError(f"{self._directory}: no save of step {which}, only of {steps}")
+            return max(steps)
+        if which not in steps:
+            listed = ", ".join(map(str, sorted(steps)))
+            raise ValueError(f"{self._directory}: no checkpoint of step {which}; must be one of {listed}")
         return which
 
     def _compare(self, step: int, item: str, abstract: PyTree, prefix: str = "") -> None:
-        """Raise ValueError on a missing array or another shape or dtype. (Orbax silently casts dtypes.)"""
+        """Raise ValueError on a missing or additional array, shape or dtype. (Orbax silently casts dtypes.)
+
+        Compares only arrays whose names start with `prefix`.
+        """
         saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
-            there, here = saved.get(name, "absent"), expected.get(name, "absent")
-            if name.startswith(prefix) and there != here:
-                raise ValueError(f"{self._directory / str(step)}: {name} is {there}, expected {here}")
+            found, wanted = saved.get(name, "absent"), expected.get(name, "absent")
+            if name.startswith(prefix) and found != wanted:
+                raise ValueError(f"{self._directory / str(step)}: {name} is {found}, expected {wanted}")
 
-    def _list_files(self) -> None:
-        """Write the manifest into a save that is written but still has its temporary name. Called by Orbax."""
+    def _write_manifest(self) -> None:
+        """Write the manifest of the checkpoint in progress. Orbax calls this before it renames the directory."""
         for path in self._directory.glob(f"{self._saving}.*tmp*"):
             write_manifest(path)
             if self._saving in self._unhealthy:
@@ -220,7 +227,7 @@ class Checkpointer:
         try:
             check_manifest(self._directory / str(step), ("score",))
             items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
-        except (DamagedSave, OSError, KeyError):  # damaged, being deleted by another process, or saved without a score
+        except (DamagedSave, OSError, KeyError):  # damaged, being deleted, or without a score
             return None
         return Score(**items["score"])
 
@@ -240,18 +247,18 @@ class _KeepHealthy(ocp.checkpoint_managers.PreservationPolicy):
 
 
 class _KeepBest(ocp.checkpoint_managers.PreservationPolicy):
-    """Policy that keeps the best checkpoint.
+    """Preservation policy that keeps the checkpoint with the best score.
 
-    Orbax's BestN reads the metrics of all checkpoints at start-up and fails if those of one are damaged.
+    Orbax's BestN cannot be used: it reads all metrics at start-up and fails if one checkpoint's are damaged.
     """
 
-    def __init__(self, saves: Checkpointer) -> None:
-        self._saves = saves
+    def __init__(self, checkpointer: Checkpointer) -> None:
+        self._checkpointer = checkpointer
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: ocp.checkpoint_managers.PreservationContext
     ) -> Sequence[bool]:
-        best = self._saves.best_step()
+        best = self._checkpointer.best_step()
         return [checkpoint.step == best for checkpoint in checkpoints]
 
 
@@ -260,7 +267,10 @@ def _networks(params: Params) -> dict[str, PyTree]:
 
 
 def _to_items(state: TrainState) -> dict[str, PyTree]:
-    """Return the items that a state is saved as: the networks, so that generation can read them alone, and the rest."""
+    """Return the two array items of a checkpoint: the networks, and the state without them.
+
+    The networks are apart so that generation can read them alone.
+    """
     return {"params": _networks(state.params), "state": replace(state, params=Params((), (), state.params.memory))}
 
 
@@ -271,7 +281,7 @@ def _restore_args(abstract: PyTree) -> ocp.args.PyTreeRestore:
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:
-    """Return dtype and shape of each array by its name, as text: `float32[8, 16]`."""
+    """Return {dotted path: dtype and shape} of all arrays. Example of a value: `float32[8, 16]`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

@@ -1,6 +1,6 @@
-"""Manifest of a checkpoint's files, with sizes and checksums, checked before anything is restored.
+"""Manifest of a checkpoint: sizes and checksums of its files, checked before anything is restored.
 
-Orbax reports missing or truncated files late, from many threads and in hundreds of lines.
+Orbax alone reports missing or truncated files late, from many threads and in hundreds of lines.
 """
 
 import json
@@ -10,50 +10,53 @@ from collections.abc import Collection
 from pathlib import Path
 
 MANIFEST = "files.json"
-PART = 2**24  # bytes
+CHUNK_BYTES = 2**24
 
 
 class DamagedSave(ValueError):
-    """Raised for a checkpoint whose files are not those that were written. The message names the first such file."""
+    """Error for a checkpoint whose files changed after they were written. The message names the first such file."""
 
 
-def write_manifest(save: Path) -> None:
-    """Write the manifest of a checkpoint. Called before it gets its final name."""
-    listed = {name: [path.stat().st_size, _checksum(path)] for name, path in _files(save).items()}
-    (save / MANIFEST).write_text(json.dumps(listed), encoding="utf-8")
+def write_manifest(checkpoint: Path) -> None:
+    """Write the manifest of a checkpoint: {relative path: [bytes, CRC-32]} as JSON.
+
+    Must run before the checkpoint gets its final name, so that no complete one is without a manifest.
+    """
+    listed = {name: [path.stat().st_size, _checksum(path)] for name, path in _files(checkpoint).items()}
+    (checkpoint / MANIFEST).write_text(json.dumps(listed), encoding="utf-8")
 
 
-def check_manifest(save: Path, items: Collection[str] | None = None) -> None:
-    """Raise DamagedSave if a file of these items (None: of all) is missing or not as the manifest lists it."""
+def check_manifest(checkpoint: Path, items: Collection[str] | None = None) -> None:
+    """Raise DamagedSave if a listed file is missing or has another size or checksum. items: check only these."""
     try:
-        listed = json.loads((save / MANIFEST).read_text(encoding="utf-8"))
+        listed = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         expected = {name: (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise DamagedSave(f"{save} is damaged: {MANIFEST} is gone or garbled") from None
-    found = _files(save)
+        raise DamagedSave(f"{checkpoint} is damaged: {MANIFEST} is missing or unreadable") from None
+    found = _files(checkpoint)
     for name, (size, checksum) in expected.items():
         if items is not None and name.partition("/")[0] not in items:
             continue
         if name not in found:
-            raise DamagedSave(f"{save} is damaged: {name} is gone")
+            raise DamagedSave(f"{checkpoint} is damaged: {name} is missing")
         found_size = found[name].stat().st_size
         if found_size != size:
-            raise DamagedSave(f"{save} is damaged: {name} has {found_size} bytes of {size}")
+            raise DamagedSave(f"{checkpoint} is damaged: {name} has {found_size} bytes, expected {size}")
         if _checksum(found[name]) != checksum:
-            raise DamagedSave(f"{save} is damaged: {name} does not hold what was written")
+            raise DamagedSave(f"{checkpoint} is damaged: {name} does not match its checksum")
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """Return the steps of all checkpoints in a directory, damaged or not, ascending. Empty without the directory."""
+    """Return the steps of all checkpoints in a directory, damaged or not, ascending. Empty if there is no directory."""
     return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
 def set_damaged_aside(directory: Path) -> list[str]:
-    """Rename the damaged checkpoints that are newer than the newest intact one, which thereby becomes the newest.
+    """Rename the damaged checkpoints that are newer than the newest intact one. Return one line for each.
 
-    A run that resumes from it saves their steps again. Older damaged ones stay: a process that was killed while
-    deleting them may have left them so, and the next one finishes the deletion. Returns one line per renamed
-    checkpoint. Raises DamagedSave, and renames nothing, if no checkpoint is intact.
+    The intact one is then the newest, and a run that resumes from it writes the renamed steps again. Older damaged
+    checkpoints keep their names: they may be half deleted by a killed process, and the next writer deletes the rest.
+    Raises DamagedSave and renames nothing if no checkpoint is intact. Does nothing without checkpoints.
     """
     damaged: dict[int, str] = {}
     for step in reversed(saved_steps(directory)):
@@ -64,26 +67,27 @@ def set_damaged_aside(directory: Path) -> list[str]:
             damaged[step] = str(error)
     else:
         if damaged:
-            raise DamagedSave(f"{damaged[max(damaged)]}; none of {len(damaged)} saves is whole")
+            raise DamagedSave(f"{damaged[max(damaged)]}; none of {len(damaged)} checkpoints is intact")
     for step in damaged:
         aside = directory / f"{step}.damaged"
         shutil.rmtree(aside, ignore_errors=True)  # an earlier damaged checkpoint of the same step
         (directory / str(step)).rename(aside)
-    return [f"{message}; it is now {step}.damaged" for step, message in damaged.items()]
+    return [f"{message}; renamed to {step}.damaged" for step, message in damaged.items()]
 
 
-def _files(save: Path) -> dict[str, Path]:
+def _files(checkpoint: Path) -> dict[str, Path]:
     """Return the files of a checkpoint's items by relative path.
 
-    Orbax's own files at the top level are left out: it still writes to them, and restores without them.
+    Leaves out Orbax's own files at the top level: it still writes to them, and restores without them.
     """
-    return {path.relative_to(save).as_posix(): path for path in sorted(save.glob("*/**/*")) if path.is_file()}
+    files = (path for path in sorted(checkpoint.glob("*/**/*")) if path.is_file())
+    return {path.relative_to(checkpoint).as_posix(): path for path in files}
 
 
 def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read in parts."""
+    """Return the CRC-32 of a file, read in chunks."""
     value = 0
     with path.open("rb") as file:
-        while part := file.read(PART):
-            value = zlib.crc32(part, value)
+        while chunk := file.read(CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
     return value

@@ -1,12 +1,14 @@
-"""Policies and drafts from public layouts to ours, and back.
+"""Conversion of policies and drafts between public layouts and ours, in both directions.
 
 A policy in our layout is `config.json` (the decoder's shape), `params/` (Orbax) and, if the policy has an MTP head,
-`mtp/`. Tokenizer files are copied both ways, and so are the fields of Hugging Face's `config.json` that the decoder has
-no use for, token ids above all, in `huggingface.json`.
+`mtp/`. Tokenizer files are copied. Fields of Hugging Face's `config.json` that the decoder does not use, mostly token
+ids, are kept in `huggingface.json` and written back.
 
-A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish it. Its whole `config.json` is kept, and in
-`huggingface.safetensors` the maps of its vocabulary and a copy of the embedding if there are any, so that it comes back
-as it was. So is `made_for.json`, which says what a draft or a policy with a head was made for.
+A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish it. So that it can be written back unchanged,
+its whole `config.json` is kept in `huggingface.json`, and its vocabulary maps and its copy of the embedding, if it has
+them, in `huggingface.safetensors`.
+
+`made_for.json`, which states what a draft or a policy with a head was made for, is copied.
 """
 
 import dataclasses
@@ -33,15 +35,15 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 
 @dataclass(frozen=True)
 class ConvertArgs:
-    """Convert a policy or an EAGLE-3 draft between its public layout and ours, to the one that SOURCE is not in.
+    """Convert a policy or an EAGLE-3 draft between its public layout and ours. SOURCE decides the direction.
 
     Attributes:
         source:         Policy or draft to read.
         out:            Directory to write, new or empty.
-        feature_layers: For a policy to our layout: layers whose input the draft reads. Default: 2, L/2 and L-3.
+        feature_layers: For a policy to our layout: layers whose input the draft reads. Default: 2, L//2 and L-3.
         param_dtype:    Dtype to convert parameters to.
-        max_file_bytes: For a policy to Hugging Face: larger safetensors are split over several files.
-        dialect:        For a draft from our layout: the layout to write. SGLang reads specforge, vLLM both.
+        max_file_bytes: For a policy to Hugging Face: maximum size of one safetensors file.
+        dialect:        For a draft from our layout: dialect to write. SGLang reads specforge, vLLM both.
         verifier:       For a draft to speculators: name or path of its policy, stated in the file.
     """
 
@@ -55,14 +57,15 @@ class ConvertArgs:
 
     @property
     def dtype(self) -> Dtype | None:
-        """The dtype to convert to, None to keep it."""
+        """Dtype to convert parameters to; None to keep theirs."""
         return None if self.param_dtype == "kept" else self.param_dtype
 
 
 def convert(args: ConvertArgs) -> str:
-    """Convert the source, by its config.json, and return the name of the layout it was written in.
+    """Convert the source to the layout that it is not in, and return the name of that layout.
 
-    Raises ValueError, OSError or ImportError for whatever is wrong with the options, the source or the output.
+    The source's `config.json` tells what it is. Raises ValueError, OSError or ImportError if an option, the source or
+    the output directory cannot be used.
     """
     fields = read_json(args.source / "config.json")
     if "kind" in fields:
@@ -73,16 +76,16 @@ def convert(args: ConvertArgs) -> str:
         run, layout = import_policy, "our"
     else:
         run, layout = export_policy, "Hugging Face"
-    for name, (only, source) in _ONLY_FOR.items():
+    for name, (conversion, source) in _ONLY_FOR.items():
         value, default = getattr(args, name), ConvertArgs.__dataclass_fields__[name].default
-        if run is not only and value != default:
-            raise ValueError(f"{name} = {value}: for {source} alone")
+        if run is not conversion and value != default:
+            raise ValueError(f"{name} = {value}: allowed only with {source} as SOURCE")
     run(args)
     return layout
 
 
 def import_policy(args: ConvertArgs) -> None:
-    """Convert a policy from Hugging Face's layout to ours."""
+    """Convert a policy, with its MTP head if it has one, from Hugging Face's layout to ours."""
     config, mesh = read_hf_config(args.source, args.feature_layers), make_mesh(MeshConfig())
     with new_directory(args.out) as out:
         params = load_policy(args.source, config, mesh, args.dtype)
@@ -93,21 +96,21 @@ def import_policy(args: ConvertArgs) -> None:
         if head:
             save_mtp(out, head)
         write_json(out / CARRIED, public_config(args.source) or {})
-        _copy_beside(args.source, out)
+        _copy_extra_files(args.source, out)
 
 
 def export_policy(args: ConvertArgs) -> None:
-    """Convert a policy from our layout to Hugging Face's."""
+    """Convert a policy, with its MTP head if it has one, from our layout to Hugging Face's."""
     with new_directory(args.out) as out:
         mesh = make_mesh(MeshConfig())
         config, params = load_policy_checkpoint(args.source, mesh)
         head = load_mtp(args.source, config, mesh, args.dtype)
         save_policy(out, cast(params, args.dtype), config, public_config(args.source), args.max_file_bytes, head)
-        _copy_beside(args.source, out)
+        _copy_extra_files(args.source, out)
 
 
 def import_draft(args: ConvertArgs) -> None:
-    """Convert a draft from a public dialect to our layout."""
+    """Convert an EAGLE-3 head from a public dialect to our layout."""
     with new_directory(args.out) as out:
         config, params, ids, layers = load_eagle3(args.source, make_mesh(MeshConfig()), args.dtype)
         fields = read_json(args.source / "config.json")
@@ -121,43 +124,44 @@ def import_draft(args: ConvertArgs) -> None:
 
 
 def export_draft(args: ConvertArgs) -> None:
-    """Convert a draft from our layout to a public dialect."""
+    """Convert an EAGLE-3 head from our layout to the dialect of `args.dialect`."""
     if args.dialect == "unsaid":
         raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
     if args.verifier is not None and args.dialect != "speculators":
-        raise ValueError(f"verifier = {args.verifier}: for dialect speculators alone")
+        raise ValueError(f"verifier = {args.verifier}: allowed only with dialect speculators")
     draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
     draft = draft._replace(params=cast(draft.params, args.dtype))
     fields = public_config(args.source)
     if fields is not None and args.dtype is not None:
         fields = stating_dtype(fields, args.dtype)
     if fields is not None and args.verifier is not None:
-        stated = fields.get("speculators_config") or {}
-        verifier = (stated.get("verifier") or {}) | {"name_or_path": args.verifier}
-        fields = fields | {"speculators_config": stated | {"verifier": verifier}}
+        speculators = fields.get("speculators_config") or {}
+        verifier = (speculators.get("verifier") or {}) | {"name_or_path": args.verifier}
+        fields = fields | {"speculators_config": speculators | {"verifier": verifier}}
     save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
     state_made_for(args.out, read_made_for(args.source))
 
 
 def public_config(source: Path) -> dict[str, Any] | None:
-    """Return the fields of the public config.json that the network's shape does not determine; None if none were kept.
+    """Return the fields of the public `config.json` that do not affect the forward; None if `source` kept none.
 
-    source: a policy in either layout, or a draft in ours.
+    source: a policy in either layout, or a draft in ours. A draft's fields are its whole public `config.json`.
     """
     if (source / "params").is_dir():
         return read_json(source / CARRIED) if (source / CARRIED).exists() else None
     return carried_fields(read_json(source / "config.json"))
 
 
-def _copy_beside(source: Path, out: Path) -> None:
+def _copy_extra_files(source: Path, out: Path) -> None:
+    """Copy `made_for.json` and the tokenizer files, where `source` has them."""
     state_made_for(out, read_made_for(source))
     copy_tokenizer(source, out)
 
 
-# Options that only one conversion accepts: that conversion, and the name of its source for the error message.
+# Option -> the only conversion that accepts it, and what its SOURCE is called in the error message.
 _ONLY_FOR: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
-    "feature_layers": (import_policy, "a policy to our layout"),
-    "max_file_bytes": (export_policy, "a policy of ours"),
-    "dialect": (export_draft, "a draft of ours"),
-    "verifier": (export_draft, "a draft of ours"),
+    "feature_layers": (import_policy, "a policy in Hugging Face's layout"),
+    "max_file_bytes": (export_policy, "a policy in our layout"),
+    "dialect": (export_draft, "a draft in our layout"),
+    "verifier": (export_draft, "a draft in our layout"),
 }

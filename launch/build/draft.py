@@ -1,4 +1,4 @@
-"""Registry of draft builders: from draft.kind to the function that builds the draft."""
+"""Registry of draft builders: maps draft.kind to the function that builds the draft."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,21 +28,21 @@ HEADS = ("eagle3", "mtp")
 
 
 def build_draft(context: DraftContext) -> Draft:
-    """Build the draft of `context.config`, with a built-in builder or the user's own.
+    """Build the draft that `context.config` names, with a built-in builder or the user's function.
 
     Raises ValueError if a checkpoint cannot be read or does not fit the policy.
     """
     kind = context.config.draft.kind
     if kind in HEADS and context.decoder is None:
-        others = ", ".join(name for name in BUILDERS if name not in HEADS)
-        raise ConfigError(f"draft.kind = {kind}: must be {others} or package.module:name with model.family")
-    draft = BUILDERS[kind](context) if kind in BUILDERS else _build_named(context)
+        allowed = ", ".join(name for name in BUILDERS if name not in HEADS)
+        raise ConfigError(f"draft.kind = {kind}: must be {allowed} or package.module:name with model.family")
+    draft = BUILDERS[kind](context) if kind in BUILDERS else _build_custom(context)
     draft = replace(draft, kind=kind)
     return replace(draft, made_for=read_stated_policy(draft, context.config))
 
 
-def _build_named(context: DraftContext) -> Draft:
-    """Build the draft with the user's builder, with the weights of draft.path if it is given."""
+def _build_custom(context: DraftContext) -> Draft:
+    """Build the draft with the user's function. If draft.path is given, load the weights from there."""
     kind, path = context.config.draft.kind, context.config.draft.path
     draft = load_function("draft.kind", kind, BUILDERS)(context)
     if not isinstance(draft, Draft):
@@ -54,15 +54,15 @@ def _build_named(context: DraftContext) -> Draft:
 
 
 def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
-    """Read from made_for.json beside the draft's weights which policy it was made for; None without such a file.
+    """Read `made_for.json` from the draft's directory: the policy it was made for. None if there is no such file.
 
-    Raises ValueError if the file is malformed or states another hidden size than the head's.
+    Raises ValueError if the file is malformed or states a hidden size other than that of this run's policy.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
-    found = None if path is None else read_made_for(Path(path))
-    if found is not None and draft.policy_width not in (None, found.hidden_size):
+    made_for = None if path is None else read_made_for(Path(path))
+    if made_for is not None and draft.policy_width not in (None, made_for.hidden_size):
         raise ValueError(
-            f"{draft.read_from} = {path}: its made_for.json states hidden_size = {found.hidden_size}, must be the "
+            f"{draft.read_from} = {path}: its made_for.json states hidden_size = {made_for.hidden_size}, must be the "
             f"policy's hidden_size = {draft.policy_width}"
         )
-    return found
+    return made_for

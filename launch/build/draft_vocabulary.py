@@ -1,4 +1,4 @@
-"""Choice of the tokens in a reduced draft vocabulary."""
+"""Selection of the tokens of a reduced draft vocabulary."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,10 @@ from launch.data.tokenizers import Tokenizer
 def frequent_tokens(
     problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
 ) -> np.ndarray:
-    """Return the `most_frequent` tokens of the problems' texts. All ids must be below `vocab_size`."""
+    """Return the `most_frequent` tokens of the problems: of their prompts, solutions and answers.
+
+    All token ids must be below `vocab_size`.
+    """
     counts = np.zeros(vocab_size, np.int64)
     for problem in problems:
         for text in (prompt_text(problem.prompt), problem.solution or "", problem.answer):
@@ -21,9 +24,9 @@ def frequent_tokens(
 
 
 def most_frequent(counts: np.ndarray, stop_tokens: Sequence[int], count: int) -> np.ndarray:
-    """Return `count` ids, int32 ascending: the stop tokens, then the most frequent ones by `counts`, int [V].
+    """Return `count` ids, int32, ascending: the stop tokens, then the most frequent others.
 
-    Ties go to the lowest id, so if too few tokens occur, the lowest unused ids fill up.
+    counts: occurrences of each token, int [V]. Ties go to the lowest id; tokens that never occur rank last.
     """
     ranked = sorted(range(len(counts)), key=lambda token: (token not in stop_tokens, -counts[token], token))
     return np.array(sorted(ranked[:count]), np.int32)

@@ -1,4 +1,4 @@
-"""Everything that a run needs before its first step: mesh, networks, problems, functions."""
+"""Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
 import math
 import os
@@ -36,8 +36,14 @@ from specjax.types import Prompts, Rollout
 class Experiment:
     """A run's mesh, networks, problems and functions.
 
-    config: resolved: with the tokenizer's stop tokens where the recipe names none, and without the training of a draft
-            that has no parameters.
+    Attributes:
+        config:     the resolved config. Unset stop tokens are the tokenizer's; a draft without parameters is frozen.
+        mesh:       devices of the run.
+        tokenizer:  of the problems' texts.
+        problems:   to train and to evaluate on; empty if nothing needed them.
+        networks:   policy and draft, with their parameters.
+        rollout_fn: generates the completions of a step.
+        loss_fn:    the policy's loss.
     """
 
     config: RunConfig
@@ -50,66 +56,72 @@ class Experiment:
 
     @cached_property
     def train_prompts(self) -> PromptTable:
-        """The training prompts as token ids."""
+        """Training prompts as token ids."""
         return self.encode_prompts(self.problems.train)
 
     def train_batches(self) -> PromptPipeline:
-        """Return endless batches of training prompts, one a step, from the first on."""
+        """Return a new pipeline of training prompts: endless, one batch per step, starting at the first batch."""
         return prompt_pipeline(self.train_prompts, self.config.data.prompts, self.config.seed)
 
     @cached_property
     def held_out_prompts(self) -> PromptTable:
-        """The held-out prompts as token ids."""
+        """Held-out prompts as token ids."""
         return self.encode_prompts(self.problems.held_out)
 
     def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
-        """Return the prompts of any problems as token ids."""
+        """Return the usable prompts of `problems` as token ids."""
         width, vocab_size = self.config.data.max_prompt_tokens, self.networks.policy.vocab_size
         return PromptTable.build(problems, self.tokenizer, width, vocab_size)
 
     @property
     def draft_vocabulary(self) -> list[int] | None:
-        """The policy's ids of a reduced draft vocabulary. They depend on the data: readers of checkpoints check."""
+        """Policy ids of a reduced draft vocabulary, ascending; None if the draft has the policy's vocabulary.
+
+        They depend on the data, so readers of checkpoints compare them.
+        """
         ids = self.networks.draft.target_ids
         return None if ids is None else ids.tolist()
 
     @property
     def checksum(self) -> int:
-        """Return a checksum of the training prompts, as token ids, and their answers: resume compares it."""
+        """CRC-32 of the training prompts' token ids and problem indices, and of all answers. Resume compares it."""
         table, answers = self.train_prompts, [problem.answer for problem in self.problems.train]
         return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
 
     @property
     def sequences(self) -> int:
-        """Sequences in the rollout of a step, over all shards."""
+        """Number of sequences in the rollout of a step, over all shards."""
         return self.config.data.prompts * self.config.rollout.group_size
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of the run's rollouts on each shard."""
+        """Phases of a rollout, with the slots of one data shard."""
         shards = batch_shards(self.mesh)
         return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
     def trace_rollout(self, config: RolloutConfig, prompts: int) -> Rollout:
-        """Return the shapes of a rollout of so many prompts, without compiling or running anything.
+        """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
 
-        Raises ConfigError where the rollout function refuses its input or returns sequences of other shapes.
+        Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
         width, policy, params = self.config.data.max_prompt_tokens, self.networks.policy, self.networks.params
-        phases = len(lay_out(config, prompts * config.group_size // batch_shards(self.mesh), width))
-        shaped: Any = jax.ShapeDtypeStruct
-        tokens, each, scalar = (shaped(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
-        chosen = shaped((phases,), jnp.int32) if config.draft_lengths else None
+        rows = prompts * config.group_size
+        phases = len(lay_out(config, rows // batch_shards(self.mesh), width))
+
+        def int32(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        abstract_prompts = Prompts(int32(prompts, width), int32(prompts), int32(prompts))
+        draft_length_indices = int32(phases) if config.draft_lengths else None
         generate = per_shard(self.rollout_fn, policy, self.networks.drafter, config, self.mesh)
         try:
             with jax.set_mesh(self.mesh):
                 rollout = jax.eval_shape(
-                    lambda params, *rest: generate(prepare(params, policy.dtype), *rest),
-                    *(replace(params, memory=()), Prompts(tokens, each, each), (scalar, scalar), chosen),
+                    lambda params, *others: generate(prepare(params, policy.dtype), *others),
+                    *(replace(params, memory=()), abstract_prompts, (int32(), int32()), draft_length_indices),
                 )
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rollout.function = {self.config.rollout.function}: {error}") from error
-        rows = prompts * config.group_size
         found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if found != expected:
             name = self.config.rollout.function
@@ -118,49 +130,50 @@ class Experiment:
 
 
 def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
-    """Build everything that `config` names. Raises ConfigError where its parts do not fit each other.
+    """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
-    Without `training`, problems are read only where the draft may depend on them: where its vocabulary was chosen from
-    them, or its builder is not a built-in one.
+    training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
+    a user function builds it, and skips the checks of how a training step is divided over the mesh.
     """
     _check_windows(config)
-    rollout_fn = _named("rollout.function", config.rollout.function, speculative_rollout)
-    loss_fn = _named("loss.function", config.loss.function, policy_loss)
-    _offer_cpu_devices(math.prod(config.mesh.shape))
+    rollout_fn = _load_or_default("rollout.function", config.rollout.function, speculative_rollout)
+    loss_fn = _load_or_default("loss.function", config.loss.function, policy_loss)
+    _request_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
-        # Refuses a bad SPECJAX_KERNELS.
+        # Raises if SPECJAX_KERNELS is invalid.
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if training:
-        _check_split(config, batch_shards(mesh))
+        _check_divisibility(config, batch_shards(mesh))
     tokenizer = build_tokenizer(config)
     stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
     config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
-    needed = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
-    problems = build_problems(config) if needed else Problems(train=[], held_out=[])
+    needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
+    problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train)
     if not networks.draft.has_params:
         config = replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
     return Experiment(config, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)
 
 
-def _named(option: str, name: str | None, builtin: Callable[..., Any]) -> Callable[..., Any]:
-    return builtin if name is None else load_function(option, name)
+def _load_or_default(option: str, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
+    return default if name is None else load_function(option, name)
 
 
-def _offer_cpu_devices(count: int) -> None:
-    """Offer `count` CPU devices, at most one per core, so that the parts of a mesh run in parallel.
+def _request_cpu_devices(count: int) -> None:
+    """Make JAX create `count` CPU devices, at most one per core, so that the shards of a mesh run in parallel.
 
-    Changes nothing if XLA_FLAGS sets the count or JAX is initialised. Other platforms are unaffected.
+    Does nothing if XLA_FLAGS sets the count or JAX is already initialised. Does not affect other platforms.
     """
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
-def _check_split(config: RunConfig, shards: int) -> None:
+def _check_divisibility(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless prompts, groups, minibatches and microbatches divide evenly over the data shards."""
     prompts = config.data.prompts
     if prompts % shards:
         raise ConfigError(f"data.prompts = {prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}")
@@ -170,18 +183,19 @@ def _check_split(config: RunConfig, shards: int) -> None:
             f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
             f"data.prompts = {prompts}"
         )
-    sequences, parts = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
-    if sequences % (parts * config.microbatches):
-        name = f"updates.minibatches x microbatches = {parts} x {config.microbatches}"
-        if parts == 1:
+    sequences, minibatches = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
+    if sequences % (minibatches * config.microbatches):
+        name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
+        if minibatches == 1:
             name = f"microbatches = {config.microbatches}"
-        raise ConfigError(f"{name}: must divide the {sequences} sequences of a data shard that train")
+        raise ConfigError(f"{name}: must divide {sequences}, the sequences that a data shard trains on per step")
 
 
 def _check_windows(config: RunConfig) -> None:
+    """Raise ConfigError if a phase's window is shorter than the longest prompt."""
     for _, window in config.rollout.phases:
         if window < config.data.max_prompt_tokens:
             raise ConfigError(
-                f"rollout.phases = {config.rollout.phases}: a window of {window} holds no prompt, "
+                f"rollout.phases = {config.rollout.phases}: a window of {window} is too short for a prompt; "
                 f"must be at least data.max_prompt_tokens = {config.data.max_prompt_tokens}"
             )

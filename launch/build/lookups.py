@@ -1,4 +1,4 @@
-"""Lookup drafters (n-gram and history) as the configuration asks for them, alone or beside a draft."""
+"""Construction of lookup drafters (n-gram and history), alone or combined with a draft."""
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -11,19 +11,22 @@ from specjax.types import Policy, PyTree
 
 
 def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout: RolloutConfig) -> Drafter:
-    """Return the drafter combined with the lookup, or the lookup alone if there is no drafter."""
+    """Return the drafter combined with the lookup. Only one of them if the other is configured as none."""
     if lookup.kind == "none":
         return drafter
-    lengths = policy.vocab_size, lookup.min_n, lookup.max_n
+    ngram = policy.vocab_size, lookup.min_n, lookup.max_n
     if lookup.kind == "ngram":
-        looking = NGramDrafter(*lengths)
+        lookup_drafter = NGramDrafter(*ngram)
     else:
-        looking = HistoryDrafter(*lengths, lookup.kept, rollout.group_size, lookup.factor, lookup.offset)
-    return looking if isinstance(drafter, NoDrafter) else EitherDrafter(looking, drafter)
+        lookup_drafter = HistoryDrafter(*ngram, lookup.kept, rollout.group_size, lookup.factor, lookup.offset)
+    return lookup_drafter if isinstance(drafter, NoDrafter) else EitherDrafter(lookup_drafter, drafter)
 
 
 def blank_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
-    """Return the drafter's memory before the first rollout, on every device; () if it has none."""
+    """Return the drafter's memory before the first rollout, replicated over the mesh; () if it has none.
+
+    prompts: number of distinct prompts, each with its own place in the memory.
+    """
     if drafter.memory is None or not prompts:
         return ()
     return jax.device_put(drafter.memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

@@ -1,4 +1,4 @@
-"""Construction of a run's policy and draft, with their parameters."""
+"""Construction of the policy and the draft of a run, with their parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,14 @@ from specjax.types import Params, Policy
 
 @dataclass(frozen=True)
 class Networks:
-    """Both networks as functions, and their parameters on the mesh.
+    """Policy and draft as functions, and their parameters on the mesh.
 
-    decoder: config of the policy's decoder; None if model.family names a user function.
-    drafter: the drafter of `draft`, combined with a lookup if the run has one.
+    Attributes:
+        decoder: config of the policy's decoder; None if model.family names a user function.
+        policy:  the policy's functions.
+        drafter: the drafter of `draft`, combined with a lookup if the run has one.
+        params:  of policy and draft, and the drafter's memory.
+        draft:   the draft as its builder returned it.
     """
 
     decoder: DecoderConfig | None
@@ -36,13 +40,13 @@ class Networks:
 
 
 def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
-    """Build policy and draft, each from its checkpoint or from random weights. The drafter's memory starts empty.
+    """Build policy and draft, each from its checkpoint or with random weights. The drafter's memory starts empty.
 
-    Raises ConfigError if the sections of the config do not fit each other.
+    problems: training problems. Raises ConfigError if sections of the config contradict each other.
     """
     policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
     try:
-        # Read first, because it tells which layers the policy must give.
+        # The head comes first: it determines which layers the policy returns as features.
         saved = read_head(config, mesh)
         policy, weights, decoder = build_policy(config, saved, mesh, policy_key)
         _check_tokens(tokenizer, config.rollout.stop_tokens, policy.vocab_size)

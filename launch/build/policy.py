@@ -1,4 +1,4 @@
-"""Construction of a run's policy: a decoder from a checkpoint or random weights, or a user's model family."""
+"""Construction of the policy: a decoder from a checkpoint or with random weights, or a user's model family."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +22,8 @@ from models.hf.load import load_policy
 from models.params import init_params, replicate
 from specjax.types import Policy, PyTree
 
-# Builds the policy of model.family: (the model section, the mesh, a key for random weights) -> the policy and its
-# parameters, which are replicated on the mesh unless they have a place there.
+# User function that model.family names: (model section, mesh, key for random weights) -> (policy, parameters).
+# Parameters that are not placed on the mesh are replicated over it.
 Family = Callable[[ModelConfig, Mesh, jax.Array], tuple[Policy, PyTree]]
 
 
@@ -36,15 +36,15 @@ class BuiltPolicy(NamedTuple):
 
 
 def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
-    """Build the policy, with the features that the EAGLE-3 head reads if there is one.
+    """Build the policy. If the draft is an EAGLE-3 head, the policy returns the features that the head reads.
 
-    saved: the head, if it comes from a checkpoint.
+    saved: the head, if it comes from a checkpoint; it determines the feature layers.
     """
     model = config.model
     if model.family is not None:
         return _build_family(model, model.family, mesh, key)
     if saved is None:
-        decoder, weights = build_decoder(model, mesh, key, "model", features=_reads_layers(config.draft))
+        decoder, weights = build_decoder(model, mesh, key, "model", features=_reads_features(config.draft))
     else:
         model = replace(model, feature_layers=layers_to_read(saved, config))
         features = saved.config.use_aux_hidden_state
@@ -56,9 +56,13 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
 def build_decoder(
     model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
-    """Build a decoder: return its config and parameters. features: whether it returns the features EAGLE-3 reads.
+    """Build a decoder from a checkpoint or with random weights. Return its config and parameters.
 
-    section: name of the config section that `model` is, for errors. A small draft model is built like a policy.
+    Builds a policy or a small draft model.
+
+    Args:
+        section:  config section that `model` stands for, for error messages.
+        features: let the decoder return the features that EAGLE-3 reads.
     """
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
@@ -67,13 +71,13 @@ def build_decoder(
         architecture = replace(model.architecture, **dtypes)
         layers = ()
         if features:
-            given = model.feature_layers or architecture.feature_layers
-            layers = given or eagle3_feature_layers(architecture.num_layers)
+            configured = model.feature_layers or architecture.feature_layers
+            layers = configured or eagle3_feature_layers(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)
         return decoder, init_params(partial(init_decoder, decoder), key, mesh)
     path = Path(model.path)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{section}.path = {path}: no config.json there")
+        raise ConfigError(f"{section}.path = {path}: holds no config.json")
     if (path / "params").is_dir():
         decoder, weights = load_policy_checkpoint(path, mesh)
         weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
@@ -87,9 +91,9 @@ def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> 
     match load_function("model.family", name)(model, mesh, key):
         case (Policy() as policy, weights):
             return BuiltPolicy(policy, replicate(weights, mesh), None)
-        case other:
-            raise ConfigError(f"model.family = {name}: returned {type(other).__name__}, must return (Policy, params)")
+        case result:
+            raise ConfigError(f"model.family = {name}: returned {type(result).__name__}, must return (Policy, params)")
 
 
-def _reads_layers(draft: DraftConfig) -> bool:
+def _reads_features(draft: DraftConfig) -> bool:
     return draft.kind == "eagle3" and draft.head.use_aux_hidden_state

@@ -1,4 +1,4 @@
-"""Problems and tokenizer of a run."""
+"""Construction of the problems and the tokenizer of a run."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,17 @@ from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFac
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems to train on, and others to evaluate on."""
+    """Training problems, and held-out problems to evaluate on."""
 
     train: list[Problem]
     held_out: list[Problem]
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return the built-in tokenizer that data.tokenizer names, or else that of model.path."""
+    """Return the built-in tokenizer that data.tokenizer names, otherwise the one in model.path.
+
+    Raises ConfigError if neither gives one.
+    """
     if config.data.tokenizer == "bytes":
         return ByteTokenizer(config.data.instruction)
     if config.data.tokenizer == "characters":
@@ -31,19 +34,23 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def build_problems(config: RunConfig) -> Problems:
-    """Return the problems that the data section names: files, or the built-in task."""
+    """Return the problems of the data section, from files or from the built-in task.
+
+    Without a file of held-out problems, they are split off the training problems. Raises ConfigError if the section
+    names no problems or cannot be used.
+    """
     data = config.data
     if data.train is not None:
         problems = load_problems(data.train, data)
-    elif (a := data.arithmetic) is not None:
-        problems = arithmetic(config.seed, a.problems, a.min_terms, a.max_terms, a.max_value)
+    elif (task := data.arithmetic) is not None:
+        problems = arithmetic(config.seed, task.problems, task.min_terms, task.max_terms, task.max_value)
     else:
-        raise ConfigError("data.train = None: must be a JSONL file of problems")
+        raise ConfigError("data.train = None: must be a JSONL file of problems, or set data.arithmetic")
     if data.held_out is None:
         return Problems(*split(problems, data.held_out_count))
     return Problems(problems, load_problems(data.held_out, data))
 
 
 def load_problems(path: str, data: DataConfig) -> list[Problem]:
-    """Read the problems of a JSONL file, with the field names of the data section."""
+    """Read the problems of a JSONL file. The data section names the fields."""
     return load_jsonl(path, data.prompt_field, data.answer_field, data.solution_field, data.answer_after)

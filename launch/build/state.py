@@ -1,4 +1,4 @@
-"""Initial training state of a run."""
+"""Construction of the initial training state."""
 
 import numpy as np
 
@@ -10,10 +10,8 @@ from specjax.types import Params, TrainState
 def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | None) -> TrainState:
     """Return the training state before the first step.
 
-    seconds: measured seconds of a round, [phases, draft lengths]; None if the draft length is fixed.
+    seconds: measured seconds per round, float32 [phases, draft lengths]; None if the draft length is fixed.
     """
     config = experiment.config
-    prompts = config.data.prompts, config.data.max_prompt_tokens
-    return init_train_state(
-        params, experiment.config, experiment.mesh, config.loss.kl_coefficient > 0, seconds, prompts
-    )
+    prompts_shape = config.data.prompts, config.data.max_prompt_tokens
+    return init_train_state(params, config, experiment.mesh, config.loss.kl_coefficient > 0, seconds, prompts_shape)

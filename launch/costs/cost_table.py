@@ -1,4 +1,4 @@
-"""Cost table: measured and fitted seconds per round for every phase of a run; can be saved and reused."""
+"""Cost table: measured and fitted seconds per round for every phase of a run. It can be saved and reused."""
 
 import json
 import math
@@ -22,57 +22,68 @@ from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.types import Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
-REPEATS = 5
-# Rounds in one measurement: those of a rollout at this many tokens per round, and no more than this.
+REPEATS = 5  # measurements of each cell
+# One measurement runs as many rounds as a rollout would need at TOKENS_PER_ROUND, at most MOST_ROUNDS.
 TOKENS_PER_ROUND, MOST_ROUNDS = 2, 64
 
 
 class CostTable:
-    """The measured rounds ("cells") of a run, written to `path`, and the seconds per round that follow from them.
+    """Measured rounds ("cells") of a run, saved to a file, and the seconds per round that follow from them.
 
-    Cells are measured at the start and before every probe. A cell counts from its own step on and is never measured
-    twice, so that a resumed run, or one that replays another run's cells, chooses the same draft lengths.
+    Cells are measured at the start of a run and before every probe. A cell counts from its step on. A step is measured
+    only once, so that a resumed run, or one that replays the cells of another, chooses the same draft lengths.
     """
 
     def __init__(self, experiment: Experiment, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
-        """cells: already known. replayed: measure no others."""
+        """Open the table.
+
+        Args:
+            path:     file that `update` writes.
+            cells:    cells that are known already.
+            replayed: use only these cells and measure none.
+        """
         self.cells = list(cells)
         self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
         self._timer = None if replayed else cell_timer(experiment)
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
-        """Continue from a checkpoint of `step` with its cells, and with those that the run measured later."""
-        later = read_cells(self._path) if self._path.exists() else []
-        self.cells = [*cells, *(cell for cell in later if cell.step > step and cell not in cells)]
+        """Restore the cells of a checkpoint of `step`, and add those in the file that the run measured later."""
+        in_file = read_cells(self._path) if self._path.exists() else []
+        self.cells = [*cells, *(cell for cell in in_file if cell.step > step and cell not in cells)]
 
     def changes(self, step: int, probing: bool) -> bool:
-        """Return whether new cells take effect at this step."""
-        return self._known(step) or (probing and self._timer is not None)
+        """Return True if new cells take effect at `step`. probing: the run probes at this step."""
+        return self._has_cells(step) or (probing and self._timer is not None)
 
     def update(self, params: Params, step: int) -> np.ndarray:
-        """Return the seconds of a round from `step` on, float32 [phases, draft_lengths]. Measures and saves cells."""
-        if self._timer is not None and not self._known(step):
+        """Return the seconds per round from `step` on, float32 [phases, draft lengths].
+
+        First measures the cells of `step`, unless they are known or the table is replayed, and writes the file.
+        """
+        if self._timer is not None and not self._has_cells(step):
             self.cells += self._timer.measure(params, step)
-        known = [cell for cell in self.cells if cell.step <= step]
-        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(known)._asdict()}
+        effective = [cell for cell in self.cells if cell.step <= step]
+        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective)._asdict()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
-        return round_seconds(known, self._phases, self._lengths)
+        return round_seconds(effective, self._phases, self._lengths)
 
     def refresh(self, state: TrainState, step: int) -> Drafting:
-        """Return the state's `drafting` with the seconds from `step` on."""
+        """Return `state.drafting` with the seconds per round from `step` on."""
         assert state.drafting is not None
         seconds = jax.device_put(self.update(state.params, step), state.drafting.seconds.sharding)
         return replace(state.drafting, seconds=seconds)
 
-    def _known(self, step: int) -> bool:
+    def _has_cells(self, step: int) -> bool:
         return any(cell.step == step for cell in self.cells)
 
 
 class CellTimer:
-    """Times a round at every draft length in the last phase, and at the shortest and longest in other shapes.
+    """Timer of the rounds to which the cost model of a run is fitted.
 
-    The shapes are those of the other phases. `fit_others` adds a quarter of the slots and half of the window: with a
-    single phase, the fitted model could not tell weights, rows and positions apart, and other runs could not use it.
+    It times every draft length in the last phase, and the shortest and longest one in every other shape. The other
+    shapes are the other phases and, with `fit_others`, the last phase with a quarter of its slots or half of its
+    window. From a single phase, the fit could not separate the costs of weights, rows and positions, and other runs
+    could not use the table. Shapes whose window is too short for the prompts are left out.
     """
 
     def __init__(
@@ -88,26 +99,26 @@ class CellTimer:
         if fit_others:
             shapes |= {Phase(-(-last.slots // 4), last.window), Phase(last.slots, -(-last.window // 2))}
         shapes = {shape for shape in shapes if shape.window >= prompts.tokens.shape[1]}
-        cells = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
-        kinds = {cell: TimedRounds(*cell) for cell in sorted(cells)}
-        count = min(-(-rollout.max_new_tokens // TOKENS_PER_ROUND), MOST_ROUNDS)
+        pairs = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
+        kinds = {pair: TimedRounds(*pair) for pair in sorted(pairs)}
+        num_rounds = min(-(-rollout.max_new_tokens // TOKENS_PER_ROUND), MOST_ROUNDS)
         self._networks, self._mesh = networks, mesh
-        self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, count)
+        self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, num_rounds)
         self._prepare: Callable[[Params], Params] | None = None
 
     def measure(self, params: Params, step: int) -> list[Cell]:
-        """Measure all cells and mark them with `step`."""
+        """Measure and return all cells, with `step` as their step. params: as trained, not prepared."""
         if self._prepare is None:
             self._prepare = make_prepare(params, self._networks.policy.dtype)
         with jax.set_mesh(self._mesh):
             prepared = self._prepare(params)
         measured = interleaved(self._timer.start(prepared), REPEATS)
-        # Take the minimum: disturbances only add time.
+        # Take the minimum: interference from other processes only adds time.
         return [Cell(*phase, k, min(seconds), step) for (phase, k), seconds in measured.items()]
 
 
 def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
-    """Return the timer for a run's rounds, on its first training prompts."""
+    """Return the timer of the cells of a run. It decodes the first training prompts."""
     prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
     return CellTimer(
         experiment.networks, experiment.config.rollout, experiment.phases, prompts, experiment.mesh, fit_others
@@ -115,9 +126,10 @@ def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
 
 
 def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> list[Cell]:
-    """Read the cost table of another run.
+    """Read the cells of another run, for a run with these phases and draft lengths.
 
-    Raises ConfigError unless its cells of step 0 give every round of these phases and draft lengths a cost.
+    Raises ConfigError unless its cells of step 0 hold at least two different rounds and the model fitted to them gives
+    every round of this run a cost above 0.
     """
     cells = read_cells(path)
     start_cells = [cell for cell in cells if cell.step == 0]
@@ -142,10 +154,10 @@ def read_cells(path: Path) -> list[Cell]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"cost_table = {path}: not a cost table: {error}") from None
     for cell in cells:
-        for name, least in {"slots": 1, "window": 1, "draft_length": 0, "step": 0}.items():
+        for name, minimum in {"slots": 1, "window": 1, "draft_length": 0, "step": 0}.items():
             value = getattr(cell, name)
-            if type(value) is not int or value < least:
-                raise ConfigError(f"cost_table = {path}: {name} = {value!r}: must be an integer of at least {least}")
+            if type(value) is not int or value < minimum:
+                raise ConfigError(f"cost_table = {path}: {name} = {value!r}: must be an integer of at least {minimum}")
         if type(cell.seconds) not in (int, float) or not 0 < cell.seconds < math.inf:
             raise ConfigError(f"cost_table = {path}: seconds = {cell.seconds!r}: must be > 0 and finite")
     return cells

@@ -1,4 +1,4 @@
-"""Timer of complete rollouts: one compiled program generates all completions of a batch of prompts."""
+"""Timer of complete rollouts. One compiled program generates all completions of a batch of prompts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +18,13 @@ from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
 @dataclass(frozen=True)
 class RolloutTime:
-    """One timed rollout.
+    """Measurement of one rollout.
 
-    lengths:           tokens of each completion.
-    acceptance_length: tokens emitted per verification, over live rows.
-    seconds:           wall time.
-    rounds:            rounds run; the maximum over shards.
+    Attributes:
+        lengths:           int [sequences], tokens of each completion.
+        acceptance_length: tokens emitted per verification, over rows still active.
+        seconds:           wall time of the program, compilation excluded.
+        rounds:            speculative rounds; the maximum over data shards.
     """
 
     lengths: Int[np.ndarray, "sequences"]
@@ -41,13 +42,20 @@ class RolloutTime:
 
 
 class RolloutTimer:
-    """Generates and times rollouts. The program is compiled, and run once, when the timer is made.
+    """Timer of rollouts. The constructor compiles the program and runs it once.
 
-    generate: (params, prompts, seed_step, *data) -> Rollout, traceable.
-    prepared: returns the parameters that `generate` takes. It is called before every rollout, outside the time: what
-              an earlier program left in a CPU's cache would favour some programs over others.
-    turns:    prompts, all of one shape. Turn i uses turns[i % len(turns)] and its own noise.
-    data:     example values of the further arguments.
+    Args:
+        generate: (params, prompts, seed_step, *data) -> Rollout, traceable.
+        policy:   its dtype selects compiler options.
+        prepared: returns the parameters for `generate`. It is called before every rollout, outside the measured time:
+                  otherwise what the previous program left in the CPU's cache favours some programs over others.
+        turns:    batches of prompts, all of one shape. Turn i uses turns[i % len(turns)], and noise of its own.
+        mesh:     devices of the rollout.
+        data:     example values of the other arguments.
+        seed:     of the noise.
+
+    Attributes:
+        compile_seconds: time to trace and compile the program.
     """
 
     def __init__(
@@ -69,22 +77,27 @@ class RolloutTimer:
         self.measure(0, *data)
 
     def generate(self, turn: int = 0, *data: PyTree) -> Rollout:
-        """Return the rollout of that turn."""
+        """Return the rollout of a turn."""
         return jax.block_until_ready(self._program(*self._arguments(turn, data)))
 
     def measure(self, turn: int = 0, *data: PyTree) -> RolloutTime:
-        """Time the rollout of that turn."""
+        """Time the rollout of a turn."""
         args, start = self._arguments(turn, data), time.perf_counter()
         rollout = jax.block_until_ready(self._program(*args))
         seconds = time.perf_counter() - start
-        lengths, rounds = np.asarray(rollout.lengths), int(np.max(rollout.lengths))
-        if rollout.loop_rounds is not None:
+        lengths = np.asarray(rollout.lengths)
+        if rollout.loop_rounds is None:
+            rounds = int(np.max(lengths))
+        else:
             rounds = int(np.max(np.sum(rollout.loop_rounds, axis=-1)))
+        # The prefill emits the first token of each completion, without a verification.
         acceptance_length = float(lengths.sum() - len(lengths)) / max(int(np.sum(rollout.verifications)), 1)
         return RolloutTime(lengths, acceptance_length, seconds, rounds)
 
     def _arguments(self, turn: int, data: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+        """Return the arguments of `generate`, all ready on the mesh."""
         prompts = place(self._turns[turn % len(self._turns)], self._mesh)
-        small = jax.device_put((seed_step(self._seed, -2 - turn), *data), NamedSharding(self._mesh, P()))
+        # Negative steps have noise that no training step uses.
+        replicated = jax.device_put((seed_step(self._seed, -2 - turn), *data), NamedSharding(self._mesh, P()))
         with jax.set_mesh(self._mesh):
-            return jax.block_until_ready((self._prepared(), prompts, *small))
+            return jax.block_until_ready((self._prepared(), prompts, *replicated))

@@ -1,4 +1,4 @@
-"""Timer of single rounds: several run as one compiled program, whose start-up time is subtracted."""
+"""Timer of single speculative rounds. One compiled program runs several; its start-up time is subtracted."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,16 +26,17 @@ from specjax.rollout.speculative import start_rollout
 from specjax.types import Params, Policy, Prompts
 
 Name = TypeVar("Name")
-# Runs with no rounds. The fastest gives the start-up time.
-STARTS = 5
+# The start-up time is the minimum over this many runs of zero rounds.
+STARTUP_RUNS = 5
 
 
 class TimedRounds(NamedTuple):
-    """Rounds to time, on every data shard.
+    """Kind of rounds to time, on every data shard.
 
-    phase:        rows and cache positions.
-    draft_length: tokens proposed in each round.
-    drafter:      proposes them; None is the timer's drafter. Another one must leave that drafter's state alone.
+    Attributes:
+        phase:        slots and cache positions.
+        draft_length: tokens proposed in each round.
+        drafter:      proposes them. Default: the timer's drafter. Another one must not change that drafter's state.
     """
 
     phase: Phase
@@ -44,12 +45,14 @@ class TimedRounds(NamedTuple):
 
 
 class RoundTimer(Generic[Name]):
-    """Times rounds of the given kinds, each kind with one program, compiled by the first `start`.
+    """Timer of rounds of several kinds. Each kind has a program of its own, which the first `start` compiles.
 
-    Every measurement runs `count` rounds from the first token of each row. Kinds with the same phase share one state,
-    which is donated from one measurement to the next: the caches exist once and are equally long.
+    Every measurement runs `count` rounds, starting at the first token of each row. Kinds with the same phase share one
+    state, which each measurement donates to the next. So there is one set of caches per phase, and all kinds see caches
+    of the same length.
 
-    compile_seconds: by kind, once compiled; the programs compile side by side.
+    Attributes:
+        compile_seconds: seconds to compile each kind; empty before the first `start`. The programs compile in parallel.
     """
 
     def __init__(
@@ -65,11 +68,18 @@ class RoundTimer(Generic[Name]):
         blank: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """blank: as in `first_rows`. options: XLA's, which override those of decoding."""
-        # Fix the draft length at the longest, so that every state has room for it.
+        """Create the programs without compiling them.
+
+        Args:
+            kinds:   rounds to time, by name.
+            count:   rounds in one measurement.
+            blank:   see `first_rows`.
+            options: XLA compiler options for the rounds; they override those of decoding.
+        """
+        # Every state needs room for the longest draft, because kinds share states.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
         self._kinds, self._count, self._prompts, self._mesh = kinds, count, place(prompts, mesh), mesh
-        # The mesh says which platform the options are for.
+        # The options depend on the platform, which the mesh tells.
         with jax.set_mesh(mesh):
             decoding_options = kernels.compiler_options(policy.dtype)
 
@@ -93,9 +103,9 @@ class RoundTimer(Generic[Name]):
         self.compile_seconds: dict[Name, float] = {}
 
     def start(self, params: Params) -> dict[Name, Callable[[], float]]:
-        """Return, by kind, a function that measures the seconds of one round. params: prepared.
+        """Return for each kind a function that measures the seconds of one round.
 
-        The states live as long as these functions.
+        params: prepared parameters. The states, with their caches, live as long as the returned functions.
         """
         with jax.set_mesh(self._mesh):
             states = {phase: start_rows(params, self._prompts) for phase, start_rows in self._start_rows.items()}
@@ -107,9 +117,9 @@ class RoundTimer(Generic[Name]):
         }
 
     def _compile(self, params: Params, states: Mapping[Phase, RoundState]) -> None:
-        """Compile all programs in parallel: each compilation mostly uses one core."""
+        """Compile all programs in parallel, because one compilation mostly uses one core."""
 
-        def compile_one(name: Name, lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
+        def compile_one(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
             start = time.perf_counter()
             return lowered.compile(), time.perf_counter() - start
 
@@ -117,14 +127,21 @@ class RoundTimer(Generic[Name]):
             name: run.lower(params, states[self._kinds[name].phase], jnp.int32(0)) for name, run in self._rounds.items()
         }
         with ThreadPoolExecutor() as pool:
-            done = dict(zip(lowered, pool.map(compile_one, lowered, lowered.values()), strict=True))
-        self._compiled = {name: program for name, (program, _) in done.items()}
-        self.compile_seconds = {name: seconds for name, (_, seconds) in done.items()}
+            compiled = dict(zip(lowered, pool.map(compile_one, lowered.values()), strict=True))
+        self._compiled = {name: program for name, (program, _) in compiled.items()}
+        self.compile_seconds = {name: seconds for name, (_, seconds) in compiled.items()}
 
 
 @dataclass
 class _Measurement:
-    """The program of one kind, and the states by phase, which kinds of the same phase share."""
+    """Measurement of one kind. The constructor warms the program up and measures its start-up time.
+
+    Attributes:
+        program: compiled program of the kind: (params, state, rounds) -> state.
+        states:  states by phase. All kinds share this dict, since a run donates its state.
+        phase:   phase of the kind.
+        count:   rounds in one measurement.
+    """
 
     program: jax.stages.Compiled
     params: Params
@@ -133,45 +150,48 @@ class _Measurement:
     count: int
 
     def __post_init__(self) -> None:
-        # Warm up: the first run is slower than the others.
+        # Warm-up: the first run is slower than the others.
         self._run(jnp.int32(self.count))
-        self.startup = min(time_call(partial(self._run, jnp.int32(0))) for _ in range(STARTS))
+        self.startup = min(time_call(partial(self._run, jnp.int32(0))) for _ in range(STARTUP_RUNS))
 
     def seconds(self) -> float:
+        """Measure the seconds of one round."""
         return minus_startup(time_call(partial(self._run, jnp.int32(self.count))), self.startup) / self.count
 
     def _run(self, count: Array) -> RoundState:
+        """Run `count` rounds and replace the donated state."""
         self.states[self.phase] = self.program(self.params, self.states[self.phase], count)
         return jax.block_until_ready(self.states[self.phase])
 
 
 def first_rows(decoding: Decoding, prompts: Prompts, phase: Phase, *, blank: bool) -> RoundState:
-    """Return a shard's first rows at their first token, with the rows and cache positions of `phase`.
+    """Return the state of a data shard's first rows at their first token, in the shape of `phase`.
 
-    blank: skip the prefill and leave everything zero but the prompts' length. The cost of a round is the same, but
-    caches are not sharded over tensor.
+    blank: skip the prefill; everything is zero except the prompt length. Rounds cost the same, but the caches are not
+    sharded over the tensor axis.
     """
     config, (count, width) = decoding.config, prompts.tokens.shape
     sequences = count * config.group_size
+    # True if sequences leave their slots before the rollout ends: the drafter's state then has room for that.
     leaving = lay_out(config, sequences, width)[-1].slots < sequences
 
-    def make() -> RoundState:
+    def start() -> RoundState:
         rows = start_rollout(decoding, prompts, seed_step(0, -3), phase.slots, leaving=leaving).state
         return kv.resize(rows, phase.window - width - config.max_new_tokens)
 
     if not blank:
-        return make()
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+        return start()
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(start))
     return replace(zeros, prompt=jnp.full_like(zeros.prompt, width))
 
 
 def run_rounds(decoding: Decoding, draft_length: int, state: RoundState, count: Int[Array, ""]) -> RoundState:
-    """Run `count` rounds from the first token of each row, whatever the state has emitted before."""
-    one = jnp.ones_like(state.emitted)
-    state = replace(state, emitted=one, done=one == 0)
-    return rounds(decoding, state, draft_length, lambda _, done: done == count)[0]
+    """Run `count` rounds. All rows start at their first token, whatever the state has emitted already."""
+    state = replace(state, emitted=jnp.ones_like(state.emitted), done=jnp.zeros_like(state.done))
+    return rounds(decoding, state, draft_length, lambda _, rounds_so_far: rounds_so_far == count)[0]
 
 
 def _per_shard(run: Callable[..., RoundState], mesh: Mesh, *specs: P) -> Callable[..., RoundState]:
+    """Return `run` mapped over the data shards: parameters are replicated, the other arguments sharded by `specs`."""
     rows, axes = P(BATCH_AXES), set(BATCH_AXES)
     return jax.shard_map(run, mesh=mesh, in_specs=(P(), *specs), out_specs=rows, axis_names=axes, check_vma=False)

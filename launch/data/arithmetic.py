@@ -1,4 +1,4 @@
-"""The built-in task: sums with worked steps.
+"""Built-in task: sums, with worked steps as solutions.
 
 prompt    7+5+9=
 solution  7+5=12
@@ -16,10 +16,10 @@ ALPHABET = "0123456789+=#\n"
 
 
 def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value: int) -> list[Problem]:
-    """Return `count` distinct sums of min_terms .. max_terms terms, each 1 .. max_value, in random order.
+    """Return `count` distinct sums in random order. Their terms lie in 1 .. max_value.
 
-    The result depends on `seed` alone. Each number of terms is equally likely as long as it has sums left.
-    Raises ConfigError if the bounds are invalid or allow fewer than `count` distinct sums.
+    The number of terms is drawn uniformly from min_terms .. max_terms; duplicates are drawn again. Deterministic: the
+    same arguments give the same sums. Raises ConfigError if the bounds are invalid or allow fewer distinct sums.
     """
     if not 2 <= min_terms <= max_terms:
         raise ConfigError(
@@ -32,15 +32,16 @@ def arithmetic(seed: int, count: int, min_terms: int, max_terms: int, max_value:
         raise ConfigError(
             f"data.arithmetic.problems = {count}: must be between 1 and {distinct}, the distinct sums within the bounds"
         )
-    source = random.Random(seed)
-    sums: dict[tuple[int, ...], None] = {}
+    rng = random.Random(seed)
+    sums: dict[tuple[int, ...], None] = {}  # an ordered set
     while len(sums) < count:
-        terms = source.randint(min_terms, max_terms)
-        sums[tuple(source.randint(1, max_value) for _ in range(terms))] = None
+        num_terms = rng.randint(min_terms, max_terms)
+        sums[tuple(rng.randint(1, max_value) for _ in range(num_terms))] = None
     return [_problem(terms) for terms in sums]
 
 
 def _problem(terms: tuple[int, ...]) -> Problem:
+    """Return the problem of adding `terms`, with one step per line as its solution."""
     total, steps = terms[0], []
     for term in terms[1:]:
         steps.append(f"{total}+{term}={total + term}")

@@ -1,6 +1,6 @@
-"""Prompts as padded batches of token ids.
+"""Padded batches of prompts as token ids.
 
-A prompt's id is its problem's index in the table it was made from; rows that only fill up a batch have ids below zero.
+The id of a prompt is the index of its problem. Filler rows, which only complete a batch, have negative ids.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,19 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax.types import Prompts
 
-# Batches of prompts. `get_state` returns the position as JSON; `set_state` goes on from there.
+# Iterator of batches. `get_state` returns its position as a JSON-serialisable dict; `set_state` restores it.
 PromptPipeline: TypeAlias = grain.DatasetIterator[Prompts]
 
 
 @dataclass(frozen=True)
 class PromptTable:
-    """The prompts of a list of problems, as token ids.
+    """The usable prompts of a list of problems, as token ids. A prompt is usable if it has 1 .. max_length tokens.
 
-    rows:    the prompts that can be used, of 1 .. max_length tokens each.
-    ids:     int32, their problems' indices in the list.
-    dropped: how many problems had a prompt that is empty or too long.
+    Attributes:
+        rows:       the usable prompts, unpadded.
+        ids:        int32 [rows], index of each prompt's problem in the list.
+        max_length: tokens to which a batch is padded.
+        dropped:    number of problems whose prompt is empty or too long.
     """
 
     rows: tuple[list[int], ...]
@@ -57,16 +59,16 @@ class PromptTable:
         return replace(self, rows=self.rows[:count], ids=self.ids[:count])
 
     def batch(self, picks: np.ndarray) -> Prompts:
-        """Return the rows `picks` as numpy arrays: tokens [N, P] padded with 0, lengths, ids."""
+        """Return the rows `picks`, int [N], as numpy arrays: tokens [N, max_length], padded with 0, lengths and ids."""
         tokens, lengths = pad([self.rows[pick] for pick in picks], self.max_length)
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
 
 def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPipeline:
-    """Return endless batches of `batch_size` prompts, shuffled again in every epoch, deterministic by `seed`.
+    """Return endless batches of `batch_size` prompts, shuffled in every epoch. `seed` determines the order.
 
-    Every epoch leaves out what does not fill a batch, so that an id comes once in a batch and at most once in an
-    epoch. Raises ConfigError if the table holds fewer prompts than a batch.
+    An epoch drops the prompts that do not fill a batch. So an id occurs at most once in a batch and in an epoch.
+    Raises ConfigError if the table holds fewer than `batch_size` prompts, or if `seed` is out of range.
     """
     if not 0 < batch_size <= len(table.rows):
         raise ConfigError(
@@ -76,25 +78,26 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
     picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
-    # Padding a batch takes microseconds: no threads, and so a position that is exact.
+    # No threads: padding takes microseconds, and prefetching would make the position inexact.
     return iter(picks.map(table.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
 def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
     """Return all prompts of the table in order, `batch_size` per batch.
 
-    The last batch is filled up with copies of the table's first prompts under the ids -1, -2, ..: a row counts where
-    `id >= 0`. Raises ConfigError where the table has none.
+    Filler rows complete the last batch: copies of the first prompts, with ids -1, -2, .. Count only rows with
+    `id >= 0`. Raises ConfigError if the table is empty.
     """
     if not table.rows:
-        raise ConfigError(f"data.max_prompt_tokens = {table.max_length}: none of {table.dropped} prompts fits")
-    picks = np.arange(-(-len(table.rows) // batch_size) * batch_size)
+        raise ConfigError(
+            f"data.max_prompt_tokens = {table.max_length}: all {table.dropped} prompts are empty or too long"
+        )
     batches = []
-    for start in range(0, len(picks), batch_size):
-        chosen = picks[start : start + batch_size]
-        extra = chosen - len(table.rows)
-        batch = table.batch(chosen % len(table.rows))
-        batches.append(replace(batch, id=np.where(extra < 0, batch.id, -1 - extra).astype(np.int32)))
+    for start in range(0, len(table.rows), batch_size):
+        picks = np.arange(start, start + batch_size)
+        filler = picks - len(table.rows)  # 0, 1, .. at filler rows
+        batch = table.batch(picks % len(table.rows))
+        batches.append(replace(batch, id=np.where(filler < 0, batch.id, -1 - filler).astype(np.int32)))
     return batches
 
 
@@ -108,7 +111,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, owner: str) -> None:
 
 
 def pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows as int32 [rows, length], padded with 0, and their lengths."""
+    """Return the rows, padded with 0, as int32 [rows, length], and their lengths, int32 [rows]."""
     tokens = np.zeros((len(rows), length), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row

@@ -1,4 +1,4 @@
-"""JSONL files: one JSON object a line."""
+"""Reading and writing of JSONL files: one JSON object per line."""
 
 import json
 import math
@@ -11,10 +11,10 @@ from launch.cli.errors import ConfigError
 
 
 class JsonLinesWriter:
-    """A JSONL file that is emptied when this is made and grows by what `append` is given.
+    """Writer of a JSONL file. The constructor empties the file.
 
-    Records are on the disk when `append` returns, whatever happens next. Raises ConfigError, which names `option`, if
-    the file cannot be written.
+    `append` closes the file before it returns, so that a later crash loses no records. Raises ConfigError, with the
+    name of the `option` that gave the path, if the file cannot be written.
     """
 
     def __init__(self, option: str, path: str | Path) -> None:
@@ -22,7 +22,7 @@ class JsonLinesWriter:
         self._write("", "w")
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write the records, a line each."""
+        """Append the records to the file, one per line."""
         self._write("".join(json.dumps(record) + "\n" for record in records), "a")
 
     def _write(self, text: str, mode: Literal["w", "a"]) -> None:
@@ -34,17 +34,17 @@ class JsonLinesWriter:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield the objects of a JSONL file, each with its `path:line`. Blank lines and a byte order mark are skipped.
+    """Yield (object, "path:line") for each line of a JSONL file. Blank lines and a byte order mark are skipped.
 
-    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError naming that place, or the file,
-    for whatever is not an object or cannot be read.
+    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError if the file cannot be read, or,
+    with "path:line", if a line is not a JSON object.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
+        raise ConfigError(f"{path}: must be UTF-8 text") from None
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}:{number}"
@@ -88,6 +88,7 @@ def _text(value: object, field: str, where: str) -> str:
 
 
 def _record(line: str, where: str) -> dict[str, object]:
+    """Parse one line. Raises ConfigError if it is not a JSON object."""
     try:
         record = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:

@@ -1,4 +1,4 @@
-"""Problems to train and evaluate on: their type, reading them from JSONL and splitting off held-out ones."""
+"""Problems to train and evaluate on: the type, a JSONL reader, and the split into training and held-out problems."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,13 @@ from launch.data.prompts import Prompt, read_prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A prompt, the answer that scorers compare with, and a worked solution to learn from, if there is one."""
+    """One problem.
+
+    Attributes:
+        prompt:   text or messages, before instruction and chat format.
+        answer:   the reference answer that scorers compare with.
+        solution: worked solution to train on in the warm-up, if there is one.
+    """
 
     prompt: Prompt
     answer: str
@@ -35,8 +41,8 @@ def load_jsonl(
     for record, where in read_lines(path):
         answer = text_field(record, answer_field, where)
         if answer_after is not None:
-            _, found, answer = answer.rpartition(answer_after)
-            if not found or not answer.strip():
+            _, marker, answer = answer.rpartition(answer_after)
+            if not marker or not answer.strip():
                 raise ConfigError(f"{where}: no answer after {answer_after!r} in field {answer_field!r}")
         problems.append(
             Problem(
@@ -51,17 +57,20 @@ def load_jsonl(
 
 
 def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
-    """Return (train, held out): the last `held_out` problems are held out; others with the same prompts are dropped."""
+    """Return (train, held-out). The last `held_out` problems are held out.
+
+    Drops training problems whose prompt is among the held-out prompts.
+    """
     if not 0 < held_out < len(problems):
         raise ConfigError(
-            f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1}, of {len(problems)} problems"
+            f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1} for {len(problems)} problems"
         )
-    kept = list(problems[-held_out:])
-    unseen = {problem.prompt for problem in kept}
-    train = [problem for problem in problems[:-held_out] if problem.prompt not in unseen]
+    held_out_problems = list(problems[-held_out:])
+    held_out_prompts = {problem.prompt for problem in held_out_problems}
+    train = [problem for problem in problems[:-held_out] if problem.prompt not in held_out_prompts]
     if not train:
         raise ConfigError(
-            f"data.held_out_count = {held_out}: must be less, or the problems others: the prompts of all "
-            f"{len(problems) - held_out} training problems are among the held-out ones"
+            f"data.held_out_count = {held_out}: leaves no training problem, because the prompts of all the other "
+            f"{len(problems) - held_out} problems are held out too; must be smaller"
         )
-    return train, kept
+    return train, held_out_problems

@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Tokenizers: text to token ids and back."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from launch.cli.errors import ConfigError
 from launch.data.prompts import Message, Prompt
 
-# The files of a tokenizer that a checkpoint carries beside its weights.
+# Files of a tokenizer that lie beside the weights in a checkpoint.
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -27,18 +27,18 @@ TOKENIZER_FILES = (
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The interface of a tokenizer. Ids are below `vocab_size`; a policy's own vocabulary may be wider."""
+    """Interface of a tokenizer. Ids are below `vocab_size`; the policy's vocabulary may be larger."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """The ids that end a completion, at least one; the first is the one to train on."""
+        """Ids that end a completion, at least one. The first ends the answers that the models are trained on."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without adding special tokens."""
+        """Return the ids of a text, without added special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -54,7 +54,10 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes, ids 0 .. 255, and one stop token, id 256. `instruction` as in `HuggingFaceTokenizer`."""
+    """Tokenizer of UTF-8 bytes: ids 0 .. 255, and stop token 256.
+
+    instruction: as in `HuggingFaceTokenizer`.
+    """
 
     vocab_size = 257
     stop_tokens = (256,)
@@ -73,9 +76,9 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """The characters of `alphabet`, ids 0, 1, .., and one stop token after them.
+    """Tokenizer of the characters of `alphabet`: ids 0, 1, .. in this order, then one stop token.
 
-    `instruction` as in `HuggingFaceTokenizer`.
+    instruction: as in `HuggingFaceTokenizer`.
     """
 
     def __init__(self, alphabet: str, instruction: str = "{prompt}") -> None:
@@ -87,7 +90,7 @@ class CharacterTokenizer:
         """Return the ids of a text. Raises ConfigError for a character outside the alphabet."""
         for character in text:
             if character not in self._alphabet:
-                raise ConfigError(f"text = {text!r}: {character!r} is none of the characters {self._alphabet!r}")
+                raise ConfigError(f"text = {text!r}: holds {character!r}; allowed characters are {self._alphabet!r}")
         return [self._alphabet.index(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -98,15 +101,18 @@ class CharacterTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """The tokenizer in a checkpoint's directory, with its chat template where it has one.
+    """Tokenizer of a Hugging Face checkpoint, with its chat template if it has one.
 
-    directory:       a local directory in Hugging Face layout.
-    instruction:     what becomes of a prompt before the chat template, in `str.format` syntax, for example
-                     "{prompt}\\nPut the answer in \\\\boxed{{}}."
-    enable_thinking: handed to the chat template where set; a template that does not know it ignores it.
+    The stop tokens are the tokenizer's end-of-sequence token and those of `generation_config.json` and `config.json`.
 
-    The stop tokens are the tokenizer's own and those of `generation_config.json` and `config.json`. Raises ConfigError
-    for a missing directory or package, one without a usable tokenizer or stop token, and a malformed instruction.
+    Args:
+        directory:       local directory in Hugging Face layout.
+        instruction:     format string that is applied to a prompt before the chat template. Example:
+                         "{prompt}\\nPut the answer in \\\\boxed{{}}."
+        enable_thinking: passed to the chat template unless None. Templates that do not know it ignore it.
+
+    Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer or
+    stop token, and if the instruction is malformed.
     """
 
     def __init__(
@@ -124,7 +130,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        # Not every stop token of generation_config.json is special to the tokenizer.
+        # Skip stop tokens here: those of generation_config.json may not be special tokens of the tokenizer.
         kept = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
         return self._tokenizer.decode(kept, skip_special_tokens=True)
 
@@ -152,47 +158,51 @@ class HuggingFaceTokenizer:
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return the text that each id adds to the ids before it. Joined, the texts equal `decode(ids)`.
 
-    A character of several ids belongs to the last of them. The other ids, and ids that `decode` skips, give "".
+    A character that spans several ids belongs to the last of them. The others, and ids that `decode` skips, give "".
     """
-    texts, begin, shown = [], 0, 0
+    texts = []
+    # Decode from `context` on, not from the start: that would take quadratic time. Texts of ids[:done] are complete.
+    context = done = 0
     for end in range(1, len(ids) + 1):
-        # From a place where characters began: decoding all for each id would take time by the square.
-        before, after = tokenizer.decode(ids[begin:shown]), tokenizer.decode(ids[begin:end])
-        if after.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+        before, after = tokenizer.decode(ids[context:done]), tokenizer.decode(ids[context:end])
+        if after.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):  # an incomplete character
             texts.append("")
             continue
         texts.append(after[len(before) :])
-        if texts[-1]:  # else there is nothing here that a space could follow
-            begin = shown
-        shown = end
+        # The context must hold text: at the start of a text, a tokenizer may drop the space before a word.
+        if texts[-1]:
+            context = done
+        done = end
     return texts
 
 
 def _load(directory: Path) -> Any:
+    """Load the Hugging Face tokenizer of a directory. Raises ConfigError with one line if that fails."""
     if not directory.is_dir():
         raise ConfigError(f"model.path = {directory}: no such directory")
-    # Of transformers we use the tokenizers alone: that it finds no PyTorch is no news.
+    # Silence the advice to install PyTorch: we use only the tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            "model.path: transformers is not installed, for its tokenizer: pip install 'specjax[hf]'"
+            f"model.path = {directory}: its tokenizer needs transformers: pip install 'specjax[hf]'"
         ) from None
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # transformers raises a different kind for each file that is missing or malformed
+    except Exception as error:  # transformers raises many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
 
 
 def _checked(instruction: str) -> str:
+    """Return the instruction. Raises ConfigError unless it is a format string that holds {prompt}."""
     try:
-        kept = "\0" in instruction.format(prompt="\0")
+        holds_prompt = "\0" in instruction.format(prompt="\0")
     except (LookupError, ValueError, AttributeError):
-        kept = False
-    if not kept:
-        raise ConfigError(f"data.instruction = {instruction!r}: must hold {{prompt}}, and other braces doubled")
+        holds_prompt = False
+    if not holds_prompt:
+        raise ConfigError(f"data.instruction = {instruction!r}: must hold {{prompt}}; other braces must be doubled")
     return instruction
 
 
@@ -208,7 +218,7 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
     for path in (directory / "generation_config.json", directory / "config.json"):
         ids += _listed_stops(path) if path.exists() else []
     if not ids:
-        raise ConfigError(f"model.path = {directory}: names no end-of-sequence token, so no completion would stop")
+        raise ConfigError(f"model.path = {directory}: names no end-of-sequence token; must name at least one")
     return tuple(dict.fromkeys(ids))
 
 
@@ -224,7 +234,7 @@ def _listed_stops(path: Path) -> list[int]:
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
-    """Copy the files of a tokenizer that `source` has."""
+    """Copy the tokenizer's files that `source` holds to `out`."""
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, out / name)

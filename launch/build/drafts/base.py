@@ -1,4 +1,4 @@
-"""The arguments and the result of a draft builder."""
+"""Arguments and result of a draft builder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +26,16 @@ class DraftContext(NamedTuple):
     """Arguments of a draft builder.
 
     Attributes:
-        config:   the run; its `draft` section is the draft's.
-        policy:   the policy that the draft is for.
-        weights:  parameters of the policy.
-        decoder:  shape of the policy; None if model.family is one's own.
-        mesh:     where parameters belong. Those that a builder of one's own leaves elsewhere are replicated on it.
-        key:      for random weights.
-        problems: training problems, and the tokenizer of their texts.
-        saved:    EAGLE-3 head of draft.path, which is read first, because it tells which layers the policy must give.
+        config:    config of the run; its `draft` section describes the draft.
+        policy:    the policy that the draft is for.
+        weights:   parameters of the policy.
+        decoder:   config of the policy's decoder; None if model.family names a user function.
+        mesh:      devices for the parameters. Parameters that a user's builder leaves elsewhere are replicated over it.
+        key:       for random weights.
+        problems:  training problems; empty if the programs do not need them.
+        tokenizer: of the problems' texts.
+        saved:     EAGLE-3 head of draft.path. It is read before the policy is built, because it determines the layers
+                   that the policy returns as features.
     """
 
     config: RunConfig
@@ -49,14 +51,16 @@ class DraftContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft, and what the programs ask of it. Builders of one's own return one of `drafter` and `params`.
+    """A draft with its parameters, and what the programs need to know about it.
+
+    A user's builder returns `Draft(drafter, params)`; the other fields are set for it.
 
     Attributes:
         drafter:   proposes tokens.
-        params:    its parameters, empty if it has none.
-        kind:      draft.kind; filled in by `build_draft`.
-        read_from: the option that names the directory of its weights; None if it started from random ones, or has none.
-        made_for:  what that directory states; filled in by `build_draft`.
+        params:    parameters of the drafter; empty if it has none.
+        kind:      draft.kind; set by `build_draft`.
+        read_from: option that names the directory of the weights; None if they are random or there are none.
+        made_for:  content of `made_for.json` in that directory; set by `build_draft`.
     """
 
     drafter: Drafter
@@ -65,51 +69,51 @@ class Draft:
     read_from: str | None = None
     made_for: MadeFor | None = None
 
-    # What usually is wrong with a draft of this kind that is read from a checkpoint and accepted far too seldom.
+    # Usual causes of a far too low acceptance rate of such a draft from a checkpoint. Part of an alarm.
     usual_causes: ClassVar[str] = "it was made for another policy, or its config.json is not that of its weights"
-    # Whether the draft is saved as a part of the policy.
+    # True if the draft is saved as a part of the policy.
     in_policy: ClassVar[bool] = False
 
     @property
     def policy_width(self) -> int | None:
-        """The hidden size of the policy that a head is for; None for other drafts, which fit any."""
+        """Hidden size that the policy must have; None if the draft fits any policy."""
         return None
 
     @property
     def has_params(self) -> bool:
-        """Return whether there are parameters to train."""
+        """True if the draft has parameters to train."""
         return bool(jax.tree.leaves(self.params))
 
     @property
     def target_ids(self) -> np.ndarray | None:
-        """The policy's ids of a reduced draft vocabulary, int32 ascending; None if the draft has all of them."""
+        """Policy ids of a reduced draft vocabulary, int32, ascending; None if the draft has the full vocabulary."""
         return getattr(self.drafter, "target_ids", None)
 
     def with_target_ids(self, ids: np.ndarray) -> Self:
-        """Return the draft with a reduced vocabulary of the same size, made of `ids`."""
+        """Return the draft with its reduced vocabulary replaced by `ids`, as many as before."""
         return replace(self, drafter=replace(self.drafter, target_ids=ids))  # pyright: ignore[reportArgumentType]
 
     def differences(self) -> str | None:
-        """Return one line about what a draft from a checkpoint differs in from its policy; None for nothing."""
+        """Return one line that lists how a draft from a checkpoint differs from its policy; None if it does not."""
         return None
 
     def policy_head(self, params: PyTree) -> MTPHead:
-        """Return the head with these parameters, for the policy to be written with; of a draft that is `in_policy`."""
-        raise ValueError(f"draft.kind = {self.kind}: is not a part of the policy")
+        """Return the head with these parameters, to be saved with the policy. Raises ValueError unless `in_policy`."""
+        raise ValueError(f"draft.kind = {self.kind}: is not saved as a part of the policy")
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
-        """Raise ConfigError if the draft cannot be written by itself, in our format or in `dialect`."""
+        """Raise ConfigError if the draft cannot be written without the policy, in our layout (None) or in `dialect`."""
         if not self.has_params:
             raise ConfigError(f"draft.kind = {self.kind}: has no parameters to write")
         if dialect is not None:
-            raise ConfigError(f"dialect = {dialect}: for an EAGLE-3 head alone, draft.kind is {self.kind}")
+            raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = eagle3, not {self.kind}")
 
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
     ) -> None:
-        """Write the draft with these parameters by itself; `check_writable` let it pass.
+        """Write the draft with these parameters to a new directory. Call `check_writable` first.
 
-        verifier: the policy's name as a serving engine knows it, or its path, for speculators' file to state.
+        verifier: name or path of the policy, stated in the file of dialect speculators for serving engines.
         Raises ValueError if the directory is in use.
         """
         save_named_draft(directory, self.kind, params)

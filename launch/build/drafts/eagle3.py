@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: from a checkpoint that fits the policy, or from random weights."""
+"""Construction of EAGLE-3 heads, from a checkpoint that fits the policy or with random weights."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +21,12 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Draft(Draft):
-    """A head that reads features of the policy. decoder: shape of the policy, with the layers that the head reads."""
+    """An EAGLE-3 head, which reads features of the policy.
+
+    Attributes:
+        head:    config of the head.
+        decoder: config of the policy's decoder, with the layers that the head reads.
+    """
 
     head: Eagle3Config
     decoder: DecoderConfig
@@ -36,17 +41,21 @@ class Eagle3Draft(Draft):
         if self.read_from is None:
             return None
         head, policy, made_for = self.head, self.decoder, self.made_for
-        usual = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
-        same = ("rope_theta", "rope_scaling", "max_positions")
-        compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in same]
+        # EAGLE-3's layers are distinct only from 7 layers on.
+        usual_layers = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
+        shared = ("rope_theta", "rope_scaling", "max_positions")
+        # (name, the draft's value, the usual value, whose value that is)
+        compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in shared]
         if head.use_aux_hidden_state:
-            compared.append(("feature_layers", policy.feature_layers, usual, "EAGLE-3's"))
+            compared.append(("feature_layers", policy.feature_layers, usual_layers, "EAGLE-3's"))
         if made_for is not None:
             compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
-        said = [f"{name} = {own} ({whose}: {its})" for name, own, its, whose in compared if own != its]
-        if not said:
+        differing = [
+            f"{name} = {value} ({whose}: {wanted})" for name, value, wanted, whose in compared if value != wanted
+        ]
+        if not differing:
             return None
-        line = f"the draft of draft.path was made with {', '.join(said)}"
+        line = f"the draft of draft.path was made with {', '.join(differing)}"
         if head.max_positions < policy.max_positions:
             line += f"; beyond {head.max_positions} positions it may be accepted less"
         return line
@@ -62,7 +71,7 @@ class Eagle3Draft(Draft):
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
     ) -> None:
-        # Some engines end the rotary embedding where the head says that it ends: there all drafts would be in vain.
+        # Some engines cut the rotary embedding at the head's max_positions: beyond it, all drafts would be rejected.
         head = replace(self.head, max_positions=self.decoder.max_positions, param_dtype=param_dtype(params))
         if dialect is None:
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
@@ -72,9 +81,9 @@ class Eagle3Draft(Draft):
 
 
 def build_eagle3(context: DraftContext) -> Draft:
-    """Return the head of draft.path, or one from random weights.
+    """Return the EAGLE-3 head of draft.path, or one with random weights.
 
-    Raises ValueError if it does not fit the policy.
+    Raises ValueError if the head does not fit the policy.
     """
     draft, policy, decoder = context.config.draft, context.policy, context.decoder
     assert decoder is not None
@@ -93,7 +102,7 @@ def build_eagle3(context: DraftContext) -> Draft:
 
 
 def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
-    """Return a head from random weights; widths that the run does not give are those of the policy."""
+    """Return a head with random weights. Sizes that the draft section leaves unset are those of the policy."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
     if draft.vocab_size is not None:
@@ -122,5 +131,5 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
 
 
 def param_dtype(params: PyTree) -> str:
-    """Return the dtype of a network's parameters, which all have the same."""
+    """Return the name of the dtype of a network's parameters. All must have the same dtype."""
     return jax.tree.leaves(params)[0].dtype.name

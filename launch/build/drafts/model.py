@@ -1,4 +1,4 @@
-"""Small policies of the same vocabulary that draft."""
+"""Construction of a small draft model with the vocabulary of the policy."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraft(Draft):
-    """A decoder of its own. decoder: its shape."""
+    """A small language model as the draft. decoder: its config."""
 
     decoder: DecoderConfig
 
@@ -28,13 +28,17 @@ class ModelDraft(Draft):
 
 
 def build_model(context: DraftContext) -> Draft:
-    """Return the decoder of draft.path, or of draft.architecture from random weights."""
+    """Return the draft model of draft.path, or of draft.architecture with random weights.
+
+    Raises ConfigError if its vocabulary differs from the policy's or it cannot reach the longest sequence.
+    """
     config, draft = context.config, context.config.draft
     model = replace(config.model, path=draft.path, architecture=draft.architecture, feature_layers=())
     decoder, params = build_decoder(model, context.mesh, context.key, "draft", features=False)
     if decoder.vocab_size != context.policy.vocab_size:
         raise ConfigError(
-            f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {context.policy.vocab_size}"
+            f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {context.policy.vocab_size}, the "
+            "policy's"
         )
     longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     if decoder.max_positions < longest:

@@ -1,4 +1,4 @@
-"""MTP heads: those of the policy's own checkpoint, or of a family's convention from random weights."""
+"""Construction of MTP heads, from the policy's checkpoint or with random weights in a family's convention."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class MTPDraft(Draft):
-    """A block after the policy's last one."""
+    """A multi-token-prediction (MTP) head: one more block after the policy's last. head: its config."""
 
     head: MTPConfig
 
@@ -30,13 +30,14 @@ class MTPDraft(Draft):
         return self.head, params
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
-        raise ConfigError(
-            f"draft.kind = {self.kind}: has no format to be saved in by itself, an MTP head is saved with its policy"
-        )
+        raise ConfigError(f"draft.kind = {self.kind}: has no format of its own; an MTP head is saved with its policy")
 
 
 def build_mtp(context: DraftContext) -> Draft:
-    """Return the head that model.path holds; where draft.mtp_convention is given, one from random weights."""
+    """Return the MTP head of model.path; with draft.mtp_convention, one with random weights instead.
+
+    Raises ConfigError if there is neither.
+    """
     config, decoder, mesh = context.config, context.decoder, context.mesh
     path, convention = config.model.path, config.draft.mtp_convention
     assert decoder is not None
@@ -44,11 +45,11 @@ def build_mtp(context: DraftContext) -> Draft:
         head, read_from = mtp_config(decoder, convention), None
         params = init_params(partial(init_mtp, head), context.key, mesh)
     else:
-        found = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
-        if found is None:
+        saved = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
+        if saved is None:
             allowed = " or ".join(CONVENTIONS)
-            raise ConfigError(f"draft.mtp_convention = None: must be {allowed}, model.path = {path} holds no MTP head")
-        (head, params), read_from = found, "model.path"
+            raise ConfigError(f"draft.mtp_convention = None: must be {allowed}; model.path = {path} holds no MTP head")
+        (head, params), read_from = saved, "model.path"
     options = config.draft
     drafter = replace(
         make_mtp(head, context.policy), unroll=options.unroll, decay=options.decay, objective=options.loss

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads from checkpoints, checked against the policy and the run."""
+"""Loading of EAGLE-3 heads, and checks that they fit the policy and the run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,47 +16,53 @@ from models.hf.eagle3_files import check_embedding, load_eagle3
 
 
 def read_head(config: RunConfig, mesh: Mesh) -> SavedDraft | None:
-    """Return the EAGLE-3 head of draft.path; None if the run names none."""
+    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or there is no path."""
     draft = config.draft
     return load_head(Path(draft.path), mesh) if draft.kind == "eagle3" and draft.path is not None else None
 
 
 def load_head(path: Path, mesh: Mesh) -> SavedDraft:
-    """Load the draft of a directory, in our layout or a public dialect. Raises ValueError if it holds none."""
+    """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none."""
     if not (path / "config.json").is_file():
-        raise ConfigError(f"draft.path = {path}: no config.json there")
+        raise ConfigError(f"draft.path = {path}: holds no config.json")
     fields = read_json(path / "config.json")
     if "kind" in fields:
         return load_draft_checkpoint(path, mesh)
     if dialect_of(fields) is None:
-        raise ConfigError(f"draft.path = {path}: its config.json is not that of a draft")
+        raise ConfigError(f"draft.path = {path}: its config.json does not describe an EAGLE-3 head")
     return load_eagle3(path, mesh)
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
-    """Return the policy's layers that a saved draft reads; () if neither the draft nor the run names them."""
-    asked, own = config.model.feature_layers, saved.feature_layers
-    if asked and own and asked != own:
-        raise ConfigError(f"model.feature_layers = {asked}: the draft of draft.path reads {own}")
-    return asked or own
+    """Return the layers of the policy that a saved head reads; () if neither the run nor the head states them.
 
-
-def read_by(saved: SavedDraft, asked: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
-    """Return the policy with the layers that a saved draft reads: EAGLE-3's defaults if `layers_to_read` names none.
-
-    The layers in the policy's own directory belong to another draft. Raises ValueError if the policy is too shallow.
+    Raises ConfigError if they state different layers.
     """
-    if asked or not saved.config.use_aux_hidden_state:
+    configured, stated = config.model.feature_layers, saved.feature_layers
+    if configured and stated and configured != stated:
+        raise ConfigError(f"model.feature_layers = {configured}: the draft of draft.path needs {stated}")
+    return configured or stated
+
+
+def read_by(saved: SavedDraft, layers: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
+    """Return the policy's config with EAGLE-3's default feature layers if `layers_to_read` returned no `layers`.
+
+    The feature layers in the policy's directory cannot serve as the default: they belong to another draft. Raises
+    ValueError if the policy has too few layers.
+    """
+    if layers or not saved.config.use_aux_hidden_state:
         return policy
     return replace(policy, feature_layers=eagle3_feature_layers(policy.num_layers))
 
 
 def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
-    """Check that the draft fits the policy and return it in the run's dtypes.
+    """Check that a saved head fits the policy, and return it in the dtypes of the policy.
 
-    embedding: the policy's. Raises ValueError if shapes, layers or vocabulary do not fit, or the checkpoint states
-    that it was made for another policy. A head made for shorter sequences fits: its rotary embedding has no table that
-    would end there, and heads are published with the length that they were trained at, far below their policy's.
+    embedding: of the policy. Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states
+    that it was made for another policy.
+
+    A smaller max_positions than the policy's is allowed. Published heads state the length that they were trained at,
+    and the rotary embedding has no table that would end there.
     """
     saved.config.check(policy)
     path = Path(str(config.draft.path))
