@@ -1,4 +1,4 @@
-"""What a model is asked: a text, or the messages of a conversation."""
+"""Prompts: a text, or the messages of a conversation."""
 
 import json
 from typing import NamedTuple, TypeAlias

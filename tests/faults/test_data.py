@@ -70,7 +70,7 @@ def test_row_03_stop_tokens_of_another_type_are_refused(tmp_path: Path, file: st
 
 def test_row_09_no_problem_is_left_to_train_on() -> None:
     problems = [Problem(prompt=str(i % 2), answer="") for i in range(8)]
-    with refuses("data.held_out_count = 2: ...6 training problems", ConfigError):
+    with refuses("data.held_out_count = 2: ...6", ConfigError):
         split(problems, 2)
 
 
