@@ -95,14 +95,14 @@ class Sampler:
         ids, value = np.repeat(prompts.id, self._samples), np.asarray(reward.value)
         correct = (np.asarray(reward.correct) > 0.5) & np.isfinite(value)
         columns = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
-        # Filler prompts have id -1.
+        # Filler prompts have negative ids.
         return Sampled._make([*(np.asarray(column)[ids >= 0] for column in columns), seconds])
 
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
 
-    Missing `stopped`: the last token is a stop token. Missing `row_rounds`: one round per token, as in plain decoding.
+    Missing `stopped`: the last token is a stop token. Missing `row_rounds`: those of plain decoding.
     """
     lengths, stopped = rollout.lengths, rollout.stopped
     last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 LEVEL = 0.95
-INTERVAL = f"{LEVEL:.0%} Wilson intervals over prompts, with the effective number of trials"
+INTERVAL = f"{LEVEL:.0%} Wilson intervals, effective sample size from the spread over prompts"
 # Two-sided normal quantile of LEVEL.
 Z = 1.959964
 
