@@ -42,9 +42,9 @@ class Frame:
     def grid(self) -> str:
         parts = []
         for value, label in zip(self._y, self._labels, strict=True):
-            at = self.y(value)
-            parts.append(f'<path class="grid" d="M{self.left:.1f} {at:.1f}H{WIDTH - RIGHT}"/>')
-            parts.append(f'<text class="tick end" x="{self.left - 6:.1f}" y="{at + 3.5:.1f}">{label}</text>')
+            y = self.y(value)
+            parts.append(f'<path class="grid" d="M{self.left:.1f} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text class="tick end" x="{self.left - 6:.1f}" y="{y + 3.5:.1f}">{label}</text>')
         return "".join(parts)
 
     def x_labels(self) -> str:
@@ -55,8 +55,8 @@ class Frame:
 
     def x_label(self, value: float, label: str) -> str:
         # Keep a long label inside the picture.
-        at = min(float(self.x(value)), WIDTH - CHARACTER * len(label) / 2)
-        return f'<text class="tick middle" x="{at:.1f}" y="{HEIGHT - 7}">{label}</text>'
+        x = min(float(self.x(value)), WIDTH - CHARACTER * len(label) / 2)
+        return f'<text class="tick middle" x="{x:.1f}" y="{HEIGHT - 7}">{label}</text>'
 
 
 def line_chart(
@@ -95,8 +95,8 @@ def line_chart(
     frame = Frame(first_step, last_step, y, percent)
     body = [frame.grid(), frame.x_labels(), PLANE]
     if reference is not None:
-        at = float(frame.y(reference))
-        body.append(f'<path class="reference" d="M{frame.left:.1f} {at:.1f}H{WIDTH - RIGHT}"/>')
+        level = float(frame.y(reference))
+        body.append(f'<path class="reference" d="M{frame.left:.1f} {level:.1f}H{WIDTH - RIGHT}"/>')
     lines = []
     for each in series:
         if each.noisy and not each.dashed:
@@ -174,8 +174,8 @@ def _path(frame: Frame, steps: np.ndarray, values: np.ndarray) -> str:
     parts = []
     for stretch in stretches(steps):
         kept = thin(values[stretch])
-        at = zip(frame.x(steps[stretch][kept]), frame.y(values[stretch][kept]), strict=True)
-        parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at))
+        points = zip(frame.x(steps[stretch][kept]), frame.y(values[stretch][kept]), strict=True)
+        parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points))
     return "".join(parts)
 
 
@@ -184,8 +184,8 @@ def _hover(frame: Frame, series: Sequence[Series], percent: bool) -> str:
     lines = []
     for each in series:
         kept = thin(each.smooth)
-        at = zip(each.steps[kept], frame.x(each.steps[kept]), each.smooth[kept], strict=True)
-        points = [[int(step), round(float(x), 1), number(float(value), percent)] for step, x, value in at]
+        values = zip(each.steps[kept], frame.x(each.steps[kept]), each.smooth[kept], strict=True)
+        points = [[int(step), round(float(x), 1), number(float(value), percent)] for step, x, value in values]
         lines.append({"label": each.label, "color": each.color, "points": points})
     text = json.dumps(lines, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{text}</script>'

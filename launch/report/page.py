@@ -51,7 +51,7 @@ def page(run: Run) -> str:
         ("", _head(run)),
         ("Learning", _charts(*_learning(run))),
         ("Speculative decoding", _charts(*_drafting(run))),
-        ("Optimization", _charts(*_optimization(run))),
+        ("Optimisation", _charts(*_optimisation(run))),
         ("Time", _charts(*_time(run))),
         ("Other metrics", _charts(*_other_metrics(run))),
         ("Completions", _charts(*_lengths(run)) + _space(completions(run.samples))),
@@ -189,7 +189,7 @@ def _drafting(run: Run) -> Iterator[str]:
     )
 
 
-def _optimization(run: Run) -> Iterator[str]:
+def _optimisation(run: Run) -> Iterator[str]:
     yield _lines(run, "Policy loss", {"loss/policy": "loss"})
     yield _lines(run, "Draft loss", {"loss/draft": "loss"}, zero=True)
     yield _lines(run, "Entropy", {"entropy": "nats per token"}, zero=True)

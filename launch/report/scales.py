@@ -16,8 +16,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     rough = (high - low) / count
     base = 10.0 ** math.floor(math.log10(rough))
     step = next(base * factor for factor in (1, 2, 2.5, 5, 10) if base * factor >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    lowest, highest = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [multiple * step for multiple in range(lowest, highest + 1)]
 
 
 def tick_labels(values: list[float], percent: bool = False) -> list[str]:
