@@ -22,29 +22,28 @@ WIDTH = 150
 
 
 def main(argv: list[str]) -> int:
-    """Measure the chosen sections and print each as soon as it is done."""
+    """Measure the chosen sections. Print each and write the results so far as soon as it is done."""
     options = parse(BenchArgs, argv, "python -m launch.bench", __doc__)
     if options.plots is not None:
         load_pyplot()
         make_directory("plots", options.plots)
     name, preset = find_preset(options.preset)
-    given = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
-    preset = replace(preset, **{name: value for name, value in given.items() if value})
+    overrides = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
+    preset = replace(preset, **{name: value for name, value in overrides.items() if value})
     chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
     if options.checkpoint is not None and options.recipe is not None:
-        save = Path(options.checkpoint), options.checkpoint_step
-        chosen[TRAINED] = trained(*save, options.recipe, preset.batch)
+        chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)
     console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
     console.print(f"{format_provenance('launch.bench')}\npreset    {name}\n")
-    networks, found = random_networks(preset), {}
+    networks, results = random_networks(preset), {}
     for section, measure in chosen.items():
         with console.status(section):
-            found[section] = measure(networks, preset)
-        print_section(found[section], console)
+            results[section] = measure(networks, preset)
+        print_section(results[section], console)
         if options.json is not None:
-            Path(options.json).write_text(json.dumps(as_json(name, found), indent=2) + "\n", encoding="utf-8")
+            Path(options.json).write_text(json.dumps(as_json(name, results), indent=2) + "\n", encoding="utf-8")
         if options.plots is not None:
-            save_plots(Path(options.plots), {section: found[section]})
+            save_plots(Path(options.plots), {section: results[section]})
     return 0
 
 

@@ -24,13 +24,13 @@ from specjax.types import Params, Policy, Prompts, PyTree
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """A policy and its drafter on one device. Instances compare by identity.
+    """A policy and its drafter with weights, on one device. Instances compare by identity.
 
     Attributes:
         decoder: the policy's shape.
         policy:  the policy as functions.
         drafter: its drafter.
-        trained: parameters of both, as they are trained and saved.
+        trained: parameters of both in the training dtype.
         mesh:    a mesh of one device.
     """
 
@@ -42,12 +42,12 @@ class Networks:
 
     @cached_property
     def params(self) -> Params:
-        """The parameters prepared for rollouts (specjax.rollout.generate.prepare)."""
+        """Return the parameters prepared for rollouts (specjax.rollout.generate.prepare)."""
         return prepare(self.trained, self.policy.dtype)
 
 
 class Functions(NamedTuple):
-    """A policy and its drafter without weights, and the initialisers of both."""
+    """A policy and its drafter without weights, with the functions that initialise their parameters."""
 
     policy: Policy
     drafter: Drafter
@@ -56,7 +56,7 @@ class Functions(NamedTuple):
 
 
 def functions(preset: Preset) -> Functions:
-    """Build the networks of a preset: a decoder, and an EAGLE-3 head of its widths."""
+    """Build the networks of a preset: a decoder, and an EAGLE-3 head with the decoder's widths."""
     decoder = preset.decoder
     head = Eagle3Config(
         hidden_size=decoder.hidden_size,
@@ -80,13 +80,13 @@ def functions(preset: Preset) -> Functions:
 def random_networks(preset: Preset) -> Networks:
     """Return the networks of a preset with random weights.
 
-    The weights do not matter: a round costs the same with any, and the bench forces the acceptance.
+    Random weights suffice: the cost of a round does not depend on them, and the bench forces the acceptance.
     """
-    made, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
+    built, mesh, keys = functions(preset), make_mesh(MeshConfig()), jax.random.split(jax.random.key(0))
     params = Params(
-        policy=init_params(made.init_policy, keys[0], mesh), draft=init_params(made.init_draft, keys[1], mesh)
+        policy=init_params(built.init_policy, keys[0], mesh), draft=init_params(built.init_draft, keys[1], mesh)
     )
-    return Networks(preset.decoder, made.policy, made.drafter, params, mesh)
+    return Networks(preset.decoder, built.policy, built.drafter, params, mesh)
 
 
 def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:

@@ -36,13 +36,13 @@ class BenchArgs:
         sections:        Sections to measure: floor, verify, draft, acceptance, layout, peers, rollouts. Default: all.
                          With --checkpoint, trained is always added; name it alone to measure nothing else.
         batches:         Rows decoded together in floor, verify and draft. Default: the preset's.
-        contexts:        Positions that each of these rows sees. Default: the preset's.
+        contexts:        Positions that each row attends to in these sections. Default: the preset's.
         repeats:         Measurements of each variant, interleaved with the others. Default: the preset's.
         json:            File for all results.
         plots:           Directory for plots; needs matplotlib.
-        checkpoint:      Directory of a run. Its draft is measured too, at the acceptance that it reaches.
-        checkpoint_step: Its checkpoint: newest, best (by the run's checkpoint.best) or a step.
-        recipe:          CONFIG that the run was started with; needed with --checkpoint.
+        checkpoint:      Run directory. Its draft is measured too, at its own acceptance.
+        checkpoint_step: Checkpoint of that run: newest, best (by the run's checkpoint.best) or a step.
+        recipe:          CONFIG that the run was started with. Required with --checkpoint.
     """
 
     preset: str | None = None
@@ -61,7 +61,7 @@ class BenchArgs:
             raise ValueError(f"preset = {self.preset}: must be one of {', '.join(PRESETS)}")
         for name in self.sections:
             if name not in (*SECTIONS, TRAINED):
-                raise ValueError(f"sections = {name}: must be of {', '.join((*SECTIONS, TRAINED))}")
+                raise ValueError(f"sections = {name}: must be one of {', '.join((*SECTIONS, TRAINED))}")
         for name in ("batches", "contexts"):
             for value in getattr(self, name):
                 if value < 1:

@@ -23,7 +23,7 @@ def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
 
 
 def _lines(section: Section, label: str, x: str, y: str) -> Lines:
-    """Return the points (x, y) of the rows, by value of the column `label`. Rows without a number are left out."""
+    """Return a line of points (x, y) for each value of the column `label`. Rows without a number are left out."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in section.rows:
         position, value = row[x], row.get(y)

@@ -1,4 +1,4 @@
-"""Presets: shapes of networks, and the batches, contexts and draft lengths that suit their device."""
+"""Presets: network shapes, and the batches, contexts and draft lengths to measure them at."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from models.config import DecoderConfig, eagle3_feature_layers
 
 @dataclass(frozen=True)
 class LongTail:
-    """Long-tailed completion lengths: one in `every` has `factor` times the median, the others lie around it.
+    """Long-tailed completion lengths: one in `every` is `factor` times the median, the others are near the median.
 
     Attributes:
         median: median length in tokens.
@@ -35,17 +35,17 @@ class Preset:
         decoder:       shape of the policy.
         draft_vocab:   vocabulary size of the EAGLE-3 head, with the policy's widths. None: the policy's vocabulary.
         batches:       rows decoded together.
-        contexts:      positions that each row sees.
+        contexts:      positions that each row attends to.
         verified:      tokens in one verification; the first must be 1, the baseline.
         draft_lengths: draft lengths above 0.
         rates:         forced acceptance: probability that a drafted token is accepted, given that those before it are.
-        batch:         rows in the sections that vary something else.
-        prompt:        tokens of a prompt, where whole completions are generated.
-        new:           tokens of such a completion.
+        batch:         rows in the sections that do not vary the batch.
+        prompt:        tokens of a prompt, in sections that generate completions.
+        new:           tokens of a completion in these sections.
         peer_batches:  rows in the comparison with other samplers.
         peer_rate:     acceptance forced in that comparison.
         tail:          completion lengths in the sections layout and rollouts.
-        gradients:     whether gradients fit in memory beside the weights; the ladder needs them.
+        gradients:     True if gradients fit in memory beside the weights. The ladder is measured only then.
         rounds:        rounds in one measurement.
         repeats:       measurements of each variant, interleaved with the others.
     """
@@ -85,7 +85,7 @@ def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_d
 
 @dataclass(frozen=True, kw_only=True)
 class _Gpu(Preset):
-    """Preset that the Qwen3 shapes share: bfloat16, their vocabulary, and the grid of one GPU."""
+    """Defaults of the presets for one GPU."""
 
     draft_vocab: int | None = 32_000
     batches: tuple[int, ...] = (1, 8, 32, 64, 256)
@@ -136,7 +136,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str | None) -> tuple[str, Preset]:
-    """Return the name and the preset; None selects the one for this device."""
+    """Return (name, preset). None selects 25m on a CPU, qwen3-8b elsewhere."""
     if name is None:
         name = "25m" if jax.default_backend() == "cpu" else "qwen3-8b"
     return name, PRESETS[name]

@@ -1,4 +1,4 @@
-"""Results of the sections, as tables and as JSON."""
+"""Results of the bench's sections, as tables and as JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,25 @@ NO_ROOM = "-: does not fit in the device's memory"
 
 @dataclass(frozen=True)
 class Section:
-    """Results as a table. A tuple is a median with its 95% interval; None or a missing column means not measured."""
+    """Results of a section as a table.
+
+    title: caption.
+    rows:  values by column. A tuple is (median, low, high) of a 95% interval; None or a missing column: not measured.
+    notes: lines below the table.
+    """
 
     title: str
     rows: Sequence[Row]
     notes: Sequence[str] = ()
 
 
-def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median ratio of paired measurements, with its 95% interval."""
-    return interval([a / b for a, b in zip(over, under, strict=True)])
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float, float]:
+    """Return (median, low, high) of the ratios of paired measurements; low and high bound the 95% interval."""
+    return interval([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Return the rows that `measure` gives, each with the columns of `cell`; `cell` alone if memory runs out."""
+    """Return the rows of `measure`, each with the columns of `cell`; only `cell` if the device runs out of memory."""
     try:
         return [{**cell, **row} for row in measure()]
     except jax.errors.JaxRuntimeError as error:
@@ -40,7 +45,8 @@ def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
 
 
 def print_section(section: Section, console: Console) -> None:
-    """Print the section's table, with its notes below."""
+    """Print the section's table and its notes."""
+    # A row that did not fit in memory lacks columns.
     names = max(section.rows, key=len)
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(*columns, title=section.title, title_justify="left", box=None, padding=(0, 0, 0, 2))

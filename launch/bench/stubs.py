@@ -1,4 +1,4 @@
-"""Stand-ins that force acceptance and completion lengths, for timing. They change the output distribution."""
+"""Stubs that force acceptance and completion lengths, for timing only: they change the output distribution."""
 
 from dataclasses import dataclass, replace
 
@@ -16,13 +16,16 @@ from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, Prompts, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, accept_law, draw
 
-# No network samples it. As an index into an embedding it is valid: it counts from the end.
+# Token that no network samples. As an index into an embedding it is valid, because it counts from the end.
 STOP = -1
 
 
 @dataclass(frozen=True)
 class FreeDrafter(Drafter):
-    """Drafter without work: proposes 0, 1, .. under a uniform distribution. A round is then verification alone."""
+    """Drafter that does no work: it proposes tokens 0, 1, .. under a uniform distribution.
+
+    A round with it costs as much as verification and commit alone.
+    """
 
     vocab_size: int
 
@@ -57,25 +60,25 @@ def forced_rollout(
     All of a round's work is still done. Prompts must have one length. With a `tail`, completions have the lengths of
     `forced_lengths` and end with STOP.
     """
-    verifier = _forced(rate, tail, prompts.lengths[0])
+    verifier = _forced_verifier(rate, tail, prompts.lengths[0])
     config = replace(config, verifier=verifier, stop_tokens=(STOP,) if tail else ())
     return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
 
 
 def forced_lengths(keys: UInt32[Array, "B 2"], tail: LongTail) -> Int[Array, "B"]:
-    """Return the length of each sequence, drawn from its own key: phases, slots and draft lengths do not change it."""
+    """Return the forced length of each sequence. It depends only on the sequence's key, not on phases or slots."""
     tail_uniform, spread_uniform = (
         uniforms(keys, jnp.full(len(keys), position), Purpose.ACCEPT) for position in (-1, -2)
     )
-    usual = (tail.median * (0.5 + spread_uniform)).astype(jnp.int32)
-    return jnp.where(tail_uniform < 1 / tail.every, tail.longest, usual)
+    near_median = (tail.median * (0.5 + spread_uniform)).astype(jnp.int32)
+    return jnp.where(tail_uniform < 1 / tail.every, tail.longest, near_median)
 
 
-def _forced(rate: Array, tail: LongTail | None, prompt: Array) -> Verifier:
-    """Return `rejection` with forced acceptance: the uniform is compared with `rate**i`, not with the true survival.
+def _forced_verifier(rate: Array, tail: LongTail | None, prompt_length: Array) -> Verifier:
+    """Return `rejection` with forced acceptance: the uniform is compared with rate**i instead of the true survival.
 
-    The integer part of a row's uniform carries the tokens left until its forced length, at most k + 2: more than one
-    round can emit.
+    The integer part of a row's uniform carries the number of tokens left until its forced length. It is clipped at
+    k + 2, one more than a round can emit.
     """
     rejection = VERIFIERS["rejection"]
 
@@ -83,18 +86,18 @@ def _forced(rate: Array, tail: LongTail | None, prompt: Array) -> Verifier:
         noise = rejection.noise(keys, start, k, vocab)
         if tail is None:
             return noise._replace(uniform=noise.uniform + (k + 2.0))
-        left = forced_lengths(keys, tail) - (start - prompt)
-        return noise._replace(uniform=noise.uniform + jnp.clip(left, 1, k + 2).astype(jnp.float32))
+        remaining = forced_lengths(keys, tail) - (start - prompt_length)
+        return noise._replace(uniform=noise.uniform + jnp.clip(remaining, 1, k + 2).astype(jnp.float32))
 
     def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
-        left = jnp.floor(noise.uniform)
+        remaining = jnp.floor(noise.uniform)
         law = accept_law(log_p, log_q, draft, length)
         survival = jnp.broadcast_to(rate ** jnp.arange(1.0, draft.shape[1] + 1)[None], draft.shape)
         # The barrier keeps XLA from removing the true survival, whose cost belongs to the round.
         _, survival = jax.lax.optimization_barrier((law.survival, survival))
-        verdict = draw(law._replace(survival=survival), noise._replace(uniform=noise.uniform - left))
-        last = left.astype(jnp.int32) - 1
-        accepted = jnp.minimum(verdict.accepted, last)
-        return Verdict(accepted, jnp.where(accepted == last, STOP, verdict.token))
+        verdict = draw(law._replace(survival=survival), noise._replace(uniform=noise.uniform - remaining))
+        most_accepted = remaining.astype(jnp.int32) - 1
+        accepted = jnp.minimum(verdict.accepted, most_accepted)
+        return Verdict(accepted, jnp.where(accepted == most_accepted, STOP, verdict.token))
 
     return Verifier(draw_noise, verify)

@@ -30,14 +30,19 @@ def round_timer(
     count: int,
     options: dict[str, Any] | None = None,
 ) -> RoundTimer[Name]:
-    """Return a timer that runs `count` rounds of `rows` rows, each of which sees `context` positions.
+    """Return a timer of rounds.
 
-    drafter: the drafter whose state the rows hold.
-    kinds:   by name, the drafter that proposes and the draft length.
-    options: XLA compiler options.
+    Args:
+        networks: the policy and its parameters.
+        drafter:  drafter whose state the rows hold.
+        rows:     rows decoded together.
+        context:  positions that each row attends to.
+        kinds:    by name, the drafter that proposes and the draft length.
+        count:    rounds per measurement.
+        options:  XLA compiler options.
     """
     longest = max(k for _, k in kinds.values())
-    # With this budget no row ends within the rounds. Caches stay blank: a prefill may take far longer than the rounds.
+    # With this budget no row ends within the rounds. The caches stay blank, because a prefill could take much longer.
     budget = count * (longest + 1) + 1
     config, phase = (
         RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=longest),
@@ -59,14 +64,14 @@ def rollout_timer(
 ) -> RolloutTimer:
     """Return a timer of whole rollouts. Its `generate` and `measure` take (turn, acceptance rate as float32).
 
-    prompts: those of every turn, or of each turn.
-    forced:  accept drafted tokens at the rate and, with a `tail`, force its lengths; else sample as in training.
+    prompts: the same prompts for every turn, or a sequence with those of each turn.
+    forced:  accept drafted tokens at the rate and force the lengths of `tail`, if given. False: sample as in training.
     """
     drafter = networks.drafter if max(config.lengths) else NoDrafter()
 
     def generate(params: Params, prompts: Prompts, _: SeedStep, rate: jax.Array) -> Rollout:
         rollout = partial(forced_rollout, rate=rate, tail=tail) if forced else speculative_rollout
-        # Every turn has the same noise, so a sequence does not depend on which others are generated with it.
+        # Every turn has the same noise, so batches of different turns or sizes generate the same sequences.
         return rollout(networks.policy, drafter, params, prompts, seed_step(0, 0), config)
 
     turns = [prompts] if isinstance(prompts, Prompts) else prompts

@@ -1,7 +1,7 @@
-"""The best speculative plan against the best autoregressive one, each at its own slot count, on the same prompts.
+"""Comparison of the best speculative plan with the best autoregressive plan, each at its own slot count.
 
-Groups share their prompt's prefill as in a step, and every turn takes the next held-out prompts. Only the stage is
-timed that the paper's table calls generation.
+Both plans generate the same held-out prompts; each turn takes the next ones. As in a training step, the samples of a
+prompt share its prefill. Only generation is timed, as in the paper's table (arXiv 2604.26779).
 """
 
 import itertools
@@ -24,17 +24,19 @@ from specjax.rollout.generate import make_prepare, per_shard
 from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.types import Params, Prompts
 
+# Window of a phase for rows of any length.
 ANY_LENGTH = 2**30
 # Sequences in the tail comparison.
 TAIL = 4
-# Turns for choosing the best plans. Their noise differs from that of the reported turns.
+# Turns for choosing the best plans. Their noise differs from that of the reported turns, which avoids selection bias.
 SCREENED = 8
 
 
 class PhasedRollout:
-    """Generates the prompts of a turn in fixed phases, at any draft length in each, with one compiled program.
+    """Timer of rollouts in fixed phases. One compiled program serves every choice of a draft length per phase.
 
     prepared: returns the parameters for a rollout (specjax.rollout.generate.make_prepare).
+    turns:    prompts of each turn, all of one shape.
     """
 
     def __init__(
@@ -52,31 +54,37 @@ class PhasedRollout:
         self._timer = RolloutTimer(generate, policy, prepared, turns, mesh, np.zeros(len(self.phases), np.int32))
 
     def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
-        """Time that turn's prompts and noise, each phase at its draft length."""
+        """Time the rollout of a turn. draft_lengths: one per phase."""
         return self._timer.measure(turn, np.array([self.draft_lengths.index(k) for k in draft_lengths], np.int32))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A rollout with a draft length for each of its phases."""
+    """A phased rollout and the draft length of each phase."""
 
     rollout: PhasedRollout
     draft_lengths: tuple[int, ...]
 
-    def next_turns(self, first: int) -> Callable[[], RolloutTime]:
-        """Return a function that times the next turn at each call, starting with turn `first`."""
-        turns: Iterator[int] = itertools.count(first)
+    def next_turns(self, first_turn: int) -> Callable[[], RolloutTime]:
+        """Return a function that times the next turn at each call, starting with `first_turn`."""
+        turns: Iterator[int] = itertools.count(first_turn)
         return lambda: self.rollout.measure(self.draft_lengths, next(turns))
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The two best plans, measured in turns; a turn has the same prompts and noise for both.
+    """The two best plans and their speeds. In each turn, both have the same prompts and noise.
 
-    speedup:            the ratio of their tokens/s: median over the turns, and 95% interval.
-    acceptance_length:  of the speculative plan.
-    cost:               seconds of a round of the speculative plan over those of an autoregressive one with its phases.
-    lengths:            int [turns, sequences], of the autoregressive completions.
+    Attributes:
+        plain:                    the best autoregressive plan.
+        speculative:              the best speculative plan.
+        plain_tokens_per_s:       median over the turns.
+        speculative_tokens_per_s: median over the turns.
+        speedup:                  speculative over autoregressive tokens/s: median over the turns, 95% interval.
+        acceptance_length:        mean over the turns, of the speculative plan.
+        cost:                     seconds of a speculative round over those of an autoregressive round in the same
+                                  phases: median over the turns.
+        lengths:                  int [turns, sequences], tokens of the autoregressive completions.
     """
 
     plain: Plan
@@ -90,7 +98,7 @@ class Speedup:
 
 
 def check_plans(experiment: Experiment) -> None:
-    """Raise ConfigError if plans of the run's options cannot be made, or would not generate the same prompts."""
+    """Raise ConfigError if the plans of the run's speedup section cannot be compared."""
     options, draft = experiment.config.speedup, experiment.config.draft
     table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
     if not options.slots:
@@ -106,52 +114,53 @@ def check_plans(experiment: Experiment) -> None:
         )
     if experiment.config.rollout.function is not None:
         group_size = experiment.config.rollout.group_size
-        count, few = _tail_size(options.prompts // shards, shards, group_size)
+        shard_prompts, tail_samples = _tail_size(options.prompts // shards, shards, group_size)
+        tail_prompts = shard_prompts * shards
         plans = [(options.prompts, group_size, slots) for slots in options.slots]
         try:
-            for prompts, samples, slots in [*plans, (count * shards, few, count * few)]:
+            for prompts, samples, slots in [*plans, (tail_prompts, tail_samples, shard_prompts * tail_samples)]:
                 experiment.trace_rollout(replace(_plan_config(experiment, slots), group_size=samples), prompts)
         except ConfigError as error:
             raise ConfigError(f"speedup.slots = {options.slots}: {error}") from error
 
 
 def _plan_config(experiment: Experiment, slots: int) -> RolloutConfig:
-    # Draft length 0 is among them for phases before the last.
+    # Phases before the last may decode at draft length 0.
     lengths = (0, *sorted(set(experiment.config.speedup.draft_lengths)))
     return replace(experiment.config.rollout, draft_lengths=lengths, phases=shrinking(slots))
 
 
 def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
-    """Return phases of that many slots, half, a quarter, .. down to four or less, for rows of any length."""
-    ladder = [slots]
-    while ladder[-1] > 4:
-        ladder.append(ladder[-1] // 2)
-    return tuple((count, ANY_LENGTH) for count in ladder)
+    """Return phases (slots, window) that halve the slots until at most four are left, for rows of any length."""
+    slot_counts = [slots]
+    while slot_counts[-1] > 4:
+        slot_counts.append(slot_counts[-1] // 2)
+    return tuple((count, ANY_LENGTH) for count in slot_counts)
 
 
 def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Speedup]:
-    """Compare the plans that the run's speedup section names: on all its groups, and on a tail of four sequences.
+    """Compare the plans of the run's speedup section, first on all its groups, then on a tail of few sequences.
 
-    The tail is what a step leaves at its end: the first samples of the prompts whose groups were longest, equally many
-    of every shard.
+    The tail imitates the end of a rollout, where only long rows are still active: about TAIL sequences of the prompts
+    with the longest completions (`tail_of`).
     """
     options, dtype, drafter = experiment.config.speedup, experiment.networks.policy.dtype, experiment.networks.drafter
     table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
-    # What a drafter remembers it knows by the ids of other prompts.
+    # The drafter's memory is keyed by ids of training prompts, which stand for other prompts here.
     params = replace(params, memory=())
-    undrafted = replace(params, draft={})
-    prepared = partial(make_prepare(params, dtype), params)
-    prepared_alone = partial(make_prepare(undrafted, dtype), undrafted)
+    policy_params = replace(params, draft={})
+    prepare_all = partial(make_prepare(params, dtype), params)
+    prepare_policy = partial(make_prepare(policy_params, dtype), policy_params)
 
     def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]
         plain, drafting = [], []
         for count in slots:
-            groups = replace(_plan_config(experiment, count), group_size=samples)
-            # Plain plans hold no drafter, as a run without one.
-            alone = replace(groups, draft_lengths=(0,))
-            plain.append(PhasedRollout(experiment, NoDrafter(), prepared_alone, alone, prompts))
-            drafting.append(PhasedRollout(experiment, drafter, prepared, groups, prompts))
+            config = replace(_plan_config(experiment, count), group_size=samples)
+            # An autoregressive plan has no drafter state, like a run without a draft.
+            plain_config = replace(config, draft_lengths=(0,))
+            plain.append(PhasedRollout(experiment, NoDrafter(), prepare_policy, plain_config, prompts))
+            drafting.append(PhasedRollout(experiment, drafter, prepare_all, config, prompts))
         return best_against_best(plain, drafting, options.repeats)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
@@ -162,70 +171,82 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
 
 
 def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int) -> tuple[np.ndarray, int]:
-    """Return the prompts of each turn whose groups were longest, equally many of every shard, and samples of each.
+    """Return the prompts with the longest completions, [turns, tail prompts], and the number of samples of each.
 
-    turns: int [turns, prompts], in the order of the shards. lengths: int [turns, prompts * group_size].
+    Every shard contributes equally many prompts.
+
+    turns:   int [turns, prompts], prompts in the order of the shards.
+    lengths: int [turns, prompts * group_size], completion lengths.
     """
-    parts = turns.reshape(len(turns), shards, -1)
-    count, samples = _tail_size(parts.shape[2], shards, group_size)
-    means = lengths.reshape(*parts.shape, group_size).mean(axis=-1)
-    longest = np.argsort(means, axis=-1)[..., -count:]
-    chosen = np.take_along_axis(parts, longest, axis=-1).reshape(len(turns), -1)
+    by_shard = turns.reshape(len(turns), shards, -1)
+    count, samples = _tail_size(by_shard.shape[2], shards, group_size)
+    mean_lengths = lengths.reshape(*by_shard.shape, group_size).mean(axis=-1)
+    longest = np.argsort(mean_lengths, axis=-1)[..., -count:]
+    chosen = np.take_along_axis(by_shard, longest, axis=-1).reshape(len(turns), -1)
     return chosen, samples
 
 
 def _tail_size(prompts: int, shards: int, group_size: int) -> tuple[int, int]:
-    """Return the prompts of each shard's tail and the samples of each; prompts: those of a shard."""
+    """Return the number of tail prompts per shard and of samples per prompt. prompts: number per shard."""
     sequences = -(-TAIL // shards)
     count = min(-(-sequences // group_size), prompts)
     return count, min(-(-sequences // count), group_size)
 
 
 def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout], repeats: int) -> Speedup:
-    """Choose the best plan of each kind by a few turns, then compare both in turns, which cancels a machine's drift.
+    """Choose the best plan of each kind in SCREENED turns, then compare the two in `repeats` interleaved turns.
 
-    Both lists have the same phases, in the same order.
+    plain, drafting: rollouts with the same phases, in the same order.
     """
 
     def best_of(plans: list[Plan]) -> Plan:
         if len(plans) == 1:
             return plans[0]
         times = interleaved({plan: plan.next_turns(repeats) for plan in plans}, SCREENED)
-        # By the sum over all turns: the median of a few says more of their prompts than of the plan.
+        # Total tokens over total seconds: a median of few turns depends more on the prompts than on the plan.
         return max(
-            plans, key=lambda plan: sum(x.lengths.sum() for x in times[plan]) / sum(x.seconds for x in times[plan])
+            plans,
+            key=lambda plan: (
+                sum(time.lengths.sum() for time in times[plan]) / sum(time.seconds for time in times[plan])
+            ),
         )
 
     plans = [
         Plan(rollout, lengths)
         for rollout in drafting
-        # Drafts never grow shorter with the batch: the fewer the rows, the cheaper a longer verification.
+        # Only ascending draft lengths: the fewer rows a phase has, the cheaper a longer verification is.
         for lengths in itertools.combinations_with_replacement(rollout.draft_lengths, len(rollout.phases))
         if any(lengths)
     ]
     best, plain_plans = best_of(plans), [Plan(rollout, (0,) * len(rollout.phases)) for rollout in plain]
     best_plain, same_phases = best_of(plain_plans), plain_plans[drafting.index(best.rollout)]
     compared = {"plain": best_plain, "speculative": best, "same phases": same_phases}
-    a, b, c = interleaved({name: plan.next_turns(0) for name, plan in compared.items()}, repeats).values()
+    plain_times, speculative_times, same_phases_times = interleaved(
+        {name: plan.next_turns(0) for name, plan in compared.items()}, repeats
+    ).values()
+    speedups = [b.tokens_per_s / a.tokens_per_s for a, b in zip(plain_times, speculative_times, strict=True)]
+    costs = [
+        b.seconds_per_round / a.seconds_per_round for a, b in zip(same_phases_times, speculative_times, strict=True)
+    ]
     return Speedup(
         plain=best_plain,
         speculative=best,
-        plain_tokens_per_s=statistics.median(x.tokens_per_s for x in a),
-        speculative_tokens_per_s=statistics.median(x.tokens_per_s for x in b),
-        speedup=interval([y.tokens_per_s / x.tokens_per_s for x, y in zip(a, b, strict=True)]),
-        acceptance_length=statistics.fmean(x.acceptance_length for x in b),
-        cost=statistics.median(y.seconds_per_round / x.seconds_per_round for x, y in zip(c, b, strict=True)),
-        lengths=np.stack([x.lengths for x in a]),
+        plain_tokens_per_s=statistics.median(time.tokens_per_s for time in plain_times),
+        speculative_tokens_per_s=statistics.median(time.tokens_per_s for time in speculative_times),
+        speedup=interval(speedups),
+        acceptance_length=statistics.fmean(time.acceptance_length for time in speculative_times),
+        cost=statistics.median(costs),
+        lengths=np.stack([time.lengths for time in plain_times]),
     )
 
 
 def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
-    """Print both comparisons, each with what makes the difference between its plans."""
+    """Print both comparisons: plans, tokens/s, speed-up, acceptance length and the cost of a round."""
     for title, result in (
         (f"{everything.lengths.shape[1]} sequences", everything),
-        (f"{tail.lengths.shape[1]} sequences alone, of the longest groups", tail),
+        (f"{tail.lengths.shape[1]} sequences of the longest groups (tail)", tail),
     ):
-        table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best settings")
+        table = Table("plan", "slots", "k", "tokens/s", title=f"generation of {title}, best plans")
         table.title_justify = "left"
         for name, plan, speed in (
             ("autoregressive", result.plain, result.plain_tokens_per_s),
@@ -234,9 +255,9 @@ def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:
             slots = ", ".join(str(phase.slots) for phase in plan.rollout.phases)
             table.add_row(name, slots, ", ".join(map(str, plan.draft_lengths)), f"{speed:.0f}")
         console.print(table)
-        alpha, cost = result.acceptance_length, result.cost
+        acceptance_length, cost = result.acceptance_length, result.cost
         console.print(
             "speed-up {:.2f} [{:.2f}, {:.2f}]: ".format(*result.speedup)
-            + f"alpha {alpha:.2f} tokens a round, which costs {cost:.2f} "
-            f"autoregressive ones with the same slots (alpha / cost {alpha / cost:.2f})"
+            + f"acceptance length {acceptance_length:.2f}; a round costs as much as {cost:.2f} autoregressive rounds "
+            f"with the same slots; acceptance length / cost = {acceptance_length / cost:.2f}"
         )

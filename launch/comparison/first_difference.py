@@ -1,4 +1,4 @@
-"""Comparison of the tokens of two runs: where they first differ."""
+"""First token in which two rollouts of the same prompts differ."""
 
 from dataclasses import dataclass
 
@@ -31,21 +31,26 @@ class FirstDifference:
         plain, other = ("the end" if token is None else f"token {token}" for token in (self.plain, self.other))
         return (
             f"first difference in step {self.step}, prompt {self.prompt}, sample {self.sample}, "
-            f"position {self.position}: {plain} autoregressively, {other} here"
+            f"position {self.position}: {plain} in the autoregressive run, {other} in this one"
         )
 
 
 def first_difference(step: int, ids: np.ndarray, plain: Rollout, other: Rollout) -> FirstDifference | None:
-    """Compare two rollouts of the same prompts, whose ids are given; return None if all tokens are the same."""
+    """Return the first difference between two rollouts of the same prompts, or None if all tokens are the same.
+
+    step: training step, from 1. ids: int [prompts], ids of the prompts.
+    """
     lengths = np.asarray(plain.lengths), np.asarray(other.lengths)
+    # Positions after the end hold -1, so that a shorter completion differs too.
     tokens = [
-        np.where(np.arange(rollout.tokens.shape[1])[None] < ends[:, None], np.asarray(rollout.tokens), -1)
-        for rollout, ends in zip((plain, other), lengths, strict=True)
+        np.where(np.arange(rollout.tokens.shape[1])[None] < row_lengths[:, None], np.asarray(rollout.tokens), -1)
+        for rollout, row_lengths in zip((plain, other), lengths, strict=True)
     ]
     unequal = np.argwhere(tokens[0] != tokens[1])
     if not len(unequal):
         return None
     row, position = unequal[0].tolist()
     prompt, sample = divmod(row, len(lengths[0]) // len(ids))
-    here = [None if token < 0 else token for token in (int(found[row, position]) for found in tokens)]
-    return FirstDifference(step, int(ids[prompt]), sample, position, *here)
+    differing = [int(rollout_tokens[row, position]) for rollout_tokens in tokens]
+    plain_token, other_token = (None if token < 0 else token for token in differing)
+    return FirstDifference(step, int(ids[prompt]), sample, position, plain_token, other_token)

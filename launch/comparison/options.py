@@ -11,8 +11,8 @@ class CompareArgs:
     """Options of launch.compare alone. Each variant is timed for --steps steps.
 
     Attributes:
-        draft_lengths:   Draft lengths to compare and to choose from. 0 is always included.
-        checkpoint:      Run directory to start from. None: start as the recipe does, and distil a random draft.
+        draft_lengths:   Draft lengths to compare, and to choose from automatically. 0 is always included.
+        checkpoint:      Run directory to start from. None: start as the recipe does; a random draft is distilled first.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         json:            File for the results.
         train_steps:     Number of steps to train with and without drafting. 0: do not train.
@@ -39,5 +39,5 @@ class CompareArgs:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the draft lengths to choose from, ascending, starting with 0."""
+        """Return the draft lengths, ascending, starting with 0."""
         return tuple(sorted({0, *self.draft_lengths}))

@@ -1,4 +1,4 @@
-"""Two variants trained on the same prompts: their rewards, step by step, and where their tokens first differ."""
+"""Reward curves of two variants trained on the same prompts, and the first token in which they differ."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,20 @@ from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
 from specjax.types import Rollout
 
 BARS = "▁▂▃▄▅▆▇█"
+# Most characters of a sparkline.
 WIDTH = 60
+# Metric of each curve.
 MEASURES = {"reward": "reward/mean", "accuracy": "reward/accuracy"}
 
 
 @dataclass
 class RewardCurve:
-    """The mean reward and the share of correct completions in each step of a variant, and the seconds of all steps."""
+    """Reward curve of a variant.
+
+    reward:   mean reward of each step, NaN where nothing could be scored.
+    accuracy: fraction of correct completions in each step.
+    seconds:  total time of all steps.
+    """
 
     reward: list[float]
     accuracy: list[float]
@@ -34,7 +41,10 @@ class RewardCurve:
 def compare_training(
     experiment: Experiment, variants: Mapping[str, Variant], steps: int, plots: str | None, console: Console
 ) -> dict[str, Any]:
-    """Train the autoregressive and the automatic variant; print their rewards, draw them into `plots`, return both."""
+    """Train the autoregressive and the automatic variant, print their reward curves and return them as JSON.
+
+    plots: directory for curves.png; None draws nothing.
+    """
     curves, difference = train_both({name: variants[name] for name in (PLAIN, AUTOMATIC)}, steps)
     verifier, dtype = str(experiment.config.rollout.verifier), jnp.dtype(experiment.networks.policy.dtype).name
     print_reward_curves(curves, difference, verifier, dtype, console)
@@ -44,9 +54,9 @@ def compare_training(
 
 
 def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
-    """Train two variants from their start, one after the other, on the same prompts.
+    """Train two variants from their initial states, one after the other, on the same prompts.
 
-    Return their curves, and where the second first differs from the first.
+    Returns their curves by name, and the second run's first difference from the first (None if there is none).
     """
     curves, rollouts, difference = {}, [], None
     for name, variant in variants.items():
@@ -56,7 +66,7 @@ def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, R
                 getattr(curves[name], measure).append(float(step.metrics[metric]))
             curves[name].seconds += step.step_s
             if len(curves) == 1:
-                # Only what is compared: it is kept for all steps.
+                # Keep only the compared fields, because the rollouts of all steps stay in memory.
                 rollouts.append(Rollout(step.rollout.tokens, step.rollout.lengths))
             elif difference is None:
                 difference = first_difference(number, step.ids, rollouts[number - 1], step.rollout)
@@ -66,50 +76,53 @@ def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, R
 def print_reward_curves(
     curves: Mapping[str, RewardCurve], difference: FirstDifference | None, verifier: str, dtype: str, console: Console
 ) -> None:
-    """Print the curves as bars on one scale, means of their first and last quarters, and where the runs differ."""
+    """Print each curve as a sparkline with the means of its first and last quarter, then the first difference.
+
+    The sparklines of one measure share a scale.
+    """
     steps = len(next(iter(curves.values())).reward)
     quarter = -(-steps // 4)
     for name in MEASURES:
-        rows = {variant: getattr(curve, name) for variant, curve in curves.items()}
-        known = [value for row in rows.values() for value in row if np.isfinite(value)]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        values_by_variant = {variant: getattr(curve, name) for variant, curve in curves.items()}
+        finite = [value for values in values_by_variant.values() for value in values if np.isfinite(value)]
+        low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
         columns = Column(), Column(f"{name}, {low:.3g} .. {high:.3g}"), f"first {quarter}", f"last {quarter}", "seconds"
         table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-        for variant, row in rows.items():
-            means = (f"{_mean(part):.3f}" for part in (row[:quarter], row[-quarter:]))
-            table.add_row(variant, sparkline(row, low, high), *means, f"{curves[variant].seconds:.3g}")
+        for variant, values in values_by_variant.items():
+            means = (f"{_mean(part):.3f}" for part in (values[:quarter], values[-quarter:]))
+            table.add_row(variant, sparkline(values, low, high), *means, f"{curves[variant].seconds:.3g}")
         console.print(table)
     if difference is None:
-        console.print(f"the two runs are identical: the same tokens in all {steps} steps")
+        console.print(f"both runs generated the same tokens in all {steps} steps")
     elif verifier == "coupled":
-        why = "a near-tie that rounding flips" if dtype == "float32" else f"which {dtype} rounds to often"
-        console.print(f"the two runs: {difference} ({why})")
+        cause = "rounding can flip a near-tie" if dtype == "float32" else f"rounding in {dtype} often flips near-ties"
+        console.print(f"{difference} ({cause})")
     else:
-        console.print(f"the two runs: {difference} (verifier {verifier} keeps the law; coupled keeps the tokens)")
+        console.print(f"{difference} (verifier {verifier} keeps the distribution, coupled also the tokens)")
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """Return the values as bars between the two levels; if there are too many, means of neighbours.
+    """Return the values as a line of bars, the lowest at `low` and the highest at `high`.
 
-    A gap stands for NaN, the reward of a step in which nothing could be scored.
+    More than WIDTH values are averaged in equal parts. NaN, a step in which nothing could be scored, becomes a gap.
     """
     parts = [part.tolist() for part in np.array_split(np.asarray(values), min(len(values), WIDTH))]
-    share = (np.array([_mean(part) for part in parts]) - low) / (high - low if high > low else 1)
-    return "".join(BARS[round(x * (len(BARS) - 1))] if np.isfinite(x) else " " for x in np.clip(share, 0, 1).tolist())
+    heights = np.clip((np.array([_mean(part) for part in parts]) - low) / (high - low if high > low else 1), 0, 1)
+    return "".join(BARS[round(x * (len(BARS) - 1))] if np.isfinite(x) else " " for x in heights.tolist())
 
 
 def _mean(values: Sequence[float]) -> float:
     """Return the mean of the finite values, NaN if there are none."""
-    known = [value for value in values if np.isfinite(value)]
-    return float(np.mean(known)) if known else math.nan
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan
 
 
 def save_plot(directory: Path, curves: Mapping[str, RewardCurve]) -> None:
-    """Write curves.png into the directory: both measures, a line for each variant."""
+    """Write curves.png into the directory: one plot per measure, one line per variant."""
     plt = load_pyplot()
     figure, axes = plt.subplots(1, len(MEASURES), figsize=(10, 4), layout="constrained", squeeze=False)
     for axis, name in zip(axes[0], MEASURES, strict=True):
-        # The second is dashed: where both are the same, both are seen.
+        # The second line is dashed, so that both are visible where they coincide.
         for (variant, curve), style in zip(curves.items(), ("-", "--"), strict=True):
             values = getattr(curve, name)
             axis.plot(range(1, len(values) + 1), values, style, label=variant)
@@ -121,10 +134,12 @@ def save_plot(directory: Path, curves: Mapping[str, RewardCurve]) -> None:
 
 
 def reward_curves_json(curves: Mapping[str, RewardCurve], difference: FirstDifference | None) -> dict[str, Any]:
-    """Return {"curves": {variant: {reward, accuracy, seconds}}, "parting": the first difference or None}."""
+    """Return {"curves": {variant: {reward, accuracy, seconds}}, "parting": first difference or None}.
 
-    found: dict[str, Any] = {name: asdict(curve) for name, curve in curves.items()}
-    for curve in found.values():
+    A NaN in a curve becomes None.
+    """
+    records: dict[str, Any] = {name: asdict(curve) for name, curve in curves.items()}
+    for record in records.values():
         for name in MEASURES:
-            curve[name] = [value if math.isfinite(value) else None for value in curve[name]]
-    return {"curves": found, "parting": None if difference is None else asdict(difference)}
+            record[name] = [value if math.isfinite(value) else None for value in record[name]]
+    return {"curves": records, "parting": None if difference is None else asdict(difference)}

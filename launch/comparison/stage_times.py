@@ -1,4 +1,4 @@
-"""Stage times of the variants of a step, and the effect of faster generation on the whole step."""
+"""Stage times of each variant of a step, and the step speed-up that faster generation gives."""
 
 import math
 import statistics
@@ -14,24 +14,25 @@ from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.timing import interleaved, interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
+# (median, low, high)
 Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class VariantReport:
-    """Medians over the steps of a variant; speed-ups compare steps on the same prompts, with 95% intervals.
+    """Times of a variant over its timed steps. Speed-ups pair steps on the same prompts, with 95% intervals.
 
     Attributes:
         seconds:            median seconds of each stage.
         step_s:             median seconds of the whole step, timed separately.
-        summed:             sum of the stages over step_s.
-        alpha:              tokens per verification.
+        summed:             sum of the stage times over the time of the whole step; median over the steps.
+        alpha:              acceptance length, mean over the steps.
         tokens:             completion tokens of all steps.
         generation_speedup: over the autoregressive variant.
         step_speedup:       over the autoregressive variant.
-        amdahl:             step speed-up that Amdahl's law gives for the measured generation speed-up.
-        bound:              the same for alpha as the speed-up: a round costs as much as an autoregressive one
-                            (arXiv 2604.26779, S_step).
+        amdahl:             step speed-up by Amdahl's law from the measured generation speed-up.
+        bound:              step speed-up by Amdahl's law if generation were alpha times as fast, that is, if a
+                            speculative round cost as much as an autoregressive one (arXiv 2604.26779, S_step).
         draft_lengths:      draft length of each phase.
         parting:            first difference from the autoregressive tokens; None if all are the same.
         turns:              seconds of each stage in each step, and of the whole step as `step`.
@@ -51,18 +52,24 @@ class VariantReport:
     turns: list[dict[str, float]]
 
 
-def step_speedup(share: float, generation_speedup: float) -> float:
-    """Return the step's speed-up by Amdahl's law, if generation takes `share` of it and only generation is faster."""
-    return 1 / (share / generation_speedup + 1 - share)
+def step_speedup(generation_share: float, generation_speedup: float) -> float:
+    """Return the step's speed-up by Amdahl's law if only generation is faster.
+
+    generation_share: generation's fraction of the step time before the speed-up.
+    """
+    return 1 / (generation_share / generation_speedup + 1 - generation_share)
 
 
 def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> dict[str, VariantReport]:
-    """Time the variants in turns, `steps` steps each. lengths: the draft lengths that `Variant.chosen` indexes."""
+    """Time `steps` steps of every variant, interleaved, and return the reports by name.
+
+    lengths: draft lengths that `Variant.chosen` indexes.
+    """
     times = interleaved({name: variant.time_step for name, variant in variants.items()}, steps)
     plain = times[PLAIN]
-    share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
+    generation_share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
     return {
-        name: _report(times[name], plain, share, tuple(lengths[index] for index in variant.chosen or ()))
+        name: _report(times[name], plain, generation_share, tuple(lengths[index] for index in variant.chosen or ()))
         for name, variant in variants.items()
     }
 
@@ -71,7 +78,7 @@ def _report(
     steps: Sequence[StepTime], plain: Sequence[StepTime], generation_share: float, draft_lengths: tuple[int, ...]
 ) -> VariantReport:
     pairs = list(zip(plain, steps, strict=True))
-    faster = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
+    generation_speedup = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
     differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
     alpha = statistics.fmean(float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in steps)
     return VariantReport(
@@ -80,25 +87,26 @@ def _report(
         summed=statistics.median(sum(step.seconds.values()) / step.step_s for step in steps),
         alpha=alpha,
         tokens=sum(int(np.sum(step.rollout.lengths)) for step in steps),
-        generation_speedup=faster,
+        generation_speedup=generation_speedup,
         step_speedup=interval([a.step_s / b.step_s for a, b in pairs]),
-        amdahl=step_speedup(generation_share, faster[0]),
+        amdahl=step_speedup(generation_share, generation_speedup[0]),
         bound=step_speedup(generation_share, alpha),
         draft_lengths=draft_lengths,
-        parting=next((each for each in differences if each is not None), None),
+        parting=next((difference for difference in differences if difference is not None), None),
         turns=[step.seconds | {"step": step.step_s} for step in steps],
     )
 
 
 def _step_s(steps: Sequence[StepTime]) -> float:
+    """Return the median seconds of a whole step."""
     return statistics.median(step.step_s for step in steps)
 
 
 def print_stage_times(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print stage times and speed-ups, with the step speed-up that Amdahl's law predicts."""
+    """Print a table of stage times and speed-ups, measured and by Amdahl's law."""
     numbers = (*STAGES, "overall", "alpha", "generation x", "step x", "by Amdahl", "bound")
     columns = Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in numbers)
-    title = "seconds of a step, medians; speed-ups over autoregressive, with 95% intervals"
+    title = "median seconds per stage; speed-ups over autoregressive with 95% intervals"
     table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
     for name, report in reports.items():
         seconds = (_seconds(report.seconds[stage]) for stage in STAGES)
@@ -114,26 +122,26 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         table.add_row(name, *seconds, _seconds(report.step_s), f"{report.alpha:.2f}", *speedups)
     console.print(table)
     plain = reports[PLAIN]
-    share = plain.seconds["generation"] / plain.step_s
+    generation_share = plain.seconds["generation"] / plain.step_s
     console.print(
-        f"generation is {share:.1%} of the autoregressive step: if it took no time, the step would be "
-        f"{1 / (1 - share):.2f} times as fast"
+        f"generation takes {generation_share:.1%} of the autoregressive step; without it the step would be "
+        f"{1 / (1 - generation_share):.2f} times as fast"
     )
     console.print(
-        "by Amdahl: the step's speed-up if only generation is faster; "
-        "bound: the same if a round costs as much as an autoregressive one"
+        "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
+        "bound: the same if a speculative round cost as much as an autoregressive one"
     )
     sums = [report.summed for report in reports.values()]
-    console.print(f"the stages sum to {min(sums):.1%} .. {max(sums):.1%} of the step, which is timed by itself")
+    console.print(f"the stages sum to {min(sums):.1%} .. {max(sums):.1%} of the step, which is timed separately")
 
 
 def print_first_differences(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print that all variants generated the same tokens, or where each one first differs."""
+    """Print each variant's first difference from the autoregressive tokens, or that there is none."""
     differences = {name: report.parting for name, report in reports.items() if report.parting}
     if not differences:
-        console.print(f"tokens: the same in all arms, {reports[PLAIN].tokens}")
+        console.print(f"all variants generated the same {reports[PLAIN].tokens} tokens")
     for name, difference in differences.items():
-        console.print(f"tokens at draft length {name}: {difference}")
+        console.print(f"draft length {name}: {difference}")
 
 
 def _seconds(value: float) -> str:

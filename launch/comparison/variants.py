@@ -1,4 +1,4 @@
-"""The variants of a step to compare: without a draft, at each draft length, and at the length that costs choose."""
+"""Variants of a step to compare: without a draft, at each fixed draft length, and at the automatically chosen one."""
 
 import itertools
 import time
@@ -34,8 +34,9 @@ PLAIN, AUTOMATIC = "autoregressive", "automatic"
 class StepTime:
     """One timed step of a variant.
 
-    seconds: seconds of each stage, in order. step_s: seconds of the whole step.
-    ids:     prompt ids, int32 [N].
+    seconds: seconds of each stage, in order.
+    step_s:  seconds of the whole step.
+    ids:     int32 [N], prompt ids.
     """
 
     seconds: dict[str, float]
@@ -46,8 +47,9 @@ class StepTime:
 
 
 class Variant:
-    """Steps of a run at fixed draft lengths.
+    """Training steps with one choice of draft lengths.
 
+    start:  initial train state. It is copied, never updated.
     chosen: index of the draft length for each phase; None without a draft.
     """
 
@@ -55,26 +57,29 @@ class Variant:
         self, experiment: Experiment, step: StagedStep, start: TrainState, chosen: Sequence[int] | None
     ) -> None:
         self.step, self.start, self.chosen = step, start, chosen
-        self._experiment, self._everywhere = experiment, NamedSharding(experiment.mesh, P())
+        self._experiment, self._replicated = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
-        self._pipeline, self._count = experiment.train_batches(), 0
+        self._batches, self._timed_steps = experiment.train_batches(), 0
 
     def time_step(self) -> StepTime:
-        """Time a step from the start, on the next prompts. It updates a copy, made before the clock starts."""
-        state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(self._count)))
-        self._count += 1
+        """Time a step from the initial state, on the next prompts.
+
+        The step updates a copy of the state, which is made before the clock starts.
+        """
+        state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(self._timed_steps)))
+        self._timed_steps += 1
         jax.block_until_ready(state)
         start = time.perf_counter()
-        prompts = jax.block_until_ready(place(next(self._pipeline), self._experiment.mesh))
+        prompts = jax.block_until_ready(place(next(self._batches), self._experiment.mesh))
         data_s = time.perf_counter() - start
         (_, rollout, metrics), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
     def train(self, steps: int) -> Iterator[StepTime]:
-        """Train from the initial state on the run's first prompts; each step chooses its draft lengths.
+        """Train for `steps` steps from the initial state, on the run's first prompts, and yield each step.
 
-        Yields each step with its rollout on the host. Its time excludes loading data.
+        Each step chooses its draft lengths itself. Its rollout is on the host; its time excludes loading data.
         """
         state = jax.tree.map(jnp.copy, self.start)
         for prompts in itertools.islice(self._experiment.train_batches(), steps):
@@ -82,7 +87,7 @@ class Variant:
             yield StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
-        return jax.device_put(value, self._everywhere)
+        return jax.device_put(value, self._replicated)
 
 
 def plain_config(config: TrainConfig) -> TrainConfig:
@@ -94,8 +99,8 @@ def plain_config(config: TrainConfig) -> TrainConfig:
 def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
     """Return a function from params to the seconds of a round, [phases, draft lengths].
 
-    The seconds come from the recipe's cost table, or are measured if it names none.
-    Raises ConfigError at once if the table cannot be used.
+    The seconds come from the recipe's cost table; if the recipe names none, the returned function measures them.
+    Raises ConfigError, before any call of that function, if the table cannot be used.
     """
     config, lengths = experiment.config, experiment.config.rollout.lengths
     if config.cost_table is not None:
@@ -108,34 +113,35 @@ def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
 def make_variants(
     experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray
 ) -> tuple[dict[str, Variant], Drafting]:
-    """Return the variants by name, and what `automatic` chose its draft lengths by.
+    """Return the variants by name, and the measured acceptance and costs that `automatic` chose its draft lengths by.
 
-    They are `autoregressive`, which keeps and trains no draft, each draft length above 0, and `automatic`. All but the
-    first are one program, for which a draft length is data. Each has taken its first step, which compiled the programs
-    and measured the acceptance that `automatic` chooses by.
+    The variants are `autoregressive`, which has and trains no draft, each draft length above 0, and `automatic`. All
+    but the first share one program, because a draft length is data. Each variant has taken its first step, which
+    compiled the programs and measured the acceptance that `automatic` needs.
 
-    experiment: of a run that chooses among the draft lengths. seconds: [phases, lengths], of a round.
+    experiment: a run that chooses among the draft lengths.
+    seconds:    [phases, lengths], seconds of a round.
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
     policy, drafter = experiment.networks.policy, experiment.networks.drafter
     plain = plain_config(experiment.config)
-    without = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
-    drafted = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
-    # Of one policy, and nothing is updated in place: once is enough.
-    moments = replace(drafted.optimizer, policy=without.optimizer.policy)
-    drafted = replace(drafted, optimizer=moments, reference=without.reference)
+    plain_state = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
+    draft_state = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
+    # Both states share one copy of the policy's optimizer state and reference, to save memory: steps update copies.
+    optimizer = replace(draft_state.optimizer, policy=plain_state.optimizer.policy)
+    draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
     stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
-    variants = {PLAIN: Variant(experiment, plain_step, without, None)}
+    variants = {PLAIN: Variant(experiment, plain_step, plain_state, None)}
     variants[PLAIN].time_step()
     step = StagedStep(stages)
-    drafting: Drafting | None = drafted.drafting
+    drafting: Drafting | None = draft_state.drafting
     assert drafting is not None
     for index, length in enumerate(lengths):
         if length > 0:
-            variants[str(length)] = Variant(experiment, step, drafted, [index] * len(experiment.phases))
+            variants[str(length)] = Variant(experiment, step, draft_state, [index] * len(experiment.phases))
             drafting = update_drafting(drafting, variants[str(length)].time_step().rollout, None, lengths)
-    drafted = replace(drafted, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
-    variants[AUTOMATIC] = Variant(experiment, step, drafted, choose(drafting, lengths).tolist())
+    draft_state = replace(draft_state, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
+    variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
     variants[AUTOMATIC].time_step()
     return variants, drafting

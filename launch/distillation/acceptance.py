@@ -17,20 +17,26 @@ from specjax.rollout.generate import make_generate
 from specjax.train.distill import make_predict
 from specjax.types import Params, Rollout
 
+# Largest answer length of the first bucket.
 SHORTEST_BUCKET = 16
-# Stands for 0 where an overlap is predicted, since `full_log_probs` has no temperature 0: the mass is all in one place.
+# Used instead of temperature 0 to predict the overlap: `full_log_probs` has no temperature 0. Almost all mass is on the
+# likeliest token.
 NEARLY_GREEDY = 1e-4
 
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Drafted and accepted tokens of some sequences, in rounds in which they were live.
+    """Drafted and accepted tokens of a set of sequences, over the rounds in which each was active.
 
-    tokens:   emitted by verification: all but the first of each sequence, which comes from its prefill.
-    rounds:   verifications. ended: those whose last token was an accepted one of the draft's, which ended the sequence.
-    drafted:  [K], how often position i of a draft could still be emitted. accepted: [K], how often it was.
-    alpha:    tokens a round, 1 + (sum of accepted - ended) / rounds; None without a round.
-    rates:    [K], accepted over drafted, whatever became of earlier positions; None where nothing was drafted.
+    Attributes:
+        sequences: number of sequences.
+        tokens:    tokens emitted by verifications: all but the first of each sequence, which comes from its prefill.
+        rounds:    verifications.
+        ended:     verifications that end with an accepted drafted token, because it ended the sequence.
+        drafted:   [K], rounds that could emit position i of their proposal.
+        accepted:  [K], rounds that emitted it.
+        alpha:     acceptance length, 1 + (sum of accepted - ended) / rounds; None without a round.
+        rates:     [K], accepted / drafted, not conditioned on earlier positions; None where nothing was drafted.
     """
 
     sequences: int
@@ -45,12 +51,16 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class HeldOutAcceptance:
-    """The acceptance at one temperature: over all sequences, and by the length of their answers, in buckets.
+    """Acceptance on held-out prompts at one temperature.
 
-    draft_length: of the rounds, the longest of the run's: each position of a shorter draft is accepted alike.
-    predicted: the mean of sum_v min(p, q) over the same answers, which position 1 is held against; None where the law
-               cuts tokens out, of which these p and q do not tell.
-    untrained: the same of the draft as it was to begin with, where asked for.
+    Attributes:
+        temperature:  sampling temperature.
+        draft_length: draft length of every round: the run's longest. Shorter drafts have the same rates per position.
+        predicted:    mean overlap, sum_v min(p, q), over the same answers; to compare with the rate of position 1.
+                      None if the law truncates, because p and q are distributions under temperature alone.
+        untrained:    predicted acceptance of the draft before training; None if not measured.
+        counts:       counts over all sequences.
+        by_length:    counts by bucket of answer length; the key is the largest length in the bucket.
     """
 
     temperature: float
@@ -61,27 +71,30 @@ class HeldOutAcceptance:
     by_length: dict[int, DraftCounts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts of all sequences beside the other fields, those by length as a list."""
-        found = asdict(self)
-        counts, by_length = found.pop("counts"), found.pop("by_length")
-        return found | counts | {"by_length": [{"up_to": length} | part for length, part in by_length.items()]}
+        """Return a flat object: `counts` is merged into the other fields, `by_length` becomes a list with `up_to`."""
+        fields = asdict(self)
+        counts, by_length = fields.pop("counts"), fields.pop("by_length")
+        return fields | counts | {"by_length": [{"up_to": length} | bucket for length, bucket in by_length.items()]}
 
 
 def check_counts(experiment: Experiment) -> None:
-    """Raise ConfigError where the rollout function returns no counts to measure acceptance by."""
+    """Raise ConfigError if a custom rollout function does not return the counts that acceptance is measured from."""
     if (name := experiment.config.rollout.function) is None:
         return
     rollout = experiment.config.rollout
     options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
-    done = experiment.trace_rollout(options, experiment.config.data.prompts)
-    if done.row_rounds is None or done.drafted is None or done.accepted is None:
+    traced = experiment.trace_rollout(options, experiment.config.data.prompts)
+    if traced.row_rounds is None or traced.drafted is None or traced.accepted is None:
         raise ConfigError(f"rollout.function = {name}: must return row_rounds, drafted and accepted to be measured")
 
 
 def measure_acceptance(
     experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
 ) -> HeldOutAcceptance:
-    """Generate held-out prompts at the run's longest draft length, and count drafted and accepted tokens."""
+    """Generate completions of held-out prompts at the run's longest draft length and measure their acceptance.
+
+    untrained: parameters whose predicted acceptance on the same answers is also returned.
+    """
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     rollout = experiment.config.rollout
     law = replace(rollout.law, temperature=temperature)
@@ -93,51 +106,55 @@ def measure_acceptance(
     (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
     # The noise of evaluation, which no training step uses.
     generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
-    done = generate(params, prompts, seed_step(config.seed, -1))
-    answers = answers_of(prompts, done)
+    completed = generate(params, prompts, seed_step(config.seed, -1))
+    answers = answers_of(prompts, completed)
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size
-    smooth = replace(law, temperature=temperature or NEARLY_GREEDY)
-    predict = make_predict(policy, drafter, smooth, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk)
+    predicted_law = replace(law, temperature=temperature or NEARLY_GREEDY)
+    predict = make_predict(
+        policy, drafter, predicted_law, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk
+    )
 
     def predicted(params: Params) -> float | None:
-        # At temperature 0 the likeliest token is all there is, and nothing cuts it out.
+        # At temperature 0 only the likeliest token has mass, and truncation keeps it.
         if law.truncates and temperature > 0:
             return None
         sums = np.sum([predict(params, batch) for batch in answers.in_batches(rows)], axis=0)
         return float(sums[0] / sums[1])
 
     real = np.repeat(prompts.id >= 0, options.group_size)
-    buckets = length_buckets(np.asarray(done.lengths))
+    buckets = length_buckets(np.asarray(completed.lengths))
     return HeldOutAcceptance(
         temperature=temperature,
         draft_length=options.draft_length,
         predicted=predicted(params),
         untrained=None if untrained is None else predicted(untrained),
-        counts=count_drafts(done, real),
-        by_length={int(length): count_drafts(done, real & (buckets == length)) for length in np.unique(buckets[real])},
+        counts=count_drafts(completed, real),
+        by_length={
+            int(length): count_drafts(completed, real & (buckets == length)) for length in np.unique(buckets[real])
+        },
     )
 
 
 def count_drafts(rollout: Rollout, which: np.ndarray) -> DraftCounts:
-    """Count the rows `which`, bool [R], of a rollout that recorded its drafts."""
+    """Return the counts of the rows selected by `which`, bool [R]. The rollout must have recorded its drafts."""
     lengths, rounds, drafted, accepted = (
         np.asarray(x)[which] for x in (rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted)
     )
-    tokens, total = int(lengths.sum() - len(lengths)), int(rounds.sum())
+    tokens, total_rounds = int(lengths.sum() - len(lengths)), int(rounds.sum())
     counts = list(zip(accepted.sum(axis=0).tolist(), drafted.sum(axis=0).tolist(), strict=True))
     return DraftCounts(
         sequences=len(lengths),
         tokens=tokens,
-        rounds=total,
-        ended=int(accepted.sum()) + total - tokens,
+        rounds=total_rounds,
+        ended=int(accepted.sum()) + total_rounds - tokens,
         drafted=[d for _, d in counts],
         accepted=[a for a, _ in counts],
-        alpha=tokens / total if total else None,
+        alpha=tokens / total_rounds if total_rounds else None,
         rates=[a / d if d else None for a, d in counts],
     )
 
 
 def length_buckets(lengths: np.ndarray) -> np.ndarray:
-    """Return the bucket of each answer, named by the most tokens that it holds: 16, 32, 64, .."""
+    """Return the bucket of each answer, as the largest length in it: 16, 32, 64, .."""
     return np.array([max(SHORTEST_BUCKET, 2 ** math.ceil(math.log2(max(length, 1)))) for length in lengths.tolist()])

@@ -1,6 +1,7 @@
-"""Break-even point of a distilled draft: the RL steps after which faster rollouts have paid for it.
+"""Break-even point of a distilled draft: the number of RL steps after which faster rollouts repay its distillation.
 
-Not measured is what the draft adds to training in each step: its forward pass, and its gradient if it learns online.
+The estimate counts rollouts only. It ignores what the draft adds to training in each step: its forward pass, and its
+gradient if it is trained online.
 """
 
 import itertools
@@ -25,11 +26,16 @@ from specjax.types import Params
 class BreakEven:
     """Break-even point at one draft length.
 
-    autoregressive_s: seconds of a step's rollout without the draft, turn by turn. speculative_s: those with it.
-    cost_s:           seconds of the distillation, generation and training.
-    saved_s:          seconds that a rollout, not its step, is shorter with the draft: median and 95% interval.
-    steps:            steps after which the seconds that rollouts save make up for the cost; None for never.
-    counted:          what is: rollouts.
+    Attributes:
+        autoregressive_s: seconds of a step's rollout without the draft, one per turn.
+        speculative_s:    seconds of a step's rollout with the draft, one per turn.
+        cost_s:           seconds of the distillation: generation and training.
+        draft_length:     draft length of the speculative rollouts.
+        saved_s:          seconds that the draft saves per rollout: median over the turns.
+        saved_s_low:      lower end of its 95% interval.
+        saved_s_high:     upper end of its 95% interval.
+        steps:            steps after which the saved seconds make up for the cost; None: never.
+        counted:          part of the step that is counted: rollouts.
     """
 
     autoregressive_s: list[float]
@@ -43,25 +49,25 @@ class BreakEven:
     counted: str = "rollouts"
 
     def describe(self) -> str:
-        """Return a line for people."""
+        """Return the result as text for the console."""
         times = (
             f"a step's rollout takes {median(self.autoregressive_s):.4g} s without the draft and "
             f"{median(self.speculative_s):.4g} s with it at draft length {self.draft_length}"
         )
         if self.steps is None:
-            return f"{times}: the draft never pays for itself here"
-        doubt = " (the interval holds 0: not certain to pay at all)" if self.saved_s_low <= 0 else ""
+            return f"{times}: distillation does not pay off"
+        doubt = " (the interval includes 0: it may never pay off)" if self.saved_s_low <= 0 else ""
         return (
-            f"{times}, {self.saved_s:.3g} s less [{self.saved_s_low:.3g}, {self.saved_s_high:.3g}]{doubt}: "
-            f"{self.cost_s:.1f} s of distillation are paid for after {self.steps} steps, of which rollouts alone are "
-            "counted, not the draft's part in training"
+            f"{times}, saving {self.saved_s:.3g} s [{self.saved_s_low:.3g}, {self.saved_s_high:.3g}]{doubt}: "
+            f"{self.cost_s:.1f} s of distillation pay off after {self.steps} steps, "
+            "counting rollouts only, not the draft's cost in training"
         )
 
 
 def break_even(
     autoregressive_s: list[float], speculative_s: list[float], cost_s: float, draft_length: int
 ) -> BreakEven:
-    """Return what a draft saves and when that makes up for its cost, by the seconds of rollouts turn by turn."""
+    """Return the break-even point from paired seconds of rollouts without and with the draft, one pair per turn."""
     saved_s, low, high = interval(np.subtract(autoregressive_s, speculative_s).tolist())
     steps = math.ceil(cost_s / saved_s) if saved_s > 0 else None
     return BreakEven(autoregressive_s, speculative_s, cost_s, draft_length, saved_s, low, high, steps)
@@ -70,9 +76,10 @@ def break_even(
 def measure_break_even(
     experiment: Experiment, drafter: Drafter, params: Params, cost: DistillationCost, repeats: int
 ) -> list[BreakEven]:
-    """Time rollouts of a step's batch of training prompts at each of the run's draft lengths, against draft length 0.
+    """Return the break-even point at each of the run's draft lengths above 0.
 
-    A turn has the same noise for all.
+    Rollouts of one training batch are timed, interleaved with rollouts without the draft. In each turn all have the
+    same noise.
     """
     rollout, mesh, policy = experiment.config.rollout, experiment.mesh, experiment.networks.policy
     prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
@@ -88,5 +95,5 @@ def measure_break_even(
     runs = {length: measure(drafter, params, length) for length in rollout.lengths if length}
     runs = {0: measure(NoDrafter(), replace(params, draft={}), 0)} | runs
     seconds = interleaved(runs, repeats)
-    spent = cost.generation_s + cost.training_s
-    return [break_even(seconds[0], seconds[length], spent, length) for length in seconds if length]
+    cost_s = cost.generation_s + cost.training_s
+    return [break_even(seconds[0], seconds[length], cost_s, length) for length in seconds if length]

@@ -56,16 +56,16 @@ def write_trained(
 
 
 def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:
-    """Write a policy of the run in Hugging Face's layout, with its tokenizer.
+    """Write a policy in Hugging Face layout, with its tokenizer.
 
     Fields of model.path's config.json that do not describe the network's shape are kept.
 
-    mtp: a head to include under the weight names of its family.
-    Raises ValueError if the directory is in use, or if Hugging Face has no family of the policy's kind.
+    mtp: MTP head to include, under the weight names of its family.
+    Raises ConfigError for a custom family, ValueError if the directory is in use or Hugging Face has no such family.
     """
     model, decoder = experiment.config.model, experiment.networks.decoder
     if decoder is None:
-        raise ConfigError(f"model.family = {model.family}: has no layout of Hugging Face's, must be a built-in family")
+        raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout, must be a built-in family")
     fields = None if model.path is None else public_config(Path(model.path))
     save_policy(directory, policy, decoder, fields, mtp=mtp)
     if model.path is not None:
@@ -82,6 +82,6 @@ def made_for_distillation(
     """
     if decoder is None:
         return None
-    # At temperature 0 a run predicts acceptance from the distributions at temperature 1: the two do not compare.
+    # Not comparable at temperature 0, where a run predicts acceptance from the distributions at temperature 1.
     predicted = measured.predicted if measured.temperature > 0 else None
     return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)

@@ -28,27 +28,27 @@ def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, o
     Raises ConfigError, before anything is written, if this run cannot distil or measure a draft.
     """
     config, networks = experiment.config, experiment.networks
-    given = None if args.responses is None else _given(Path(args.responses), experiment, console)
-    check_distillation(experiment, given)
+    responses = None if args.responses is None else _load_responses(Path(args.responses), experiment, console)
+    check_distillation(experiment, responses)
     check_trained(networks, args.public_dialect)
     if max(config.rollout.lengths) == 0:
         raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft")
     if not experiment.held_out_prompts.rows:
         raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
     check_counts(experiment)
-    kept = None if args.save_responses is None else JsonLinesWriter("save_responses", args.save_responses)
+    writer = None if args.save_responses is None else JsonLinesWriter("save_responses", args.save_responses)
 
     def keep(answers: Answers) -> None:
-        if kept is not None:
-            kept.append(answer_records(answers, experiment.problems.train, experiment.tokenizer))
+        if writer is not None:
+            writer.append(answer_records(answers, experiment.problems.train, experiment.tokenizer))
 
     out.mkdir(parents=True, exist_ok=True)
 
-    # A trained draft keeps its vocabulary.
+    # A trained draft keeps its reduced vocabulary, because its weights depend on it.
     trained = args.start == "checkpoint"
     own_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
-        experiment, params, console.print, given=given, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+        experiment, params, console.print, given=responses, own_vocabulary=own_vocabulary, trained=trained, keep=keep
     )
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path
@@ -68,10 +68,11 @@ def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, o
     print_distillation(result, acceptance, break_even, console)
 
 
-def _given(path: Path, experiment: Experiment, console: Console) -> Answers:
+def _load_responses(path: Path, experiment: Experiment, console: Console) -> Answers:
+    """Return the answers in the JSONL file `path`; print how many were dropped."""
     config, vocab_size = experiment.config, experiment.networks.policy.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
     answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)
     if dropped:
-        console.print(f"{dropped} responses dropped: their prompts are empty or over {limits[0]} tokens")
+        console.print(f"{dropped} responses dropped: prompt empty or over {limits[0]} tokens")
     return answers

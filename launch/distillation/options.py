@@ -14,15 +14,15 @@ class DistillArgs:
     """Options of launch.distill alone; its --out is the directory to write, new or empty.
 
     Attributes:
-        checkpoint:      Directory of the run whose policy answers. None: the policy of model.path.
+        checkpoint:      Run directory whose policy generates the answers. None: the policy of model.path.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
-        start:           Draft to start from: the recipe's, or that of `checkpoint`.
+        start:           Draft to start from: the recipe's, or the one in `checkpoint`.
         dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
         verifier:        Policy name to write in a speculators config. None: the policy's directory.
         responses:       JSONL file of answers (prompt, response). None: generate them.
         save_responses:  File for the generated answers.
         temperatures:    Also measure acceptance at these temperatures.
-        repeats:         Timings of a rollout with and without the draft.
+        repeats:         Number of timed rollouts, each with and without the draft.
     """
 
     checkpoint: str | None = None

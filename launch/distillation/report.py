@@ -1,4 +1,4 @@
-"""The report of launch.distill: on the console, and in distill.json."""
+"""Report of launch.distill, on the console and in distill.json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,17 +16,20 @@ from launch.distillation.trainer import Distillation
 def distillation_json(
     result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven]
 ) -> dict[str, Any]:
-    """Return what distill.json holds; the first of `acceptance` is at the run's own temperature."""
+    """Return the content of distill.json. The first entry of `acceptance` is at the run's temperature."""
     return {
         "vocabulary": vocabulary(result),
         "cost": asdict(result.cost),
-        "acceptance": [each.to_json() for each in acceptance],
-        "payback": asdict(_best(break_even)) | {"by_length": [asdict(each) for each in break_even]},
+        "acceptance": [at_temperature.to_json() for at_temperature in acceptance],
+        "payback": asdict(_best(break_even)) | {"by_length": [asdict(at_length) for at_length in break_even]},
     }
 
 
 def vocabulary(result: Distillation) -> dict[str, Any] | None:
-    """Return the size of a reduced draft vocabulary and the share of the answers' tokens in it; None if it is full."""
+    """Return the size of a reduced draft vocabulary and its coverage, the fraction of answer tokens in it.
+
+    Returns None if the draft has the policy's vocabulary.
+    """
     ids = getattr(result.drafter, "target_ids", None)
     if ids is None:
         return None
@@ -36,39 +39,47 @@ def vocabulary(result: Distillation) -> dict[str, Any] | None:
 def print_distillation(
     result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven], console: Console
 ) -> None:
-    """Print tables of acceptance, the cost, and when that is paid for."""
-    own, cost = acceptance[0], result.cost
-    title = f"held-out prompts at draft length {own.draft_length}: tokens a round (alpha), acceptance of each position"
-    table = _table("temperature", title, own.counts)
-    for each in acceptance:
-        table.add_row(f"{each.temperature:g}", *_row(each.counts), _show(each.predicted))
+    """Print acceptance by temperature and by answer length, the cost, and the break-even point."""
+    run_acceptance, cost = acceptance[0], result.cost
+    title = (
+        f"held-out prompts at draft length {run_acceptance.draft_length}: acceptance length (alpha) and acceptance "
+        "rate of each position"
+    )
+    table = _table("temperature", title, run_acceptance.counts)
+    for at_temperature in acceptance:
+        row = _row(at_temperature.counts)
+        table.add_row(f"{at_temperature.temperature:g}", *row, _show(at_temperature.predicted))
     console.print(table)
-    table = _table("tokens", f"the same by the length of the answer, at temperature {own.temperature:g}", own.counts)
-    for length, counts in own.by_length.items():
+    title = f"by answer length, at temperature {run_acceptance.temperature:g}"
+    table = _table("tokens", title, run_acceptance.counts)
+    for length, counts in run_acceptance.by_length.items():
         table.add_row(f"<= {length}", *_row(counts), "")
     console.print(table)
-    console.print(f"predicted acceptance of position 1: {_show(own.untrained)} untrained, {_show(own.predicted)} now")
-    if (chosen := vocabulary(result)) is not None:
-        console.print(f"draft vocabulary: {chosen['size']} tokens, {chosen['coverage']:.2%} of the answers'")
+    before, after = _show(run_acceptance.untrained), _show(run_acceptance.predicted)
+    console.print(f"predicted acceptance of position 1: {before} before training, {after} after")
+    if (reduced := vocabulary(result)) is not None:
+        console.print(
+            f"draft vocabulary: {reduced['size']} tokens cover {reduced['coverage']:.2%} of the answer tokens"
+        )
     console.print(
-        f"cost: {cost.generation_s:.1f} s for {cost.answers} answers of {cost.answer_tokens} tokens, "
-        f"{cost.training_s:.1f} s for {cost.steps} steps over {cost.trained_tokens} tokens; "
-        f"{cost.compile_s:.1f} s of both were compiling"
+        f"cost: {cost.generation_s:.1f} s to generate {cost.answers} answers ({cost.answer_tokens} tokens), "
+        f"{cost.training_s:.1f} s for {cost.steps} training steps ({cost.trained_tokens} tokens); "
+        f"{cost.compile_s:.1f} s of this was compiling"
     )
     console.print(_best(break_even).describe())
     if len(break_even) > 1:
-        each = ", ".join(f"{at_length.draft_length}: {at_length.saved_s:.3g} s" for at_length in break_even)
-        console.print(f"the best draft length of these, by what it saves: {each}")
+        savings = ", ".join(f"{at_length.draft_length}: {at_length.saved_s:.3g} s" for at_length in break_even)
+        console.print(f"seconds saved per rollout, by draft length: {savings}")
 
 
 def _best(break_even: Sequence[BreakEven]) -> BreakEven:
-    """Return the draft length that saves most."""
+    """Return the break-even point at the draft length that saves most."""
     return max(break_even, key=lambda at_length: at_length.saved_s)
 
 
-def _table(first: str, title: str, counts: DraftCounts) -> Table:
+def _table(key_column: str, title: str, counts: DraftCounts) -> Table:
     positions = (f"pos {i + 1}" for i in range(len(counts.drafted)))
-    names = (first, "sequences", "alpha", *positions, "predicted pos 1")
+    names = (key_column, "sequences", "alpha", *positions, "predicted pos 1")
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     return Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
 

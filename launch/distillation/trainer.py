@@ -1,4 +1,4 @@
-"""Distil a draft from the policy's own answers, which are generated in chunks, with training between them."""
+"""Distillation of a draft from the policy's answers. Answers are generated in chunks; the draft trains after each."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,9 +21,9 @@ from specjax.train.distill import init_distill_state, make_distill_step
 from specjax.train.optimizer import make_optimizer
 from specjax.types import Params, Prompts, PyTree
 
-# Times that launch.distill goes over the answers where the recipe names no steps.
+# Passes over the answers if the recipe does not set distill.steps.
 PASSES = 4
-# Of the noise of answers: steps of training count up from 0, measurements down from -1.
+# First step that keys the noise of answers. Training steps count up from 0, measurements down from -1.
 FIRST_STEP = -(2**30)
 
 Report = Callable[[str], None]
@@ -32,10 +32,16 @@ Keep = Callable[[Answers], None]
 
 @dataclass
 class DistillationCost:
-    """Wall-clock seconds of a distillation, compiling included, and the work done in them.
+    """Wall time of a distillation and the work done in it.
 
-    compile_s:      the part of both that was compiling, or reading what was compiled before.
-    answer_tokens:  tokens of all answers. trained_tokens: the same, as often as they were trained on.
+    Attributes:
+        generation_s:   seconds of generating answers, including compiling.
+        training_s:     seconds of training, including compiling.
+        compile_s:      seconds of both spent compiling or reading the compile cache.
+        answers:        number of answers.
+        answer_tokens:  tokens of all answers.
+        steps:          training steps.
+        trained_tokens: answer tokens trained on, counted once per use.
     """
 
     generation_s: float = 0.0
@@ -49,9 +55,13 @@ class DistillationCost:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The distilled draft's parameters, the drafter they belong to, and the answers it learnt from.
+    """Result of a distillation.
 
-    drafter: the run's own, or one of the vocabulary that the answers gave it.
+    Attributes:
+        drafter: the run's drafter, or one with a reduced vocabulary chosen from the answers.
+        draft:   its distilled parameters.
+        answers: answers that it was trained on.
+        cost:    seconds and amounts of work.
     """
 
     drafter: Drafter
@@ -61,7 +71,7 @@ class Distillation:
 
 
 def check_distillation(experiment: Experiment, given: Answers | None = None) -> None:
-    """Raise ConfigError where this run cannot distil a draft, before anything has been done."""
+    """Raise ConfigError if this run cannot distil a draft. given: answers to train on instead of generated ones."""
     config, options = experiment.config, experiment.config.distill
     if not experiment.networks.draft.has_params:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
@@ -72,10 +82,12 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
             f"distill.batch_size = {options.batch_size}: must be a multiple of distill.microbatches x mesh.data x "
             f"mesh.fsdp = {parts}"
         )
-    fewest = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
-    if options.batch_size > fewest:
-        where = "of the first of distill.chunks" if given is None else "given"
-        raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {fewest}, the answers {where}")
+    available = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
+    if options.batch_size > available:
+        source = "answers in the first of distill.chunks" if given is None else "given answers"
+        raise ConfigError(
+            f"distill.batch_size = {options.batch_size}: must be at most {available}, the number of {source}"
+        )
 
 
 def distill(
@@ -88,42 +100,49 @@ def distill(
     trained: bool = False,
     keep: Keep | None = None,
 ) -> Distillation:
-    """Train the draft of `params` on answers of the policy of `params`, which stays as it is.
+    """Train the draft of `params` on answers of the policy of `params`; the policy does not change.
 
-    given:          answers to learn from instead of generating any.
-    own_vocabulary: a reduced draft vocabulary becomes that of the most frequent tokens of the first answers; the draft
-                    must be untrained.
-    trained:        the draft of `params` has learnt already, though the recipe begins with random weights.
-    keep:           called with each chunk of answers that has been generated, before anything is learnt from it.
+    A random draft is not used for the first chunk of answers. Later chunks are generated with the draft as trained so
+    far. The distribution of the answers is the same either way.
 
-    The first answers are generated without the draft where it is random, the others with it as it is by then; their law
-    is the same.
+    Args:
+        experiment:     the run.
+        params:         parameters of policy and draft.
+        report:         called with each line of progress.
+        given:          answers to train on. None: generate them.
+        own_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The draft
+                        must be untrained.
+        trained:        the draft of `params` is trained, though the recipe starts from random weights.
+        keep:           called with each chunk of generated answers, before training on it.
     """
     config, cost, clock = experiment.config, DistillationCost(), CompileClock()
     answers, drafter, chunks = given, experiment.networks.drafter, _chunks(experiment) if given is None else []
     batches = enumerate(experiment.train_batches())
-    known = trained or experiment.networks.draft.read_from is not None
-    generator = _AnswerGenerator(experiment, drafter if known else NoDrafter(), report, cost, keep)
+    can_draft = trained or experiment.networks.draft.read_from is not None
+    generator = _AnswerGenerator(experiment, drafter if can_draft else NoDrafter(), report, cost, keep)
     if answers is None:
         answers = generator.answers(params, islice(batches, chunks[0]))
     if own_vocabulary:
         drafter = with_vocabulary(experiment, answers)
-    planned = sum(chunks) * experiment.sequences if given is None else len(given)
-    steps = config.distill.steps or -(-PASSES * planned // config.distill.batch_size)
+    total_answers = sum(chunks) * experiment.sequences if given is None else len(given)
+    steps = config.distill.steps or -(-PASSES * total_answers // config.distill.batch_size)
     trainer = _DraftTrainer(experiment, drafter, params, steps, report, cost)
-    if not known:
+    if not can_draft:
         generator = _AnswerGenerator(experiment, drafter, report, cost, keep)
     for number, rollouts in enumerate(chunks[1:], start=1):
         trainer.train(answers, steps * number // len(chunks))
-        new = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
-        answers = join_answers([answers, new])
+        new_answers = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
+        answers = join_answers([answers, new_answers])
     trainer.train(answers, steps)
     cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
     return Distillation(drafter, trainer.draft, answers, cost)
 
 
 def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
-    """Return the run's drafter with a reduced vocabulary of the stop tokens and the most frequent of the answers'."""
+    """Return the run's drafter with its reduced vocabulary chosen again: stop tokens and the answers' most frequent.
+
+    A drafter with the policy's vocabulary is returned unchanged.
+    """
     networks = experiment.networks
     if networks.draft.target_ids is None:
         return networks.drafter
@@ -133,7 +152,7 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
 
 
 class _AnswerGenerator:
-    """Generates the policy's answers to training prompts, with the drafter at the run's longest draft length."""
+    """Generator of the policy's answers to training prompts, at the run's longest draft length."""
 
     def __init__(
         self, experiment: Experiment, drafter: Drafter, report: Report, cost: DistillationCost, keep: Keep | None
@@ -147,7 +166,7 @@ class _AnswerGenerator:
         )
 
     def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
-        """Answer batches of prompts; each comes with its number, which keys its noise."""
+        """Return answers to numbered batches of prompts. The number of a batch keys its noise."""
         start, parts, rounds = time.perf_counter(), [], 0
         for number, prompts in batches:
             rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
@@ -156,15 +175,18 @@ class _AnswerGenerator:
         answers, seconds = join_answers(parts), time.perf_counter() - start
         self._cost.generation_s += seconds
         tokens = len(answers.completions)
-        alpha = (tokens - len(answers)) / max(rounds, 1)
+        acceptance_length = (tokens - len(answers)) / max(rounds, 1)
         if self._keep is not None:
             self._keep(answers)
-        self._report(f"{len(answers)} answers of {tokens} tokens in {seconds:.1f} s, {alpha:.2f} tokens a round")
+        self._report(
+            f"generated {len(answers)} answers ({tokens} tokens) in {seconds:.1f} s, "
+            f"acceptance length {acceptance_length:.2f}"
+        )
         return answers
 
 
 class _DraftTrainer:
-    """Trains the draft of `params` for up to `steps` steps."""
+    """Trainer of the draft of `params`. steps: total number of steps, for the learning-rate schedule."""
 
     def __init__(
         self,
@@ -193,11 +215,11 @@ class _DraftTrainer:
 
     @property
     def draft(self) -> PyTree:
-        """Return the draft's parameters; the next step donates them."""
+        """Return the draft's parameters. They are valid until the next step, which donates them."""
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:
-        """Train on rows of `answers` up to step `until`, counted over all calls."""
+        """Train on batches drawn from `answers` until step `until`, counted over all calls."""
         start, metrics = time.perf_counter(), None
         for number in range(self._cost.steps, until):
             batch = answers.draw(self._rows, self._seed, number)
@@ -205,17 +227,14 @@ class _DraftTrainer:
             self._cost.trained_tokens += int(np.sum(batch.completion))
         self._cost.steps = until
         if metrics is not None:
-            seen = {name: float(value) for name, value in metrics.items()}
-            self._report(
-                f"distillation step {until}: loss {seen['loss/draft']:.3f}, predicted acceptance "
-                f"{seen['draft/predicted_acceptance']:.3f}"
-            )
+            loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
+            self._report(f"distillation step {until}: loss {loss:.3f}, predicted acceptance {acceptance:.3f}")
         jax.block_until_ready(self._state)
         self._cost.training_s += time.perf_counter() - start
 
 
 def _chunks(experiment: Experiment) -> list[int]:
-    """Return the number of rollouts in each chunk, the fewest in the first."""
+    """Return the number of rollouts in each chunk; the first chunk has the fewest."""
     options = experiment.config.distill
     rollouts = -(-options.answers // experiment.sequences)
     chunks = min(options.chunks, rollouts)

@@ -11,14 +11,14 @@ class EvaluateArgs:
     """Options of launch.evaluate alone.
 
     Attributes:
-        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
-        checkpoint_step: Its checkpoint: newest, best or a step.
-        files:           JSONL files of problems. Empty: those held out by the recipe.
-        prompts:         Use the first so many problems of each file. None: all.
+        checkpoint:      Run directory to load from. None: the networks that the recipe starts from.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
+        files:           JSONL files of problems. Empty: the recipe's held-out problems.
+        prompts:         Number of problems to use of each file, from its start. None: all.
         samples:         Completions per problem.
         k:               k of pass@k and majority@k, within 1 .. samples. Empty: powers of 2.
         json:            File for the results.
-        save:            JSONL file for the completions: set, id (place in the set), completion, reward.
+        save:            JSONL file for the completions: set, id (index in the set), completion, reward.
     """
 
     checkpoint: str | None = None
@@ -42,6 +42,6 @@ class EvaluateArgs:
 
     @property
     def larger_k(self) -> tuple[int, ...]:
-        """Return the values of k above 1, ascending; k = 1 is the accuracy."""
+        """Return the values of k above 1, ascending. (k = 1 is the accuracy.)"""
         powers = (2**i for i in range(1, self.samples.bit_length()))
         return tuple(k for k in sorted(set(self.k or powers)) if k > 1)

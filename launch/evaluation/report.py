@@ -1,4 +1,4 @@
-"""The results of a set of problems, as a table and as JSON."""
+"""Evaluation results of a set of problems, as a table and as JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,13 +15,18 @@ from launch.evaluation.statistics import INTERVAL, Estimate, majority_at_k, over
 
 @dataclass(frozen=True)
 class SetReport:
-    """The results of one set.
+    """Evaluation results of one set of problems.
 
-    measures:          by name, `accuracy`, `pass@k`, `majority@k`.
-    unscored:          completions that could not be scored; they count as wrong.
-    truncated:         share of the completions that the length budget ended.
-    acceptance_length: tokens a verification; None where there was none.
-    tokens_per_s:      of generation, once compiled.
+    Attributes:
+        name:              the set's name or file.
+        prompts:           number of prompts.
+        samples:           completions per prompt.
+        measures:          estimates by name: `accuracy`, `pass@k`, `majority@k`.
+        unscored:          completions that could not be scored; they count as wrong.
+        length_mean:       mean completion length in tokens.
+        truncated:         fraction of completions that reached the length budget.
+        acceptance_length: tokens per verification; None without any verification.
+        tokens_per_s:      tokens per second of generation, without compiling.
     """
 
     name: str
@@ -35,7 +40,7 @@ class SetReport:
     tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return every field; measures are given by name with their intervals."""
+        """Return every field, each measure as {value, low, high}."""
         return asdict(self) | {"measures": {name: measure._asdict() for name, measure in self.measures.items()}}
 
 
@@ -47,21 +52,26 @@ def set_report(
     tokenizer: Tokenizer,
     final_answer: Callable[[str], str | None] | None,
 ) -> SetReport:
-    """Summarize all `parts` of a set. counts: the k's above 1."""
+    """Return the results of a set.
+
+    parts:        its batches of sampled completions.
+    counts:       values of k above 1, for pass@k and majority@k.
+    final_answer: extracts the answer from a completion's text; None reports no majority@k.
+    """
     correct, value, lengths, stopped = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
     )
-    right = correct.reshape(-1, samples)
-    measures = {"accuracy": over_prompts(right.mean(axis=1))}
-    measures |= {f"pass@{k}": over_prompts(pass_at_k(right, k)) for k in counts}
+    correct = correct.reshape(-1, samples)
+    measures = {"accuracy": over_prompts(correct.mean(axis=1))}
+    measures |= {f"pass@{k}": over_prompts(pass_at_k(correct, k)) for k in counts}
     if final_answer is not None and counts:
-        given = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
-        answers = [given[start : start + samples] for start in range(0, len(given), samples)]
-        measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, right, k)) for k in counts}
+        row_answers = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
+        answers = [row_answers[start : start + samples] for start in range(0, len(row_answers), samples)]
+        measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, correct, k)) for k in counts}
     rounds = sum(int(part.rounds.sum()) for part in parts)
     return SetReport(
         name=name,
-        prompts=len(right),
+        prompts=len(correct),
         samples=samples,
         measures=measures,
         unscored=int(np.sum(~np.isfinite(value))),
@@ -73,7 +83,7 @@ def set_report(
 
 
 def print_set(result: SetReport, draft_length: int, console: Console) -> None:
-    """Print the table of a set, and the lines below it."""
+    """Print the set's measures with their intervals, then lengths, acceptance length and speed."""
     columns = Column(result.name), Column("", justify="right"), Column("95% interval", justify="right")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for name, (value, low, high) in result.measures.items():
@@ -83,15 +93,18 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
     console.print(f"{result.prompts} prompts, {result.samples} completions each; {INTERVAL}")
     if result.unscored:
         console.print(f"{result.unscored} of {completions} completions could not be scored: they count as wrong")
-    alpha = "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}"
+    acceptance_length = "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}"
     console.print(
-        f"{result.length_mean:.1f} tokens each, {result.truncated:.1%} cut off by the budget; "
-        f"alpha {alpha} at draft length {draft_length}, {result.tokens_per_s:.0f} tokens/s"
+        f"mean length {result.length_mean:.1f} tokens, {result.truncated:.1%} truncated by the budget; "
+        f"acceptance length {acceptance_length} at draft length {draft_length}, {result.tokens_per_s:.0f} tokens/s"
     )
 
 
 def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: Callable[[str], str | None]) -> list[str | None]:
-    """Return a final answer for each wrong completion; right ones all count as the same answer."""
+    """Return the final answer of each scored wrong completion, None for the others.
+
+    `majority_at_k` counts all right completions as one answer, so it needs no text for them.
+    """
     rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
     return [
         final_answer(tokenizer.decode(tokens[:length].tolist())) if scored and not correct else None

@@ -1,4 +1,4 @@
-"""Completions of held-out prompts and their scores, through the same rollout and reward as training."""
+"""Sampling and scoring of held-out prompts, with the same rollout and reward as training."""
 
 import time
 from collections.abc import Callable
@@ -20,17 +20,22 @@ from specjax.rollout.generate import make_generate
 from specjax.types import Params, Prompts, Rollout
 
 Evaluate = Callable[[Params], float]
-# The step that keys the noise, which no training step has.
+# Step that keys the noise of evaluation. Training steps are not negative, so they never use it.
 STEP = -1
 
 
 class Sampled(NamedTuple):
-    """Completions of a batch of prompts, grouped by prompt, without filler.
+    """Completions of a batch of prompts, grouped by prompt, without filler rows.
 
-    ids:     int32 [R], of their prompts. tokens: int32 [R, C]. lengths: int32 [R]. stopped: bool [R].
-    rounds:  int32 [R], verifications.
-    value:   float32 [R], NaN where scoring failed. correct: bool [R], False where it failed.
-    seconds: of generation, once compiled.
+    Attributes:
+        ids:     int32 [R], prompt ids.
+        tokens:  int32 [R, C].
+        lengths: int32 [R], completion lengths.
+        stopped: bool [R], True if a stop token ended the completion.
+        rounds:  int32 [R], verifications.
+        value:   float32 [R], reward; NaN where scoring failed.
+        correct: bool [R], False where scoring failed.
+        seconds: time of generation, without compiling.
     """
 
     ids: np.ndarray
@@ -44,21 +49,26 @@ class Sampled(NamedTuple):
 
 
 def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
-    """Return how many prompts to sample from at a time, for about so many sequences; a multiple of the data shards."""
+    """Return the number of prompts in a batch of about `sequences` sequences: a multiple of the data shards.
+
+    sequences: desired batch size. samples: completions per prompt. prompts: prompts there are.
+    """
     shards = batch_shards(mesh)
     return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
 
 
 class Sampler:
-    """Samples completions and scores them: (parameters, jitted reward, prompts) -> Sampled, without filler.
+    """Callable that samples and scores completions: (params, jitted reward, prompts) -> Sampled.
 
-    The noise is that of (the run's seed, step) at every call: two calls differ by their parameters and prompts alone.
-    `draft_length` is the one that it samples at.
+    Every call uses the noise of (the run's seed, step), so two calls differ only by their parameters and prompts.
+
+    Attributes:
+        draft_length: draft length of every round.
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
         rollout = experiment.config.rollout
-        # A run that chooses among draft lengths chooses for other batches than these. Any has the same law.
+        # Automatic draft lengths are chosen for training batches. The output distribution is the same at any length.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
         config = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         self._generate = make_generate(
@@ -66,16 +76,16 @@ class Sampler:
         )
         self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, config.stop_tokens
         self._noise = seed_step(experiment.config.seed, step)
-        self._compiling = CompileClock()
+        self._compile_clock = CompileClock()
 
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
-        """Return the rollout, and the seconds it took without compiling."""
-        # What a drafter remembers it knows by the ids of other prompts.
+        """Return the rollout, and its seconds without compiling."""
+        # The drafter's memory is keyed by ids of training prompts, which stand for other prompts here.
         params = replace(params, memory=())
-        self._compiling.lap()
+        self._compile_clock.lap()
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
-        seconds = time.perf_counter() - start - self._compiling.lap()
+        seconds = time.perf_counter() - start - self._compile_clock.lap()
         return with_defaults(rollout, self._stop_tokens), seconds
 
     def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
@@ -84,22 +94,26 @@ class Sampler:
             reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
         ids, value = np.repeat(prompts.id, self._samples), np.asarray(reward.value)
         correct = (np.asarray(reward.correct) > 0.5) & np.isfinite(value)
-        rows = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
-        return Sampled._make([*(np.asarray(row)[ids >= 0] for row in rows), seconds])
+        columns = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
+        # Filler prompts have negative ids.
+        return Sampled._make([*(np.asarray(column)[ids >= 0] for column in columns), seconds])
 
 
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
-    """Fill in what your own rollout function may leave out: `stopped`, and `row_rounds` of plain decoding."""
+    """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
+
+    Missing `stopped`: the last token is a stop token. Missing `row_rounds`: those of plain decoding.
+    """
     lengths, stopped = rollout.lengths, rollout.stopped
-    last = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
-    found = (lengths > 0) & jnp.isin(last, jnp.array(stop_tokens, jnp.int32))
-    return replace(rollout, stopped=found if stopped is None else stopped, row_rounds=rollout.verifications)
+    last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+    ends_with_stop = (lengths > 0) & jnp.isin(last_token, jnp.array(stop_tokens, jnp.int32))
+    return replace(rollout, stopped=ends_with_stop if stopped is None else stopped, row_rounds=rollout.verifications)
 
 
 def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
-    """Return params -> the fraction of correct completions over `eval.samples` of every prompt, filler left out.
+    """Return a function from params to the fraction of correct completions, `eval.samples` per prompt.
 
-    A completion that could not be scored counts as wrong.
+    A completion that could not be scored counts as wrong. Filler prompts do not count.
     """
     sample = Sampler(experiment, experiment.networks.drafter, experiment.config.eval.samples)
     score = jax.jit(reward_fn)

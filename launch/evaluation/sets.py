@@ -1,4 +1,4 @@
-"""Sets of problems: read, sampled from, scored and reported one after the other."""
+"""Evaluation of sets of problems: load, sample, score and report them one after the other."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ HELD_OUT = "held-out"
 
 
 def load_sets(config: RunConfig, files: Sequence[str]) -> dict[str, list[Problem]]:
-    """Return the problems of each file by its path, or without files the recipe's held-out problems."""
+    """Return the problems of each file by path; without files, the recipe's held-out problems."""
     if files:
         return {path: load_problems(path, config.data) for path in files}
     held_out = config.data.held_out
@@ -40,14 +40,14 @@ def load_sets(config: RunConfig, files: Sequence[str]) -> dict[str, list[Problem
 def prompt_tables(
     experiment: Experiment, sets: dict[str, list[Problem]], count: int | None, console: Console
 ) -> dict[str, PromptTable]:
-    """Return the first `count` usable prompts of each set. Raise ConfigError if a set has none."""
+    """Return the first `count` usable prompts of each set (None: all). Raise ConfigError if a set has none."""
     tables = {}
     for name, problems in sets.items():
         table = experiment.encode_prompts(problems)
         if not table.rows:
             raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
         if table.dropped:
-            console.print(f"{name}: {table.dropped} prompts are empty or over {table.max_length} tokens: dropped")
+            console.print(f"{name}: {table.dropped} prompts dropped: empty or over {table.max_length} tokens")
         tables[name] = table if count is None else table.first(count)
     return tables
 
@@ -55,11 +55,11 @@ def prompt_tables(
 def evaluate_sets(
     experiment: Experiment, params: Params, sets: dict[str, list[Problem]], args: EvaluateArgs, console: Console
 ) -> dict[str, Any]:
-    """Sample, score, save and print the sets one by one; return their entries for the JSON file."""
+    """Sample, score, save and print each set; return the results for the JSON file."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
     tables = prompt_tables(experiment, sets, args.prompts, console)
     if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
-        console.print("the draft has random weights: decoding without it")
+        console.print("the draft has random weights: decoding without a draft")
         params, drafter = replace(params, draft={}), NoDrafter()
     sample = Sampler(experiment, drafter, args.samples)
     completions = None if args.save is None else JsonLinesWriter("save", args.save)
@@ -70,12 +70,12 @@ def evaluate_sets(
     with pool or nullcontext():
         final_answer = _final_answer(experiment, args, console)
         for name, table in tables.items():
-            score, parts = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
+            score, sampled = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
             for prompts in fixed_batches(table, batch_size):
-                parts.append(sample(params, score, prompts))
+                sampled.append(sample(params, score, prompts))
                 if completions is not None:
-                    completions.append(completion_records(name, parts[-1], experiment.tokenizer))
-            reports.append(set_report(name, parts, args.samples, args.larger_k, experiment.tokenizer, final_answer))
+                    completions.append(completion_records(name, sampled[-1], experiment.tokenizer))
+            reports.append(set_report(name, sampled, args.samples, args.larger_k, experiment.tokenizer, final_answer))
             print_set(reports[-1], sample.draft_length, console)
     return {
         "draft_length": sample.draft_length,
@@ -87,19 +87,17 @@ def evaluate_sets(
 
 
 def _final_answer(experiment: Experiment, args: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
-    """Return how majorities are told; None if no majority is asked for or the scorer has no notion of an answer."""
+    """Return the scorer's function from text to final answer; None if no k above 1 is wanted or it has none."""
     if not args.larger_k:
         return None
     final_answer = final_answer_of(experiment.config.reward)
     if final_answer is None:
-        console.print(
-            f"no majority@k: no function final_answer beside reward.scorer = {experiment.config.reward.scorer}"
-        )
+        console.print(f"no majority@k: reward.scorer = {experiment.config.reward.scorer} has no function final_answer")
     return final_answer
 
 
 def completion_records(name: str, sampled: Sampled, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield the completions of a set as the objects that `--save` writes."""
+    """Yield one JSON object per completion, as `--save` writes them."""
     for row, value in enumerate(sampled.value.tolist()):
         text = tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
         reward = value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The report of a run: one page, report.html, that needs no network and no other file."""
+"""Report of a run: report.html, one page that needs no network and no other file."""
 
 from launch.report.page import REPORT_FILE, try_report, write_report
 

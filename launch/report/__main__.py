@@ -12,14 +12,14 @@ class ReportArgs:
     """Options of launch.report.
 
     Attributes:
-        directory: of a run, whose report.html is written.
+        directory: Run directory, into which report.html is written.
     """
 
     directory: str
 
 
 def main(argv: list[str]) -> int:
-    """Write the report and say where it is."""
+    """Write the report and print its path."""
     args = parse(ReportArgs, argv, "python -m launch.report", "Write the report of a run again.")
     print(write_report(Path(args.directory)))
     return 0

@@ -1,6 +1,6 @@
-"""Charts as SVG, drawn in the report's colors: lines over steps, stacked bars, histograms.
+"""Charts as SVG in the report's colors: lines over steps, stacked bars, histograms.
 
-All are as wide as a phone is, in units of which the text is 11 high; the page lays them out beside each other.
+Each chart is as wide as a phone's screen. One unit is one pixel at a text height of 11.
 """
 
 import json
@@ -14,15 +14,17 @@ from launch.report.series import Series, limits, stretches, thin
 
 WIDTH, HEIGHT = 400, 210
 TOP, BOTTOM, RIGHT = 8, 24, 14
+# Width of a character of a label.
 CHARACTER = 7.2
-# What is drawn between this and its end is cut off at the plane's edges, and a line's width beyond.
+# Clips lines to the plot area, with room for a line's width.
 PLANE = f'<svg width="{WIDTH}" height="{HEIGHT - BOTTOM + 3}">'
 
 
 class Frame:
-    """The plane of a chart: its axes, and where values lie on it.
+    """Axes of a chart, and the mapping from values to coordinates.
 
-    x, y: ticks, whose first and last are the edges of y; low .. high are the edges of x.
+    low, high: edges of the x axis.
+    y:         ticks of the y axis; the first and the last are its edges.
     """
 
     def __init__(self, low: float, high: float, y: list[float], percent: bool = False) -> None:
@@ -34,27 +36,27 @@ class Frame:
         return self.left + (np.asarray(value) - self.low) / (self.high - self.low) * (WIDTH - RIGHT - self.left)
 
     def y(self, value: np.ndarray | float) -> np.ndarray:
-        share = (np.asarray(value) - self._y[0]) / (self._y[-1] - self._y[0])
-        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
+        height = (np.asarray(value) - self._y[0]) / (self._y[-1] - self._y[0])
+        return HEIGHT - BOTTOM - height * (HEIGHT - BOTTOM - TOP)
 
     def grid(self) -> str:
         parts = []
         for value, label in zip(self._y, self._labels, strict=True):
-            at = self.y(value)
-            parts.append(f'<path class="grid" d="M{self.left:.1f} {at:.1f}H{WIDTH - RIGHT}"/>')
-            parts.append(f'<text class="tick end" x="{self.left - 6:.1f}" y="{at + 3.5:.1f}">{label}</text>')
+            y = self.y(value)
+            parts.append(f'<path class="grid" d="M{self.left:.1f} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text class="tick end" x="{self.left - 6:.1f}" y="{y + 3.5:.1f}">{label}</text>')
         return "".join(parts)
 
-    def across(self) -> str:
+    def x_labels(self) -> str:
         shown = [tick for tick in ticks(self.low, self.high, 4) if self.low <= tick <= self.high and tick % 1 == 0]
         if len(shown) < 2:
             shown = [self.low, self.high]
-        return "".join(self.below(value, label) for value, label in zip(shown, tick_labels(shown), strict=True))
+        return "".join(self.x_label(value, label) for value, label in zip(shown, tick_labels(shown), strict=True))
 
-    def below(self, value: float, label: str) -> str:
-        # Inside the picture, however long the label is.
-        at = min(float(self.x(value)), WIDTH - CHARACTER * len(label) / 2)
-        return f'<text class="tick middle" x="{at:.1f}" y="{HEIGHT - 7}">{label}</text>'
+    def x_label(self, value: float, label: str) -> str:
+        # Keep a long label inside the picture.
+        x = min(float(self.x(value)), WIDTH - CHARACTER * len(label) / 2)
+        return f'<text class="tick middle" x="{x:.1f}" y="{HEIGHT - 7}">{label}</text>'
 
 
 def line_chart(
@@ -67,9 +69,16 @@ def line_chart(
     reference: float | None = None,
     span: tuple[int, int] | None = None,
 ) -> str:
-    """Return a chart of values over steps: each series' running mean, and faintly its values; empty without values.
+    """Return a chart of values over steps, each series with its running mean; an empty string without any values.
 
-    zero: the axis has 0. reference: a dashed level. span: the steps of the whole run.
+    Args:
+        title:     caption.
+        series:    lines; those without values are left out.
+        hint:      explanation below the title.
+        percent:   show values as percentages.
+        zero:      include 0 in the y axis.
+        reference: level of a dashed horizontal line.
+        span:      first and last step of the x axis. None: those of the series.
     """
     series = [each for each in series if len(each.values)]
     if not series:
@@ -79,15 +88,15 @@ def line_chart(
         low, high = min(low, 0.0), max(high, 0.0)
     if reference is not None:
         low, high = min(low, reference), max(high, reference)
-    first, last = span or (min(int(s.steps[0]) for s in series), max(int(s.steps[-1]) for s in series))
+    first_step, last_step = span or (min(int(s.steps[0]) for s in series), max(int(s.steps[-1]) for s in series))
     y = ticks(low, high)
     if percent:
         y = [tick for tick in y if -1e-9 <= tick <= 1 + 1e-9] if 0 <= low and high <= 1 and low < high else y
-    frame = Frame(first, last, y, percent)
-    body = [frame.grid(), frame.across(), PLANE]
+    frame = Frame(first_step, last_step, y, percent)
+    body = [frame.grid(), frame.x_labels(), PLANE]
     if reference is not None:
-        at = float(frame.y(reference))
-        body.append(f'<path class="reference" d="M{frame.left:.1f} {at:.1f}H{WIDTH - RIGHT}"/>')
+        level = float(frame.y(reference))
+        body.append(f'<path class="reference" d="M{frame.left:.1f} {level:.1f}H{WIDTH - RIGHT}"/>')
     lines = []
     for each in series:
         if each.noisy and not each.dashed:
@@ -107,7 +116,10 @@ def line_chart(
 
 
 def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndarray]], *, hint: str = "") -> str:
-    """Return a chart of stacked seconds, one bar per step. parts: color and values [steps] by label."""
+    """Return a chart of stacked seconds, one bar per step; more than 24 steps are averaged in groups.
+
+    parts: color and values [steps] by label.
+    """
     total = np.sum([values for _, values in parts.values()], axis=0)
     groups = np.array_split(np.arange(len(steps)), min(len(steps), 24))
     frame = Frame(0, len(groups), ticks(0.0, float(max(total[group].mean() for group in groups))))
@@ -127,27 +139,30 @@ def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndar
                 f'height="{max(bottom - top, 0):.2f}"><title>{escape(label)}: {name} {number(value)} s</title></rect>'
             )
         if place % -(-len(groups) // 6) == 0:
-            body.append(frame.below(place + 0.5, str(steps[group[0]])))
+            body.append(frame.x_label(place + 0.5, str(steps[group[0]])))
     legend = [(f"b{color}", name, "") for name, (color, _) in parts.items()]
     return _figure(title, hint, legend, "".join(body), "")
 
 
 def histogram(title: str, groups: dict[str, tuple[int, np.ndarray]], top: int, *, hint: str = "") -> str:
-    """Return a histogram of whole numbers 0 .. top as shares. groups: (color, values) by label."""
+    """Return a histogram of integers 0 .. top; the y axis is the fraction of a group.
+
+    groups: color and values by label.
+    """
     bins = min(top + 1, 24)
     edges = np.linspace(0, top + 1, bins + 1)
     shares = {name: np.histogram(values, edges)[0] / max(len(values), 1) for name, (_, values) in groups.items()}
     frame = Frame(0, top + 1, ticks(0.0, max(float(share.max()) for share in shares.values())), percent=True)
     slot = (WIDTH - RIGHT - frame.left) / bins
     width = slot * 0.84 / len(groups)
-    body = [frame.grid(), frame.across()]
-    for number_of, (name, (color, _)) in enumerate(groups.items()):
+    body = [frame.grid(), frame.x_labels()]
+    for group, (name, (color, _)) in enumerate(groups.items()):
         for place, share in enumerate(shares[name]):
             if share > 0:
                 low, high = int(np.ceil(edges[place])), int(np.ceil(edges[place + 1])) - 1
                 y = float(frame.y(share))
                 body.append(
-                    f'<rect class="f{color}" x="{frame.left + place * slot + slot * 0.08 + number_of * width:.1f}" '
+                    f'<rect class="f{color}" x="{frame.left + place * slot + slot * 0.08 + group * width:.1f}" '
                     f'y="{y:.1f}" width="{width:.1f}" height="{float(frame.y(0.0)) - y:.1f}"><title>{escape(name)}: '
                     f"{share:.1%} of {low}{f' to {high}' if high > low else ''} tokens</title></rect>"
                 )
@@ -159,20 +174,20 @@ def _path(frame: Frame, steps: np.ndarray, values: np.ndarray) -> str:
     parts = []
     for stretch in stretches(steps):
         kept = thin(values[stretch])
-        at = zip(frame.x(steps[stretch][kept]), frame.y(values[stretch][kept]), strict=True)
-        parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at))
+        points = zip(frame.x(steps[stretch][kept]), frame.y(values[stretch][kept]), strict=True)
+        parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points))
     return "".join(parts)
 
 
 def _hover(frame: Frame, series: Sequence[Series], percent: bool) -> str:
-    """Return what the page's script shows at the pointer."""
-    shown = []
+    """Return the points, as JSON, that the page's script shows at the pointer."""
+    lines = []
     for each in series:
         kept = thin(each.smooth)
-        at = zip(each.steps[kept], frame.x(each.steps[kept]), each.smooth[kept], strict=True)
-        points = [[int(step), round(float(x), 1), number(float(value), percent)] for step, x, value in at]
-        shown.append({"label": each.label, "color": each.color, "points": points})
-    text = json.dumps(shown, separators=(",", ":")).replace("<", "\\u003c")
+        values = zip(each.steps[kept], frame.x(each.steps[kept]), each.smooth[kept], strict=True)
+        points = [[int(step), round(float(x), 1), number(float(value), percent)] for step, x, value in values]
+        lines.append({"label": each.label, "color": each.color, "points": points})
+    text = json.dumps(lines, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{text}</script>'
 
 

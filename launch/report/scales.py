@@ -1,4 +1,4 @@
-"""Round numbers for axes, and numbers as text."""
+"""Axis ticks, and numbers as text."""
 
 import math
 
@@ -6,22 +6,22 @@ import numpy as np
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` round numbers; the first and the last enclose low and high."""
+    """Return about `count` evenly spaced round numbers. The first is at most `low`, the last at least `high`."""
     if low == high == 0:
         high = 1.0
     elif high - low <= CONSTANT * max(abs(low), abs(high)):
-        # Far enough from a constant, or one but for rounding, that its ticks are different numbers.
+        # Values are constant up to rounding: widen the range, so that tick labels differ.
         spread = abs(high) or 1.0
         low, high = low - spread / 2, high + spread / 2
     rough = (high - low) / count
     base = 10.0 ** math.floor(math.log10(rough))
     step = next(base * factor for factor in (1, 2, 2.5, 5, 10) if base * factor >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    lowest, highest = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [multiple * step for multiple in range(lowest, highest + 1)]
 
 
 def tick_labels(values: list[float], percent: bool = False) -> list[str]:
-    """Return the ticks as text, with equally many digits."""
+    """Return the ticks as text, all with the same number of decimals and the same unit (k, M, G, or e-n)."""
     if percent:
         values = [100 * value for value in values]
     step, most = abs(values[1] - values[0]), max(map(abs, values))
@@ -33,7 +33,7 @@ def tick_labels(values: list[float], percent: bool = False) -> list[str]:
     return [_zero(f"{value / unit:.{digits}f}", suffix) + ("%" if percent else "") for value in values]
 
 
-# Values of float32 that differ by less, relative to themselves, differ by rounding.
+# Relative difference below which float32 values differ only by rounding.
 CONSTANT = 1e-5
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -57,7 +57,7 @@ def number(value: float, percent: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text, in the unit that people would use."""
+    """Return seconds as text, in s, min or h."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     if seconds < 6000:

@@ -1,22 +1,26 @@
-"""Series of a chart: smoothed, interrupted where nothing was measured, and thinned to what a chart can show."""
+"""Series of a chart: smoothing, gaps where nothing was measured, and thinning to the chart's resolution."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# Points that one line is drawn with, at most about twice as many where it is noisy.
+# Parts that `thin` divides a line into. It keeps at most two points of each.
 MOST = 240
-# Of a line's points, over how many the mean is taken.
+# The running mean takes about 1/SMOOTHED of a line's points.
 SMOOTHED = 50
-# Fewer points than this are drawn as they are.
+# Up to this many points are drawn without smoothing.
 FEW = 30
-# Times the distance of the quartiles.
+# Values further than this many interquartile ranges from the quartiles are outliers.
 OUTLYING = 5
 
 
 @dataclass(frozen=True)
 class Series:
-    """Finite values at ascending steps. color: 1 .. 6 of the palette. dashed: a bound, a prediction, a 7th line."""
+    """Line of a chart: finite values at ascending steps.
+
+    color:  1 .. 6, index into the palette.
+    dashed: for a bound, a prediction, or a line whose color repeats.
+    """
 
     label: str
     steps: np.ndarray
@@ -26,37 +30,38 @@ class Series:
 
     @property
     def noisy(self) -> bool:
-        """Return whether a mean is drawn over the values."""
+        """Return True if there are enough values to draw a running mean."""
         return len(self.values) > FEW
 
     @property
     def smooth(self) -> np.ndarray:
-        """Return a running mean with outliers clipped; the values themselves if they are few."""
+        """Return the running mean with outliers clipped, or the values themselves if they are few."""
         if not self.noisy:
             return self.values
         half = max(len(self.values) // SMOOTHED // 2, 1)
-        usual = np.clip(self.values, *usual_range(self.values))
-        # Twice: once leaves the edges of what it is taken over.
-        return _mean_around(_mean_around(usual, half), half)
+        clipped = np.clip(self.values, *usual_range(self.values))
+        # Applied twice, because a single box filter leaves steps in the line.
+        return _running_mean(_running_mean(clipped, half), half)
 
 
 def usual_range(values: np.ndarray) -> tuple[float, float]:
-    """Return the least and the greatest value without outliers, which lie far outside the middle half."""
+    """Return (low, high) of the values without outliers, which lie OUTLYING interquartile ranges off the quartiles."""
     low, high = np.quantile(values, (0.25, 0.75))
-    far = OUTLYING * (high - low)
-    usual = values[(values >= low - far) & (values <= high + far)] if far > 0 else values
-    return float(usual.min()), float(usual.max())
+    margin = OUTLYING * (high - low)
+    inliers = values[(values >= low - margin) & (values <= high + margin)] if margin > 0 else values
+    return float(inliers.min()), float(inliers.max())
 
 
-def _mean_around(values: np.ndarray, half: int) -> np.ndarray:
+def _running_mean(values: np.ndarray, half: int) -> np.ndarray:
+    """Return the mean of each value and up to `half` neighbours on either side."""
     total = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(at))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(index))
     return (total[high] - total[low]) / (high - low)
 
 
 def stretches(steps: np.ndarray) -> list[slice]:
-    """Return the stretches through which a line is drawn; a gap of more than three usual distances interrupts it."""
+    """Return slices of the steps without gaps. A gap is more than three times the median distance of two steps."""
     distances = np.diff(steps)
     gaps = np.flatnonzero(distances > 3 * np.median(distances)) + 1 if len(distances) else np.array([], int)
     edges = [0, *gaps.tolist(), len(steps)]
@@ -64,7 +69,10 @@ def stretches(steps: np.ndarray) -> list[slice]:
 
 
 def thin(values: np.ndarray, most: int = MOST) -> np.ndarray:
-    """Return ascending indices of at most 2 * `most` values: the least and the greatest of each of `most` stretches."""
+    """Return ascending indices of the values to draw: the minimum and maximum of each of `most` equal parts.
+
+    The first and the last index are always included. Up to 2 * `most` values are all kept.
+    """
     if len(values) <= 2 * most:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), most + 1).astype(int)
@@ -76,6 +84,6 @@ PICKS = (np.argmin, np.argmax)
 
 
 def limits(series: list[Series]) -> tuple[float, float]:
-    """Return (low, high) that hold every mean, and all values except outliers."""
+    """Return (low, high) of the y axis: every value except outliers of long series."""
     ranges = [usual_range(s.values) if s.noisy else (float(s.values.min()), float(s.values.max())) for s in series]
     return min(low for low, _ in ranges), max(high for _, high in ranges)

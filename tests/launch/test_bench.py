@@ -18,7 +18,15 @@ from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section, where_it_fits
 from launch.bench.sections import layout
-from launch.bench.sections.decoding import CopyBandwidth, _modelled, cache_bytes, draft, floor, read_bytes, verify
+from launch.bench.sections.decoding import (
+    CopyBandwidth,
+    _cost_model_note,
+    cache_bytes,
+    draft,
+    floor,
+    read_bytes,
+    verify,
+)
 from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import Runs
 from launch.bench.sections.trained import trained
@@ -190,11 +198,11 @@ def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monke
 
 def test_the_cost_model_says_how_far_it_is_off():
     exact = [Cell(slots, 100, k, 1e-3 + 1e-5 * slots * (k + 1)) for slots in (1, 4) for k in (0, 3)]
-    (note,) = _modelled(exact)
-    assert "fixed 1e+03, " in note and note.endswith("off by 0% in the median cell, by 0% at most")
-    (note,) = _modelled([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
+    (note,) = _cost_model_note(exact)
+    assert "fixed 1e+03, " in note and note.endswith("relative error 0% in the median cell, at most 0%")
+    (note,) = _cost_model_note([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
     assert not note.endswith("by 0% at most")
-    assert _modelled(exact[:1]) == []
+    assert _cost_model_note(exact[:1]) == []
 
 
 def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.peers import Absent, Present, load_peers, vllm
 from launch.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
 from launch.bench.presets import LongTail
-from launch.bench.sections.peers import PLAIN, _loaded, peers, rollouts
+from launch.bench.sections.peers import PLAIN, _loaded_peers, peers, rollouts
 from launch.bench.timers import rollout_timer
 from models.hf.save import save_policy
 from specjax.rollout.plan import RolloutConfig
@@ -35,7 +35,7 @@ def networks() -> Networks:
 
 @pytest.fixture(autouse=True)
 def nothing_loaded():
-    _loaded.cache_clear()
+    _loaded_peers.cache_clear()
 
 
 @pytest.mark.slow

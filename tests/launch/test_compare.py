@@ -158,8 +158,8 @@ def test_where_two_runs_part():
     ("verifier", "dtype", "why"),
     [
         ("coupled", "float32", "a near-tie"),
-        ("coupled", "bfloat16", "bfloat16 rounds"),
-        ("block", "float32", "the law;"),
+        ("coupled", "bfloat16", "rounding in bfloat16"),
+        ("block", "float32", "keeps the distribution"),
     ],
 )
 def test_a_difference_is_explained(verifier: str, dtype: str, why: str):

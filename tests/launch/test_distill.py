@@ -271,7 +271,7 @@ def test_other_drafts_are_saved_and_go_on_from_there(
 
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
-    for part in ("32 answers of ", "distillation step 30", "distillation step 60", "temperature"):
+    for part in ("generated 32 answers (", "distillation step 30", "distillation step 60", "temperature"):
         assert part in said
     where = str(out / "draft"), str(out / "speculators")
     for part in ("6 tokens", *where, "cost: ", "draft length"):

@@ -89,7 +89,14 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     text = path.read_text()
     assert path == tmp_path / "my run" / "report.html" and "http" not in text.replace("http://www.w3.org/2000/svg", "")
     titles = Checked(text).titles
-    shown = {"Reward", "Accuracy", "Acceptance by position", "Acceptance kept", "Stages of a step", "Tokens a second"}
+    shown = {
+        "Reward",
+        "Accuracy",
+        "Acceptance by position",
+        "Measured and promised acceptance",
+        "Stages of a step",
+        "Tokens per second",
+    }
     # No list knows of this one.
     shown |= {"Other metrics", "my_loss/<x>"}
     assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
@@ -114,7 +121,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
             ["loss/policy", "not finite", "step 9"],
             ["step 10: drafting loses"],
             ["accepts 0.40", "at least 0.70", "lasted to step 23"],
-            ["0.270 apart", "steps 25, 27"],
+            ["up to 0.270", "steps 25, 27"],
             ["2 updates of the policy", "step 30"],
         ),
         strict=True,
@@ -122,7 +129,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
         assert all(fact in line for fact in facts), line
     # A gap that is no number is the worst.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
-    assert any("inf apart, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
+    assert any("up to inf on average, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):

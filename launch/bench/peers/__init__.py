@@ -1,4 +1,4 @@
-"""Other samplers ("peers") to compare with on the same weights, if they are installed."""
+"""Peers: other samplers that run the same weights, if they are installed."""
 
 import importlib
 from pathlib import Path
@@ -18,13 +18,13 @@ class Present(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Reason why a sampler cannot be measured, for the table."""
+    """A sampler that cannot be measured, with the reason for the table."""
 
     reason: str
 
 
 def load_peers(networks: Networks, directory: Path) -> dict[str, Present | Absent]:
-    """Write the policy to `directory` in Hugging Face layout and return every sampler by name, loaded from there."""
+    """Write the policy to `directory` in Hugging Face layout, load every peer from there and return them by name."""
     found: dict[str, Present | Absent] = {}
     try:
         save_policy(directory, networks.trained.policy, networks.decoder)

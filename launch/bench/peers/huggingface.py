@@ -11,11 +11,12 @@ import numpy as np
 from launch.bench.peers.protocol import Checkpoint, Sampler
 
 NAMES = ("Hugging Face", "Hugging Face, assistant", "Hugging Face, prompt lookup")
+# Draft length.
 DRAFTED = 3
 
 
 def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
-    """Return the three samplers of NAMES. The assistant is the policy's first layer; its acceptance is not forced."""
+    """Return the samplers of NAMES. The assistant is the policy cut to its first layer; acceptance is not forced."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -28,7 +29,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     policy, assistant = model(), model(num_hidden_layers=1)
     assistant.generation_config.num_assistant_tokens = DRAFTED
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    # The last two accept only one row.
+    # Assisted generation and prompt lookup support only one row.
     return (
         Sampler(partial(_generate, torch, policy, {})),
         Sampler(partial(_generate, torch, policy, {"assistant_model": assistant}), most_rows=1),

@@ -19,13 +19,12 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """A peer's way to generate completions of given lengths.
+    """Sampler of a peer, which generates completions of given lengths.
 
-    No token ends a completion, and tokens beyond its length do not count. Most samplers run all rows until the longest
-    is done.
+    No token ends a completion. Tokens beyond a row's length do not count; most samplers run every row to the longest.
 
     generate:  (prompts int32 [B, P], lengths int32 [B], greedy) -> int32 [B, longest]; temperature 1 unless greedy.
-    most_rows: largest B.
+    most_rows: largest B that the sampler supports.
     """
 
     generate: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]

@@ -10,9 +10,9 @@ from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
 from models.config import DecoderConfig
 
 NAMES = ("Tunix",)
-# Tunix hard-codes this rotary base in its attention, whatever its configuration says.
+# Tunix hard-codes this rotary base in its attention and ignores its configuration.
 ROPE_THETA = 1e6
-# Id of padding and of the end of a text: outside the vocabulary, so that no completion ends early.
+# Id of padding and end of text. It is outside the vocabulary, so that no completion ends early.
 NO_TOKEN = -1
 
 
@@ -36,7 +36,7 @@ class Numbers:
 
 
 def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
-    """Load the weights with Tunix's own safetensors reader. Each cache length gets a sampler of its own."""
+    """Load the weights with Tunix's safetensors reader. Every cache length needs its own Tunix sampler."""
     sampling = importlib.import_module("tunix.generate.sampler")
     networks = importlib.import_module("tunix.models.qwen3.model")
     weights = importlib.import_module("tunix.models.qwen3.params")

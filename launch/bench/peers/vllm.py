@@ -9,8 +9,9 @@ import numpy as np
 from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
 
 NAMES = ("vLLM", "vLLM, prompt lookup")
+# Draft length.
 DRAFTED = 3
-# Share of GPU memory for each of two engines. JAX preallocates too: lower that by XLA_PYTHON_CLIENT_MEM_FRACTION.
+# Fraction of GPU memory for each of the two engines. JAX preallocates too: lower XLA_PYTHON_CLIENT_MEM_FRACTION.
 MEMORY_SHARE = 0.25
 
 
@@ -33,7 +34,10 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
 
 
 def _generate(vllm: Any, engine: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
-    """Generate with one length per row: finished rows free their slots. (Per-row seeds would sample row by row.)"""
+    """Generate with one length per row, so that finished rows free their slots.
+
+    No seeds are set, because with per-row seeds vLLM samples row by row.
+    """
     temperature = 0.0 if greedy else 1.0
     laws = [
         vllm.SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)

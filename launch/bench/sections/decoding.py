@@ -1,4 +1,4 @@
-"""Sections that time single rounds: the bandwidth floor, verification, the drafter."""
+"""Sections that time rounds: the memory-bandwidth floor, verification, the drafter."""
 
 import itertools
 from collections.abc import Callable
@@ -19,43 +19,43 @@ from specjax.cost import Cell, fit
 from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Policy, PyTree
 
+# Passes over the array in one bandwidth measurement.
 COPIES = 8
 
 
 def floor(networks: Networks, preset: Preset) -> Section:
-    """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor's time over the measured time."""
+    """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor over the measured time."""
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
     def measure(context: int, batch: int) -> list[Row]:
         no_drafter = NoDrafter()
         kinds = {"round": (no_drafter, 0)}
         timer = round_timer(networks, no_drafter, batch, context, kinds, preset.rounds)
-        # Interleaved, so that a machine that slows down affects both alike.
+        # Interleaved, so that a slowdown of the machine affects both alike.
         measured = interleaved(timer.start(networks.params) | {"copy": copy.measure}, preset.repeats)
         cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
-        least = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
+        floor_s = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
         row: Row = {
             "ms a round": 1e3 * float(np.median(measured["round"])),
             "tokens/s": batch / float(np.median(measured["round"])),
-            "floor ms": 1e3 * float(np.median(least)),
-            "share of floor": ratio(least, measured["round"]),
+            "floor ms": 1e3 * float(np.median(floor_s)),
+            "share of floor": ratio(floor_s, measured["round"]),
             "GB/s": float(np.median(measured["copy"])) / 1e9,
             "compile s": timer.compile_seconds["round"],
         }
         return [row]
 
     notes = [
-        f"floor: bytes of the weights that a round reads ({weights / 1e6:.1f} MB) and of the visible cache, over the "
-        "bandwidth of a copy",
-        f"a copy of {copy.nbytes / 1e6:.0f} MB counts its bytes twice, read and written; a CPU that reads a line before"
-        " it writes it moves them three times, so that reading alone may beat the floor",
+        f"floor: bytes that a round reads, weights ({weights / 1e6:.1f} MB) and visible cache, over copy bandwidth",
+        f"copy bandwidth: {copy.nbytes / 1e6:.0f} MB, counted as read once and written once; a CPU that reads a line "
+        "before writing it moves more, so decoding, which only reads, can beat the floor",
         NO_ROOM,
     ]
     return Section("autoregressive decoding against the memory-bandwidth floor", _each_cell(preset, measure), notes)
 
 
 def verify(networks: Networks, preset: Preset) -> Section:
-    """Measure T(n)/T(1) of a verification of n tokens: policy forward, verifier and commit, without drafting work."""
+    """Measure T(n)/T(1), where T(n) is the time to forward, verify and commit n tokens, without drafting."""
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
     def measure(context: int, batch: int) -> list[Row]:
@@ -65,51 +65,51 @@ def verify(networks: Networks, preset: Preset) -> Section:
         row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
         return [row | {"compile s": sum(timer.compile_seconds.values())}]
 
-    return Section("verification of n tokens over one", _each_cell(preset, measure), [NO_ROOM])
+    return Section("verification of n tokens over verification of one", _each_cell(preset, measure), [NO_ROOM])
 
 
 def draft(networks: Networks, preset: Preset) -> Section:
-    """Measure the cost of a speculative round in plain rounds, the draft head's part, and the speed-up it allows."""
+    """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates."""
     drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in preset.draft_lengths:
-        kinds |= {("verifying", k): (free, k), ("whole", k): (drafter, k)}
+        kinds |= {("verifying", k): (free, k), ("full", k): (drafter, k)}
 
     def measure(context: int, batch: int) -> list[Row]:
         timer = round_timer(networks, drafter, batch, context, kinds, preset.rounds)
         measured = interleaved(timer.start(networks.params), preset.repeats)
         plain = measured["plain", 0]
 
-        def at(k: int) -> Row:
-            whole, verifying = measured["whole", k], measured["verifying", k]
-            cost = ratio(whole, plain)
+        def row_of(k: int) -> Row:
+            full_round, verifying = measured["full", k], measured["verifying", k]
+            cost = ratio(full_round, plain)
             row: dict = {
                 "k": k,
                 "plain ms": 1e3 * float(np.median(plain)),
-                "propose + observe": ratio(np.subtract(whole, verifying).tolist(), plain),
+                "propose + observe": ratio(np.subtract(full_round, verifying).tolist(), plain),
                 "verify + commit": ratio(verifying, plain),
                 "whole round": cost,
             }
             row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
-            return row | {"compile s": timer.compile_seconds["whole", k]}
+            return row | {"compile s": timer.compile_seconds["full", k]}
 
-        drafted = (("whole", k) for k in preset.draft_lengths)
+        drafted = (("full", k) for k in preset.draft_lengths)
         cells.extend(
             Cell(batch, context, kind[1], float(np.median(measured[kind]))) for kind in (("plain", 0), *drafted)
         )
-        return [at(k) for k in preset.draft_lengths]
+        return [row_of(k) for k in preset.draft_lengths]
 
     rows = _each_cell(preset, measure)
     notes = [
-        "in plain rounds of the same batch; the drafter's is the whole round's less one with proposals for free",
-        "at a rate: the tokens of a round over its cost, where a drafted token is kept with that chance",
+        "costs in plain rounds of the same batch; propose + observe: the whole round minus one with free proposals",
+        "at RATE: speed-up, tokens of a round over its cost, if a drafted token is accepted with that probability",
         NO_ROOM,
     ]
-    return Section("what drafting costs", rows, [*notes, *_modelled(cells)])
+    return Section("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
 
 
-def _modelled(cells: list[Cell]) -> list[str]:
-    """Return a note with the cost model fitted to the cells and its relative error; [] for less than two cells."""
+def _cost_model_note(cells: list[Cell]) -> list[str]:
+    """Return a note with the cost model fitted to the cells and its relative error; [] for fewer than two cells."""
     if len(cells) < 2:
         return []
     model = fit(cells)
@@ -117,12 +117,12 @@ def _modelled(cells: list[Cell]) -> list[str]:
     constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model._asdict().items())
     return [
         f"cost model (specjax.cost.CostModel), in microseconds: {constants}; "
-        f"off by {np.median(errors):.0%} in the median cell, by {max(errors):.0%} at most"
+        f"relative error {np.median(errors):.0%} in the median cell, at most {max(errors):.0%}"
     ]
 
 
 def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
-    """Return the rows that `measure` gives for every context and batch of the preset."""
+    """Return the rows of `measure(context, batch)` for every context and batch of the preset."""
     rows = []
     for context, batch in itertools.product(preset.contexts, preset.batches):
         rows += where_it_fits({"context": context, "batch": batch}, partial(measure, context, batch))
@@ -130,7 +130,7 @@ def _each_cell(preset: Preset, measure: Callable[[int, int], list[Row]]) -> list
 
 
 class CopyBandwidth:
-    """Timer of memory bandwidth, bytes read and written per second: in-place passes over more than any cache holds."""
+    """Timer of memory bandwidth: passes in place over an array larger than any cache."""
 
     def __init__(self) -> None:
         self.nbytes = 2**28 if jax.default_backend() == "cpu" else 2**32
@@ -144,6 +144,7 @@ class CopyBandwidth:
         self.measure()
 
     def measure(self) -> float:
+        """Return the bytes read and written per second."""
         return 2 * self.nbytes * COPIES / time_call(self._run)
 
     def _run(self) -> jax.Array:
@@ -152,12 +153,12 @@ class CopyBandwidth:
 
 
 def read_bytes(policy: Policy, params: PyTree) -> int:
-    """Return the bytes of parameters that a round reads. An embedding not tied to the output layer does not count."""
+    """Return the bytes of parameters that a round reads: all but an embedding that is not tied to the output layer."""
     total = sum(x.size for x in jax.tree.leaves(params))
     return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
 
 
 def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:
-    """Return the bytes of keys and values of `positions` positions in each of `rows` rows."""
-    entry = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
-    return decoder.num_layers * rows * positions * entry
+    """Return the bytes of the cached keys and values of `rows` rows of `positions` positions."""
+    bytes_per_layer = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
+    return decoder.num_layers * rows * positions * bytes_per_layer

@@ -1,4 +1,4 @@
-"""Section on the speed-up of whole completions, by draft length and acceptance."""
+"""Section on the generation speed-up, by draft length and forced acceptance."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.types import Prompts
 
 NOTES = (
-    "alpha: tokens a verification, live rows only; cost: seconds of a round in autoregressive ones",
-    "whole completions, with their prefill, in turns with autoregressive decoding",
+    "alpha: acceptance length, active rows only; cost: seconds of a round over those of an autoregressive round",
+    "whole completions including prefill, interleaved with autoregressive decoding",
 )
 
 
@@ -26,7 +26,7 @@ def acceptance(networks: Networks, preset: Preset) -> Section:
     """Measure the speed-up over autoregressive decoding at forced acceptance rates."""
     prompts = random_prompts(networks, preset.batch, preset.prompt)
     title = f"speed-up at forced acceptance, batch {preset.batch}, {preset.prompt} + {preset.new} tokens"
-    note = "forced: the draft head's work and the verifier's are done in full, but the law is not kept"
+    note = "forced acceptance: drafter and verifier do all their work, but the output distribution is not kept"
     config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
     rows = where_it_fits({"k": None}, partial(speedups, networks, prompts, preset, config, preset.rates))
     return Section(title, rows, [note, *NOTES, NO_ROOM])
@@ -37,7 +37,7 @@ def speedups(
 ) -> list[Row]:
     """Return a row for each draft length and rate, measured interleaved with autoregressive decoding.
 
-    If `rates` is None, sample as in training: acceptance is the drafter's own.
+    rates: forced acceptance rates. None: sample as in training, so that acceptance is the drafter's.
     """
     timers = {
         k: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0 and rates is not None)
@@ -49,19 +49,19 @@ def speedups(
         for rate in (rates or (None,) if k else (None,))
     }
     measured = interleaved(runs, preset.repeats)
-    base = measured.pop((0, None))
+    autoregressive = measured.pop((0, None))
     rows = []
-    for (k, rate), seen in measured.items():
-        alpha = seen[0].acceptance_length
-        cost = ratio([x.seconds_per_round for x in seen], [x.seconds_per_round for x in base])
+    for (k, rate), times in measured.items():
+        alpha = times[0].acceptance_length
+        cost = ratio([x.seconds_per_round for x in times], [x.seconds_per_round for x in autoregressive])
         rows.append({
             "k": k,
             "rate": rate,
             "alpha": alpha,
             "cost": cost,
             "alpha/cost": alpha / cost[0],
-            "tokens/s": statistics.median(x.tokens_per_s for x in seen),
-            "speed-up": ratio([x.tokens_per_s for x in seen], [x.tokens_per_s for x in base]),
+            "tokens/s": statistics.median(x.tokens_per_s for x in times),
+            "speed-up": ratio([x.tokens_per_s for x in times], [x.tokens_per_s for x in autoregressive]),
             "compile s": timers[k].compile_seconds,
         })  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""Section on the rollout's layout: phases, windows, queue, shared prefill and the training ladder."""
+"""Section on layout options: phases, windows, queue, shared prefill, and the ladder of training buckets."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +23,12 @@ from specjax.train.ladder import sort_rows
 from specjax.types import Params, Rollout
 
 GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
+# Functions that run the same work with an option off and on.
 Runs = tuple[Callable[[], object], Callable[[], object]]
 
 
 def layout(networks: Networks, preset: Preset) -> Section:
-    """Measure each layout option on against off, interleaved, on the same work."""
+    """Measure the speed-up of each layout option: off and on interleaved, on the same work."""
     makers: dict[str, Callable[[Networks, Preset], Runs]] = {
         "phases": phases,
         "windows": windows,
@@ -39,8 +40,8 @@ def layout(networks: Networks, preset: Preset) -> Section:
         del makers["ladder in training"]
 
     def measure(make: Callable[[Networks, Preset], Runs]) -> list[Row]:
-        without, with_it = make(networks, preset)
-        measured = interleaved({"off": partial(time_call, without), "on": partial(time_call, with_it)}, preset.repeats)
+        run_off, run_on = make(networks, preset)
+        measured = interleaved({"off": partial(time_call, run_off), "on": partial(time_call, run_on)}, preset.repeats)
         off, on = (float(np.median(times)) for times in measured.values())
         return [{"off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])}]
 
@@ -48,14 +49,14 @@ def layout(networks: Networks, preset: Preset) -> Section:
     tail = preset.tail
     notes = [
         f"{GROUP * preset.batch} completions, one in {tail.every} of {tail.longest} tokens, the others around "
-        f"{tail.median}, at draft length {DRAFTED} and acceptance forced at {preset.peer_rate}",
-        f"queue: {preset.batch} slots, each refilled as it frees up; off, {preset.batch} at a time, to their end",
-        "windows: attention first reads only as much as most rows ever need; off, as much as the longest may need",
+        f"{tail.median}; draft length {DRAFTED}, acceptance forced at {preset.peer_rate}",
+        f"queue: on, {preset.batch} slots that are refilled when a row ends; off, batches of {preset.batch} rows",
+        "windows: on, attention first reads only the positions that most rows need; off, those of the longest row",
         NO_ROOM,
     ]
     if not preset.gradients:
-        notes.append("the ladder is left out: gradients of this preset would not fit beside its weights")
-    return Section("phases, queue, shared prefill and ladder, each off and on", rows, notes)
+        notes.append("ladder not measured: this preset's gradients do not fit in memory beside its weights")
+    return Section("layout options, off and on", rows, notes)
 
 
 def _config(preset: Preset) -> RolloutConfig:
@@ -63,7 +64,7 @@ def _config(preset: Preset) -> RolloutConfig:
 
 
 def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
-    """Return a function that runs the long-tailed rollout in the given phases."""
+    """Return a function that runs the long-tailed rollout in the phases `plan`, each (slots, window)."""
     config = replace(_config(preset), phases=plan)
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     return partial(rollout_timer(networks, prompts, config, tail=preset.tail).generate, 0, np.float32(preset.peer_rate))
@@ -77,22 +78,25 @@ def phases(networks: Networks, preset: Preset) -> Runs:
 def windows(networks: Networks, preset: Preset) -> Runs:
     """Return runs: attention over all positions (off), first over those that most rows need (on)."""
     sequences = GROUP * preset.batch
-    usual = sequences, preset.prompt + 3 * preset.tail.median // 2
+    short_window = sequences, preset.prompt + 3 * preset.tail.median // 2
     shrink = shrinking(sequences)
-    return _decode(networks, preset, *shrink), _decode(networks, preset, usual, *shrink)
+    return _decode(networks, preset, *shrink), _decode(networks, preset, short_window, *shrink)
 
 
 def queue(networks: Networks, preset: Preset) -> Runs:
     """Return runs: batches one after another, each to its end (off), slots refilled as rows end (on)."""
     slots, rate = preset.batch, np.float32(preset.peer_rate)
     prompts = random_prompts(networks, GROUP * slots, preset.prompt)
-    parts = [jax.tree.map(lambda x, at=at: x[at : at + slots], prompts) for at in range(0, GROUP * slots, slots)]
-    few = rollout_timer(networks, parts, _config(preset), tail=preset.tail)
-    return lambda: [few.generate(turn, rate) for turn in range(GROUP)], _decode(networks, preset, (slots, ANY_LENGTH))
+    batches = [
+        jax.tree.map(lambda x, start=start: x[start : start + slots], prompts)
+        for start in range(0, GROUP * slots, slots)
+    ]
+    timer = rollout_timer(networks, batches, _config(preset), tail=preset.tail)
+    return lambda: [timer.generate(turn, rate) for turn in range(GROUP)], _decode(networks, preset, (slots, ANY_LENGTH))
 
 
 def shared_prefill(networks: Networks, preset: Preset) -> Runs:
-    """Return runs, short completions of long prompts: one prefill per sequence (off), one per group (on)."""
+    """Return runs of short completions of long prompts: one prefill per sequence (off), one per group (on)."""
 
     def run(rows: int, group: int) -> Callable[[], Rollout]:
         config = RolloutConfig(group_size=group, max_new_tokens=preset.tail.median, draft_length=DRAFTED)
@@ -103,12 +107,12 @@ def shared_prefill(networks: Networks, preset: Preset) -> Runs:
 
 
 def ladder(networks: Networks, preset: Preset) -> Runs:
-    """Return runs of both losses' gradient: rows padded to the longest (off), sorted and cut to buckets (on)."""
+    """Return runs of the gradient of both losses: rows padded to the longest (off), sorted and cut to buckets (on)."""
     tail, mesh = preset.tail, networks.mesh
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, draft_length=0)
     rollout = rollout_timer(networks, prompts, config, tail=tail).generate(0, np.float32(0))
-    # The token that ends a forced completion is none of the policy's.
+    # A forced completion ends with STOP, which is not in the vocabulary.
     rollout = replace(rollout, tokens=jnp.maximum(rollout.tokens, 0))
     sequences = join_completions(prompts, rollout, jnp.ones(len(rollout.lengths)))
     batch, params = TrainBatch(**vars(sequences), advantage=jnp.ones(sequences.tokens.shape)), networks.trained

@@ -1,4 +1,4 @@
-"""Section on a trained run: speed-up at the acceptance of its own draft, on its held-out prompts."""
+"""Section on a trained run: speed-up with its draft on its held-out prompts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,20 +22,23 @@ from specjax.parallel.mesh import MeshConfig
 
 
 def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[[Networks, Preset], Section]:
-    """Read the run and return its section. Raises ConfigError for bad input before anything is measured."""
+    """Load the run and return the function that measures its section. Raises ConfigError for bad input.
+
+    batch: held-out prompts that are decoded together.
+    """
     experiment = build_experiment(replace(load_recipe(recipe), mesh=MeshConfig()))
-    if (named := experiment.config.rollout.function) is not None:
-        raise ConfigError(f"rollout.function = {named}: must be unset, only the built-in rollout is measured")
-    own = experiment.networks
-    if own.decoder is None or isinstance(own.drafter, NoDrafter):
-        raise ConfigError(f"recipe = {recipe}: has no draft of a built-in policy to measure")
+    if (function := experiment.config.rollout.function) is not None:
+        raise ConfigError(f"rollout.function = {function}: must be unset, only the built-in rollout is measured")
+    built = experiment.networks
+    if built.decoder is None or isinstance(built.drafter, NoDrafter):
+        raise ConfigError(f"recipe = {recipe}: must have a draft and a built-in policy")
     networks = Networks(
-        own.decoder, own.policy, own.drafter, restore_params(directory, experiment, which), experiment.mesh
+        built.decoder, built.policy, built.drafter, restore_params(directory, experiment, which), experiment.mesh
     )
     rollout = replace(experiment.config.rollout, group_size=1, draft_lengths=(), phases=())
 
-    if (found := len(experiment.held_out_prompts.rows)) < batch:
-        raise ConfigError(f"recipe = {recipe}: has {found} held-out prompts that can be used, must be at least {batch}")
+    if (usable := len(experiment.held_out_prompts.rows)) < batch:
+        raise ConfigError(f"recipe = {recipe}: has {usable} usable held-out prompts, must be at least {batch}")
 
     def measure(_: Networks, preset: Preset) -> Section:
         prompts = jax.tree.map(jnp.asarray, experiment.held_out_prompts.batch(np.arange(batch)))
