@@ -31,6 +31,7 @@ from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
+from launch.cli.unfinished import Unfinished
 from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
@@ -187,7 +188,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
-    params, evaluate = warm_up(experiment, lambda _: None), evaluator(experiment)
+    params, evaluate = warm_up(experiment, Unfinished()), evaluator(experiment)
     return params, evaluate, evaluate(params)
 
 

@@ -38,6 +38,7 @@ from configs.schema import DistillConfig, RunConfig
 from launch.build.experiment import build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
+from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import distill
 from launch.run.supervised_warmup import warm_up
 from launch.timing import format_provenance
@@ -95,13 +96,13 @@ def main(argv: list[str]) -> int:
     use_compile_cache()
     experiment = build_experiment(recipe(options))
     print(format_provenance("benchmarks.draft_findings"), flush=True)
-    params = warm_up(experiment, lambda _: None)
+    params = warm_up(experiment, Unfinished())
     drafts = starts(experiment, params)
     found = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)
     config = experiment.config
     once = build_experiment(replace(config, draft=replace(config.draft, unroll=1)))
-    single = replace(params, draft=distill(once, params, print).draft)
+    single = replace(params, draft=distill(once, params, Unfinished()).draft)
     rates = by_position(experiment, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
     arms = [(name, mode) for name in drafts for mode in ("frozen", "online")]
     arms += [("in-domain", mode) for mode in MODES if ("in-domain", mode) not in arms]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.build.experiment import Experiment
+from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import PhasedRollout
 from launch.costs.rollout_timer import RolloutTime
 from launch.data.responses import Answers, answers_of
@@ -108,7 +109,7 @@ def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
     trained = {}
     for name, given in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        trained[name] = replace(params, draft=distill(experiment, params, print, given=given).draft)
+        trained[name] = replace(params, draft=distill(experiment, params, Unfinished(), given=given).draft)
     return trained | {"random": params}
 
 

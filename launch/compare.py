@@ -6,15 +6,18 @@ same seeds, from the same state.
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from typing import Any
 
 from rich.console import Console
 
-from launch.build.experiment import build_experiment
+from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
 from launch.cli.pyplot import load_pyplot
 from launch.cli.reads import COMPARE
+from launch.cli.signals import StopSignals
+from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
@@ -40,25 +43,33 @@ def main(argv: list[str]) -> int:
     if args.plots is not None:
         load_pyplot()
         make_directory("plots", args.plots)
-    experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths)))
-    costs = round_costs(experiment)
-    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console)
+    with StopSignals(console.print) as signals:
+        unfinished = unfinished_beside(args.json, signals, config, args)
+        experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths)))
+        write_results(args.json, compare(experiment, args, unfinished))
+        unfinished.remove()
+    return 0
+
+
+def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, Any]:
+    """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
+    config, costs = experiment.config, round_costs(experiment)
+    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
-    pool = make_pool(config.reward)
-    with pool or nullcontext():
+    with make_pool(config.reward) or nullcontext() as pool:
         console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
-        reports = time_variants(variants, args.lengths, config.steps)
+        reports = time_variants(variants, args.lengths, config.steps, unfinished)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)
         results |= {"arms": {name: asdict(report) for name, report in reports.items()}}
         if args.train_steps:
-            results |= {"training": compare_training(experiment, variants, args.train_steps, args.plots, console)}
-    write_results(args.json, results)
-    return 0
+            training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)
+            results |= {"training": training}
+    return results
 
 
 if __name__ == "__main__":

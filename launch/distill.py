@@ -15,9 +15,12 @@ from pathlib import Path
 from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
+from launch.cli.lock import exclusive
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.reads import DISTILL
+from launch.cli.signals import StopSignals
+from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
 from launch.run.restore import restore_params, restore_policy
@@ -36,9 +39,12 @@ def main(argv: list[str]) -> int:
     )
     out = new_output_directory(config)
     check_policy_source(config, args.checkpoint)
-    # Without the lookup: its hits must not count as the draft's acceptance.
-    experiment = build_experiment(replace(config, draft=replace(config.draft, lookup=LookupConfig())))
-    distill_offline(experiment, starting_params(experiment, args), args, out, console)
+    with StopSignals(console.print) as signals, exclusive("out", out):
+        unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
+        # Without the lookup: its hits must not count as the draft's acceptance.
+        experiment = build_experiment(replace(config, draft=replace(config.draft, lookup=LookupConfig())))
+        distill_offline(experiment, starting_params(experiment, args), args, out, console, unfinished)
+        unfinished.remove()
     return 0
 
 

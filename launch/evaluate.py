@@ -9,6 +9,8 @@ from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import EVALUATE
+from launch.cli.signals import StopSignals
+from launch.cli.unfinished import unfinished_beside
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
 from launch.run.restore import params_of
@@ -24,11 +26,14 @@ def main(argv: list[str]) -> int:
     )
     check_policy_source(config, args.checkpoint)
     sets = load_sets(config, args.files)
-    experiment = build_experiment(config, training=False)
-    params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    results = provenance("launch.evaluate") | {"recipe": config.name}
-    results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
-    write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console))
+    with StopSignals(console.print) as signals:
+        unfinished = unfinished_beside(args.json, signals, config, args)
+        experiment = build_experiment(config, training=False)
+        params = params_of(args.checkpoint, experiment, args.checkpoint_step)
+        results = provenance("launch.evaluate") | {"recipe": config.name}
+        results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
+        write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, unfinished))
+        unfinished.remove()
     return 0
 
 

@@ -27,7 +27,9 @@ def minus_startup(total: float, startup: float) -> float:
     return total - startup if total > startup else total
 
 
-def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
+def interleaved(
+    runs: Mapping[Name, Callable[[], Result]], repeats: int, after_turn: Callable[[], None] = lambda: None
+) -> dict[Name, list[Result]]:
     """Call every run `repeats` times and return the results by name.
 
     Each turn calls every run once; every other turn reverses the order, so that a drift of the machine cancels out.
@@ -36,6 +38,7 @@ def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict
     for turn in range(repeats):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
             measured[name].append(runs[name]())
+        after_turn()
     return measured
 
 

@@ -7,6 +7,8 @@ from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
+from launch.cli.signals import StopSignals
+from launch.cli.unfinished import UNFINISHED, Unfinished
 from launch.costs.cost_table import COST_TABLE, CostTable
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
@@ -30,15 +32,17 @@ def main(argv: list[str]) -> int:
     """
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
-    with open_run(config) as directory:
+    with StopSignals(console.print) as signals, open_run(config) as directory:
         experiment = build_experiment(config)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             problem_sets = experiment.problems.train, experiment.problems.held_out
             rewards = [make_reward(pool, each, experiment.tokenizer, experiment.mesh) for each in problem_sets]
-            return train(experiment, directory, *rewards)
+            return train(experiment, directory, signals, *rewards)
 
 
-def train(experiment: Experiment, directory: Path, reward_fn: RewardFn, held_out_reward: RewardFn) -> int:
+def train(
+    experiment: Experiment, directory: Path, signals: StopSignals, reward_fn: RewardFn, held_out_reward: RewardFn
+) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
     pipeline = experiment.train_batches()
@@ -54,19 +58,24 @@ def train(experiment: Experiment, directory: Path, reward_fn: RewardFn, held_out
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
+    unfinished = Unfinished(directory / UNFINISHED, signals)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
-        start = (
-            resume_from(experiment, saves, pipeline, costs) if continuing else start_new(experiment, evaluate, costs)
-        )
+        if continuing:
+            unfinished.remove()
+            start = resume_from(experiment, saves, pipeline, costs)
+        else:
+            start = start_new(experiment, evaluate, costs, unfinished)
         try:
-            with open_logs(experiment, directory, start) as logs:
+            with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing)
                 loop = TrainingLoop(experiment, start, step, probe, pipeline, evaluate, costs, saves, logs)
                 state = loop.run()
+            if saves.newest() is not None:
+                unfinished.remove()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
-            if logs.signals.received is not None:
-                return 128 + logs.signals.received
+            if signals.received is not None:
+                return 128 + signals.received
             record_results(experiment, start, state, evaluate, logs)
         finally:
             try_report(directory)

@@ -1,6 +1,7 @@
 """Checkpoints of a run: everything that resume needs, written in the background. Each is complete or absent."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from specjax.checkpoint_integrity import DamagedSave, check_manifest, write_manifest
+from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_steps, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -78,12 +79,30 @@ class Checkpointer:
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with self._writing() if kind is None else contextlib.suppress(Exception):
+            self._manager.close()
 
     def wait(self) -> None:
-        """Wait until the checkpoint in progress is complete. Raise its error if writing failed."""
-        self._manager.wait_until_finished()
+        """Wait until the checkpoint in progress is complete. Raises OSError, in one line, if it cannot be written."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn every error of the block, each library's own, into an OSError that names the last whole checkpoint."""
+        try:
+            yield
+        except Exception as error:
+            whole = max((step for step in saved_steps(self._directory) if step != self._saving), default=None)
+            last = (
+                "there is no whole checkpoint"
+                if whole is None
+                else f"the last whole checkpoint is that of step {whole}"
+            )
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = reason if len(reason) < 300 else f"{reason[:100]} .. {reason[-190:]}"
+            raise OSError(f"{self._directory / str(self._saving)}: cannot be written: {reason}; {last}") from error
 
     def newest(self) -> int | None:
         """Wait for the save in progress, and return the step of the newest checkpoint, or None without one."""
@@ -145,7 +164,8 @@ class Checkpointer:
             self._unhealthy.add(step)
         self.wait()
         self._saving = step
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        with self._writing():
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, abstract: TrainState, which: Which = "newest") -> Checkpoint:
         """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.

@@ -15,6 +15,14 @@ class RunStopped(Exception):
     """Raised to end a run that cannot go on. The message is one line with the reason; the exit code is 1."""
 
 
+class Stopped(Exception):
+    """Raised to end a program that a signal stopped. The message is one line; the exit code is 128 + signal."""
+
+    def __init__(self, signal: int, message: str) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 @contextmanager
 def refusing() -> Iterator[None]:
     """Turn the ValueError of a check into a ConfigError."""

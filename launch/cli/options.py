@@ -1,6 +1,7 @@
 """Command lines to typed configurations; bad input becomes one line and exit code 2."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import jax
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped, refusing
+from launch.cli.errors import ConfigError, RunStopped, Stopped, refusing
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
@@ -33,12 +34,17 @@ _ALGORITHM_OPTION = Field(
 def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments and return the exit code.
 
-    ConfigError prints one line on stderr and returns 2, RunStopped prints one and returns 1, Ctrl-C returns 130. Any
-    other exception is a bug and propagates.
+    Some exceptions end the program with one line on stderr: ConfigError with exit code 2, RunStopped and OSError (a
+    full disk) with 1, Stopped and Ctrl-C with 128 + signal. Any other exception is a bug and propagates.
     """
+    # Orbax logs every error of its threads with a traceback, and raises it too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         return main(sys.argv[1:])
-    except (ConfigError, RunStopped) as error:
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 128 + stopped.signal
+    except (ConfigError, RunStopped, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:

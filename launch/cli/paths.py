@@ -7,6 +7,8 @@ from typing import Any
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.lock import LOCK_FILE
+from launch.cli.unfinished import UNFINISHED
 from models.files import write_atomically
 
 
@@ -36,11 +38,14 @@ def make_directory(option: str, path: str) -> None:
 
 
 def new_output_directory(config: RunConfig) -> Path:
-    """Return the directory named by `--out`, without creating it. Raise ConfigError unless it is new or empty."""
-    if config.out is None:
-        raise ConfigError("out = None: must be the directory to write")
+    """Return the directory named by `--out`, without creating it.
+
+    Raises ConfigError unless it is new, empty, or holds what a process did that was stopped.
+    """
+    if not config.out:
+        raise ConfigError(f"out = {config.out!r}: must be the directory to write")
     out = Path(config.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {LOCK_FILE, UNFINISHED}):
         raise ConfigError(f"out = {out}: exists and is not an empty directory")
     return out
 

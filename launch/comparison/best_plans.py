@@ -16,6 +16,7 @@ from rich.table import Table
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from launch.costs.rollout_timer import RolloutTime, RolloutTimer
 from launch.timing import interleaved, interval
 from specjax.drafters import Drafter, NoDrafter
@@ -138,7 +139,7 @@ def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
     return tuple((count, ANY_LENGTH) for count in slot_counts)
 
 
-def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Speedup]:
+def compare_plans(experiment: Experiment, params: Params, unfinished: Unfinished) -> tuple[Speedup, Speedup]:
     """Compare the plans of the run's speedup section, first on all its groups, then on a tail of few sequences.
 
     The tail imitates the end of a rollout, where only long rows are still active: about TAIL sequences of the prompts
@@ -161,7 +162,7 @@ def compare_plans(experiment: Experiment, params: Params) -> tuple[Speedup, Spee
             plain_config = replace(config, draft_lengths=(0,))
             plain.append(PhasedRollout(experiment, NoDrafter(), prepare_policy, plain_config, prompts))
             drafting.append(PhasedRollout(experiment, drafter, prepare_all, config, prompts))
-        return best_against_best(plain, drafting, options.repeats)
+        return best_against_best(plain, drafting, options.repeats, unfinished)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
     group_size = experiment.config.rollout.group_size
@@ -193,7 +194,9 @@ def _tail_size(prompts: int, shards: int, group_size: int) -> tuple[int, int]:
     return count, min(-(-sequences // count), group_size)
 
 
-def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout], repeats: int) -> Speedup:
+def best_against_best(
+    plain: list[PhasedRollout], drafting: list[PhasedRollout], repeats: int, unfinished: Unfinished
+) -> Speedup:
     """Choose the best plan of each kind in SCREENED turns, then compare the two in `repeats` interleaved turns.
 
     plain, drafting: rollouts with the same phases, in the same order.
@@ -202,7 +205,8 @@ def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout],
     def best_of(plans: list[Plan]) -> Plan:
         if len(plans) == 1:
             return plans[0]
-        times = interleaved({plan: plan.next_turns(repeats) for plan in plans}, SCREENED)
+        with unfinished.phase(f"choice of {len(plans)} plans", SCREENED, "turns") as phase:
+            times = interleaved({plan: plan.next_turns(repeats) for plan in plans}, SCREENED, lambda: phase.finish({}))
         # Total tokens over total seconds: a median of few turns depends more on the prompts than on the plan.
         return max(
             plans,
@@ -221,9 +225,10 @@ def best_against_best(plain: list[PhasedRollout], drafting: list[PhasedRollout],
     best, plain_plans = best_of(plans), [Plan(rollout, (0,) * len(rollout.phases)) for rollout in plain]
     best_plain, same_phases = best_of(plain_plans), plain_plans[drafting.index(best.rollout)]
     compared = {"plain": best_plain, "speculative": best, "same phases": same_phases}
-    plain_times, speculative_times, same_phases_times = interleaved(
-        {name: plan.next_turns(0) for name, plan in compared.items()}, repeats
-    ).values()
+    with unfinished.phase("comparison of the best plans", repeats, "turns") as phase:
+        plain_times, speculative_times, same_phases_times = interleaved(
+            {name: plan.next_turns(0) for name, plan in compared.items()}, repeats, lambda: phase.finish({})
+        ).values()
     speedups = [b.tokens_per_s / a.tokens_per_s for a, b in zip(plain_times, speculative_times, strict=True)]
     costs = [
         b.seconds_per_round / a.seconds_per_round for a, b in zip(same_phases_times, speculative_times, strict=True)

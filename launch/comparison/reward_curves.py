@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from launch.build.experiment import Experiment
 from launch.cli.pyplot import load_pyplot
+from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
 from specjax.types import Rollout
@@ -39,13 +40,18 @@ class RewardCurve:
 
 
 def compare_training(
-    experiment: Experiment, variants: Mapping[str, Variant], steps: int, plots: str | None, console: Console
+    experiment: Experiment,
+    variants: Mapping[str, Variant],
+    steps: int,
+    plots: str | None,
+    console: Console,
+    unfinished: Unfinished,
 ) -> dict[str, Any]:
     """Train the autoregressive and the automatic variant, print their reward curves and return them as JSON.
 
     plots: directory for curves.png; None draws nothing.
     """
-    curves, difference = train_both({name: variants[name] for name in (PLAIN, AUTOMATIC)}, steps)
+    curves, difference = train_both({name: variants[name] for name in (PLAIN, AUTOMATIC)}, steps, unfinished)
     verifier, dtype = str(experiment.config.rollout.verifier), jnp.dtype(experiment.networks.policy.dtype).name
     print_reward_curves(curves, difference, verifier, dtype, console)
     if plots is not None:
@@ -53,7 +59,9 @@ def compare_training(
     return reward_curves_json(curves, difference)
 
 
-def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
+def train_both(
+    variants: Mapping[str, Variant], steps: int, unfinished: Unfinished
+) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
     """Train two variants from their initial states, one after the other, on the same prompts.
 
     Returns their curves by name, and the second run's first difference from the first (None if there is none).
@@ -61,15 +69,17 @@ def train_both(variants: Mapping[str, Variant], steps: int) -> tuple[dict[str, R
     curves, rollouts, difference = {}, [], None
     for name, variant in variants.items():
         curves[name] = RewardCurve([], [], 0.0)
-        for number, step in enumerate(variant.train(steps), start=1):
-            for measure, metric in MEASURES.items():
-                getattr(curves[name], measure).append(float(step.metrics[metric]))
-            curves[name].seconds += step.step_s
-            if len(curves) == 1:
-                # Keep only the compared fields, because the rollouts of all steps stay in memory.
-                rollouts.append(Rollout(step.rollout.tokens, step.rollout.lengths))
-            elif difference is None:
-                difference = first_difference(number, step.ids, rollouts[number - 1], step.rollout)
+        with unfinished.phase(f"training with draft length {name}", steps, "steps") as phase:
+            for number, step in enumerate(variant.train(steps), start=1):
+                for measure, metric in MEASURES.items():
+                    getattr(curves[name], measure).append(float(step.metrics[metric]))
+                curves[name].seconds += step.step_s
+                if len(curves) == 1:
+                    # Keep only the compared fields, because the rollouts of all steps stay in memory.
+                    rollouts.append(Rollout(step.rollout.tokens, step.rollout.lengths))
+                elif difference is None:
+                    difference = first_difference(number, step.ids, rollouts[number - 1], step.rollout)
+                phase.finish({})
     return curves, difference
 
 

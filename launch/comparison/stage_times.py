@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.timing import interleaved, interval
@@ -60,12 +61,16 @@ def step_speedup(generation_share: float, generation_speedup: float) -> float:
     return 1 / (generation_share / generation_speedup + 1 - generation_share)
 
 
-def time_variants(variants: Mapping[str, Variant], lengths: Sequence[int], steps: int) -> dict[str, VariantReport]:
-    """Time `steps` steps of every variant, interleaved, and return the reports by name.
+def time_variants(
+    variants: Mapping[str, Variant], lengths: Sequence[int], steps: int, unfinished: Unfinished
+) -> dict[str, VariantReport]:
+    """Time `steps` steps of every variant, interleaved, and return the reports by name. Raises Stopped at a signal.
 
     lengths: draft lengths that `Variant.chosen` indexes.
     """
-    times = interleaved({name: variant.time_step for name, variant in variants.items()}, steps)
+    with unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants") as phase:
+        runs = {name: variant.time_step for name, variant in variants.items()}
+        times = interleaved(runs, steps, lambda: phase.finish({}))
     plain = times[PLAIN]
     generation_share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
     return {

@@ -56,6 +56,10 @@ class Answers:
         """Tokens of all answers, without prompts and padding, concatenated, int32."""
         return self.tokens[self._answer_mask(np.arange(len(self)))]
 
+    def first(self, count: int) -> "Answers":
+        """Return the first `count` rows."""
+        return Answers(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
+
     def batch(self, picks: np.ndarray) -> Sequences:
         """Return the rows `picks`, int [B]. A negative pick gives an empty row."""
         picked = (picks >= 0)[:, None]

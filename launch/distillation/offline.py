@@ -8,6 +8,7 @@ from rich.console import Console
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import write_results
+from launch.cli.unfinished import Unfinished
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
@@ -22,10 +23,13 @@ from specjax.types import Params
 REPORT = "distill.json"
 
 
-def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console) -> None:
+def distill_offline(
+    experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console, unfinished: Unfinished
+) -> None:
     """Distil the draft of `params`, measure it, write the draft and distill.json to `out`, and print the results.
 
-    Raises ConfigError, before anything is written, if this run cannot distil or measure a draft.
+    Raises ConfigError, before anything is written, if this run cannot distil or measure a draft, and Stopped at a
+    signal.
     """
     config, networks = experiment.config, experiment.networks
     responses = None if args.responses is None else _load_responses(Path(args.responses), experiment, console)
@@ -42,13 +46,11 @@ def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, o
         if writer is not None:
             writer.append(answer_records(answers, experiment.problems.train, experiment.tokenizer))
 
-    out.mkdir(parents=True, exist_ok=True)
-
     # A trained draft keeps its reduced vocabulary, because its weights depend on it.
     trained = args.start == "checkpoint"
     own_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
-        experiment, params, console.print, given=responses, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+        experiment, params, unfinished, given=responses, own_vocabulary=own_vocabulary, trained=trained, keep=keep
     )
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path

@@ -1,17 +1,16 @@
 """Distillation of a draft from the policy's answers. Answers are generated in chunks; the draft trains after each."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 
-import jax
 import numpy as np
 
 from launch.build.draft_vocabulary import most_frequent
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
@@ -19,14 +18,13 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import make_generate
 from specjax.train.distill import init_distill_state, make_distill_step
 from specjax.train.optimizer import make_optimizer
-from specjax.types import Params, Prompts, PyTree
+from specjax.types import Params, PyTree
 
 # Passes over the answers if the recipe does not set distill.steps.
 PASSES = 4
 # First step that keys the noise of answers. Training steps count up from 0, measurements down from -1.
 FIRST_STEP = -(2**30)
 
-Report = Callable[[str], None]
 Keep = Callable[[Answers], None]
 
 
@@ -93,7 +91,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
 def distill(
     experiment: Experiment,
     params: Params,
-    report: Report,
+    unfinished: Unfinished,
     *,
     given: Answers | None = None,
     own_vocabulary: bool = False,
@@ -108,32 +106,34 @@ def distill(
     Args:
         experiment:     the run.
         params:         parameters of policy and draft.
-        report:         called with each line of progress.
+        unfinished:     what earlier processes have done of it.
         given:          answers to train on. None: generate them.
         own_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The draft
                         must be untrained.
         trained:        the draft of `params` is trained, though the recipe starts from random weights.
-        keep:           called with each chunk of generated answers, before training on it.
+        keep:           called with the answers to each batch of prompts.
+
+    Raises Stopped at a signal.
     """
-    config, cost, clock = experiment.config, DistillationCost(), CompileClock()
-    answers, drafter, chunks = given, experiment.networks.drafter, _chunks(experiment) if given is None else []
-    batches = enumerate(experiment.train_batches())
+    cost, clock, rows = DistillationCost(), CompileClock(), experiment.config.distill.batch_size
+    drafter, trainer, answers = experiment.networks.drafter, None, given
     can_draft = trained or experiment.networks.draft.read_from is not None
-    generator = _AnswerGenerator(experiment, drafter if can_draft else NoDrafter(), report, cost, keep)
-    if answers is None:
-        answers = generator.answers(params, islice(batches, chunks[0]))
-    if own_vocabulary:
-        drafter = with_vocabulary(experiment, answers)
-    total_answers = sum(chunks) * experiment.sequences if given is None else len(given)
-    steps = config.distill.steps or -(-PASSES * total_answers // config.distill.batch_size)
-    trainer = _DraftTrainer(experiment, drafter, params, steps, report, cost)
-    if not can_draft:
-        generator = _AnswerGenerator(experiment, drafter, report, cost, keep)
-    for number, rollouts in enumerate(chunks[1:], start=1):
-        trainer.train(answers, steps * number // len(chunks))
-        new_answers = generator.answers(replace(params, draft=trainer.draft), islice(batches, rollouts))
-        answers = join_answers([answers, new_answers])
-    trainer.train(answers, steps)
+    # Numbers of answers, given or generated so far, at the end of each chunk.
+    counts = [n * experiment.sequences for n in np.cumsum(_chunks(experiment))] if given is None else [len(given)]
+    steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
+    generator = AnswerGenerator(experiment, unfinished, counts[-1], cost, keep) if given is None else None
+    for number, count in enumerate(counts, start=1):
+        if generator is not None:
+            writer = drafter if can_draft or trainer is not None else NoDrafter()
+            draft = params.draft if trainer is None else trainer.draft
+            answers = generator.generate(replace(params, draft=draft), writer, count)
+        assert answers is not None
+        if trainer is None:
+            if own_vocabulary:
+                drafter = with_vocabulary(experiment, answers)
+            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished, cost)
+        trainer.train(answers, steps * number // len(counts))
+    assert trainer is not None and answers is not None
     cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
     return Distillation(drafter, trainer.draft, answers, cost)
 
@@ -151,41 +151,61 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     return networks.draft.with_target_ids(ids).drafter
 
 
-class _AnswerGenerator:
-    """Generator of the policy's answers to training prompts, at the run's longest draft length."""
+class AnswerGenerator:
+    """Generator of the policy's answers to training prompts, at the run's longest draft length.
+
+    count: number of answers to generate in all; each batch of prompts gives `experiment.sequences`.
+    """
 
     def __init__(
-        self, experiment: Experiment, drafter: Drafter, report: Report, cost: DistillationCost, keep: Keep | None
+        self, experiment: Experiment, unfinished: Unfinished, count: int, cost: DistillationCost, keep: Keep | None
     ) -> None:
-        self._seed, self._report, self._cost, self._keep = experiment.config.seed, report, cost, keep
-        rollout = experiment.config.rollout
-        length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
-        config = replace(rollout, draft_length=length, draft_lengths=())
-        self._generate = make_generate(
-            experiment.networks.policy, drafter, config, experiment.mesh, experiment.rollout_fn
+        self._experiment, self._cost, self._keep = experiment, cost, keep
+        self._phase = unfinished.phase("answers", count // experiment.sequences, "batches")
+        self._batches = experiment.train_batches()
+        for _ in range(self._phase.done):
+            next(self._batches)
+        saved = self._phase.restore("answers")
+        self._parts = [] if saved is None else [Answers(**saved)]
+        if keep is not None and self._parts:
+            keep(self._parts[0])
+
+    def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
+        """Return the first `until` answers, of this and of earlier processes. A batch's number keys its noise."""
+        rollout, per_batch, seed = (
+            self._experiment.config.rollout,
+            self._experiment.sequences,
+            self._experiment.config.seed,
         )
+        if self._phase.done * per_batch < until:
+            length = 0 if isinstance(drafter, NoDrafter) else max(rollout.lengths)
+            config = replace(rollout, draft_length=length, draft_lengths=())
+            parts = self._experiment.networks.policy, drafter, config, self._experiment.mesh
+            generate = make_generate(*parts, self._experiment.rollout_fn)
+            tokens = rounds = batches = 0
+            with self._phase:
+                while self._phase.done * per_batch < until:
+                    start, prompts = time.perf_counter(), next(self._batches)
+                    rollout = generate(params, prompts, seed_step(seed, FIRST_STEP + self._phase.done))
+                    self._parts.append(answers_of(prompts, rollout))
+                    self._cost.generation_s += time.perf_counter() - start
+                    if self._keep is not None:
+                        self._keep(self._parts[-1])
+                    generated = int(np.sum(rollout.lengths))
+                    tokens, rounds = tokens + generated, rounds + int(np.sum(rollout.verifications))
+                    batches += 1
+                    # The first token of an answer comes from the prefill of its prompt.
+                    drawn = tokens - per_batch * batches
+                    self._phase.finish(
+                        {"answers": vars(join_answers(self._parts))},
+                        tokens=generated,
+                        note=f"acceptance length {drawn / max(rounds, 1):.2f}",
+                        save=(self._phase.done + 1) * per_batch >= until,
+                    )
+        return join_answers(self._parts).first(until)
 
-    def answers(self, params: Params, batches: Iterable[tuple[int, Prompts]]) -> Answers:
-        """Return answers to numbered batches of prompts. The number of a batch keys its noise."""
-        start, parts, rounds = time.perf_counter(), [], 0
-        for number, prompts in batches:
-            rollout = self._generate(params, prompts, seed_step(self._seed, FIRST_STEP + number))
-            parts.append(answers_of(prompts, rollout))
-            rounds += int(np.sum(rollout.verifications))
-        answers, seconds = join_answers(parts), time.perf_counter() - start
-        self._cost.generation_s += seconds
-        tokens = len(answers.completions)
-        acceptance_length = (tokens - len(answers)) / max(rounds, 1)
-        if self._keep is not None:
-            self._keep(answers)
-        self._report(
-            f"generated {len(answers)} answers ({tokens} tokens) in {seconds:.1f} s, "
-            f"acceptance length {acceptance_length:.2f}"
-        )
-        return answers
 
-
-class _DraftTrainer:
+class DraftTrainer:
     """Trainer of the draft of `params`. steps: total number of steps, for the learning-rate schedule."""
 
     def __init__(
@@ -194,14 +214,15 @@ class _DraftTrainer:
         drafter: Drafter,
         params: Params,
         steps: int,
-        report: Report,
+        unfinished: Unfinished,
         cost: DistillationCost,
     ) -> None:
         config = experiment.config
         optimizer = make_optimizer(config.draft_optimizer, steps)
         self._policy, self._seed, self._rows = params.policy, config.seed, config.distill.batch_size
-        self._report, self._cost = report, cost
-        self._state = init_distill_state(params.draft, optimizer, experiment.mesh)
+        self._cost = cost
+        self._phase = unfinished.phase("distillation", steps, "steps")
+        self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, experiment.mesh))
         self._step = make_distill_step(
             experiment.networks.policy,
             drafter,
@@ -219,17 +240,20 @@ class _DraftTrainer:
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:
-        """Train on batches drawn from `answers` until step `until`, counted over all calls."""
-        start, metrics = time.perf_counter(), None
-        for number in range(self._cost.steps, until):
-            batch = answers.draw(self._rows, self._seed, number)
-            self._state, metrics = self._step(self._state, self._policy, batch)
-            self._cost.trained_tokens += int(np.sum(batch.completion))
-        self._cost.steps = until
-        if metrics is not None:
-            loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
-            self._report(f"distillation step {until}: loss {loss:.3f}, predicted acceptance {acceptance:.3f}")
-        jax.block_until_ready(self._state)
+        """Train on batches drawn from `answers` until step `until`, counted over all calls and processes."""
+        if self._phase.done >= until:
+            return
+        start = time.perf_counter()
+        with self._phase:
+            for number in range(self._phase.done, until):
+                batch = answers.draw(self._rows, self._seed, number)
+                self._state, metrics = self._step(self._state, self._policy, batch)
+                loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
+                tokens = int(np.sum(batch.completion))
+                self._cost.trained_tokens += tokens
+                self._cost.steps = number + 1
+                note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"
+                self._phase.finish({"trainer": self._state}, tokens=tokens, note=note, save=number + 1 == until)
         self._cost.training_s += time.perf_counter() - start
 
 

@@ -1,7 +1,7 @@
 """Sampling and scoring of held-out prompts, with the same rollout and reward as training."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
+from launch.cli.progress import Progress
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -99,6 +100,12 @@ class Sampler:
         return Sampled._make([*(np.asarray(column)[ids >= 0] for column in columns), seconds])
 
 
+def join_sampled(parts: Sequence[Sampled]) -> Sampled:
+    """Concatenate the completions of all parts; their seconds are summed."""
+    columns = zip(*(part[:-1] for part in parts), strict=True)
+    return Sampled._make([*map(np.concatenate, columns), np.float64(sum(part.seconds for part in parts))])
+
+
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
 
@@ -119,6 +126,12 @@ def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Pro
     score = jax.jit(reward_fn)
 
     def evaluate(params: Params) -> float:
-        return float(np.mean(np.concatenate([sample(params, score, prompts).correct for prompts in batches])))
+        correct = []
+        with Progress("evaluation", len(batches), "batches") as progress:
+            for prompts in batches:
+                sampled = sample(params, score, prompts)
+                correct.append(sampled.correct)
+                progress.advance(tokens=int(np.sum(sampled.lengths)))
+        return float(np.mean(np.concatenate(correct)))
 
     return evaluate

@@ -7,19 +7,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
 from launch.build.problems import build_problems, load_problems
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from launch.data.batches import PromptTable, fixed_batches
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
-from launch.evaluation.sampler import Sampled, Sampler, prompts_per_batch
+from launch.evaluation.sampler import Sampled, Sampler, join_sampled, prompts_per_batch
 from launch.evaluation.statistics import INTERVAL
 from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
 from specjax.drafters import NoDrafter
@@ -53,9 +55,14 @@ def prompt_tables(
 
 
 def evaluate_sets(
-    experiment: Experiment, params: Params, sets: dict[str, list[Problem]], args: EvaluateArgs, console: Console
+    experiment: Experiment,
+    params: Params,
+    sets: dict[str, list[Problem]],
+    args: EvaluateArgs,
+    console: Console,
+    unfinished: Unfinished,
 ) -> dict[str, Any]:
-    """Sample, score, save and print each set; return the results for the JSON file."""
+    """Sample, score, save and print each set; return the results for the JSON file. Raises Stopped at a signal."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
     tables = prompt_tables(experiment, sets, args.prompts, console)
     if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
@@ -69,12 +76,19 @@ def evaluate_sets(
     pool = make_pool(config.reward)
     with pool or nullcontext():
         final_answer = _final_answer(experiment, args, console)
-        for name, table in tables.items():
-            score, sampled = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh)), []
-            for prompts in fixed_batches(table, batch_size):
-                sampled.append(sample(params, score, prompts))
-                if completions is not None:
-                    completions.append(completion_records(name, sampled[-1], experiment.tokenizer))
+        for number, (name, table) in enumerate(tables.items(), start=1):
+            score = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh))
+            batches = fixed_batches(table, batch_size)
+            with unfinished.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
+                saved = phase.restore("sampled")
+                sampled = [] if saved is None else [Sampled(**saved)]
+                for prompts in batches[phase.done :]:
+                    sampled.append(sample(params, score, prompts))
+                    state = {"sampled": join_sampled(sampled)._asdict()}
+                    phase.finish(state, tokens=int(np.sum(sampled[-1].lengths)))
+            if completions is not None:
+                for part in sampled:
+                    completions.append(completion_records(name, part, experiment.tokenizer))
             reports.append(set_report(name, sampled, args.samples, args.larger_k, experiment.tokenizer, final_answer))
             print_set(reports[-1], sample.draft_length, console)
     return {

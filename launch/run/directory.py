@@ -12,6 +12,7 @@ from typing import Any
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.lock import exclusive
+from launch.cli.unfinished import UNFINISHED
 from launch.run.history import records_of
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
@@ -92,9 +93,13 @@ def _next(name: str, stack: contextlib.ExitStack) -> Path:
 
 
 def _holds_a_run(directory: Path) -> bool:
-    """Return whether the directory has metrics or checkpoints; a run that failed before its first step has neither."""
+    """Return whether the directory has metrics, checkpoints, or a warm-up or distillation that was stopped."""
     metrics, checkpoints = directory / METRICS_FILE, directory / CHECKPOINTS
-    return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    return (
+        (directory / UNFINISHED).exists()
+        or (metrics.is_file() and metrics.stat().st_size > 0)
+        or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    )
 
 
 def _existing(config: RunConfig) -> Path:

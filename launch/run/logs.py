@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.build.experiment import Experiment
-from launch.cli.console import console
+from launch.cli.signals import StopSignals
 from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
 from launch.run.event_log import EventLog
 from launch.run.metric_log import MetricLog
 from launch.run.sample_log import SampleLog
-from launch.run.signals import StopSignals
 from launch.run.skipped_updates import SkippedUpdates
 from launch.run.start import Start
 from launch.run.step_timer import Step, StepTimer
@@ -45,7 +44,7 @@ class RunLogs:
 
 
 @contextmanager
-def open_logs(experiment: Experiment, directory: Path, start: Start) -> Iterator[RunLogs]:
+def open_logs(experiment: Experiment, directory: Path, start: Start, signals: StopSignals) -> Iterator[RunLogs]:
     """Open the logs of a run that starts or resumes. Entries of steps after the resumed one are dropped."""
     config = experiment.config
     resume_step = start.step if config.resume else None
@@ -55,7 +54,6 @@ def open_logs(experiment: Experiment, directory: Path, start: Start) -> Iterator
     with (
         wandb_log(config, directory) as also,
         MetricLog(directory, config.print_every, resume_step, also) as metrics,
-        StopSignals(console.print) as signals,
     ):
         timer = StepTimer(metrics.log, (check, switches, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)

@@ -2,6 +2,7 @@
 
 from launch.build.experiment import Experiment
 from launch.cli.console import console
+from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import compare_plans, print_speedup
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
@@ -10,7 +11,10 @@ from specjax.types import TrainState
 
 
 def record_results(experiment: Experiment, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs) -> None:
-    """Report held-out accuracy before and after RL, and the speed-up of the best plans, where the recipe asks."""
+    """Report held-out accuracy before and after RL, and the speed-up of the best plans, where the recipe asks.
+
+    Raises Stopped at a signal; a resumed run measures again.
+    """
     config = experiment.config
     if start.accuracy_before is not None:
         after = logs.timer.logged.get("eval/accuracy")
@@ -19,6 +23,6 @@ def record_results(experiment: Experiment, start: Start, state: TrainState, eval
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.slots:
-        overall, tail = compare_plans(experiment, state.params)
+        overall, tail = compare_plans(experiment, state.params, Unfinished(signals=logs.signals))
         print_speedup(overall, tail, console)
         logs.events.record_result(config.steps, speedup=overall.speedup[0], speedup_of_the_tail=tail.speedup[0])

@@ -13,6 +13,7 @@ from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import check_plans
 from launch.costs.cost_table import CostTable, load_cells
 from launch.data.batches import PromptPipeline, fixed_batches
@@ -89,11 +90,11 @@ def _check_loss(experiment: Experiment) -> None:
         raise ConfigError(f"loss.function = {config.loss.function}: {error}") from error
 
 
-def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None) -> Start:
-    """Start a new run: warm up the policy and distil the draft as the recipe says."""
-    config, params = experiment.config, warm_up(experiment, console.print)
+def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, unfinished: Unfinished) -> Start:
+    """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal."""
+    config, params = experiment.config, warm_up(experiment, unfinished)
     if config.distill.steps:
-        params = replace(params, draft=distill(experiment, params, console.print).draft)
+        params = replace(params, draft=distill(experiment, params, unfinished).draft)
     state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0))
     return Start(state, 0, evaluate(state.params) if config.eval.every else None)
 

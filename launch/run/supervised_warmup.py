@@ -1,15 +1,16 @@
 """Warm-up: supervised steps on worked solutions before RL, for a policy that starts from scratch."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, worked_solutions
 from specjax import kernels
 from specjax.log_probs import teacher_forced, token_log_probs
@@ -19,13 +20,11 @@ from specjax.train.batch import Sequences
 from specjax.train.optimizer import init_moments, make_optimizer, update, usable
 from specjax.types import Params, PyTree
 
-REPORT_EVERY = 25
 
-
-def warm_up(experiment: Experiment, say: Callable[[str], None]) -> Params:
+def warm_up(experiment: Experiment, unfinished: Unfinished) -> Params:
     """Return the recipe's networks, with the policy after `warmup.steps` supervised steps.
 
-    A step minimises the cross-entropy of the solutions. say: called with the loss every REPORT_EVERY steps.
+    A step minimises the cross-entropy of the solutions. Raises Stopped at a signal.
     """
     config, policy, mesh = experiment.config.warmup, experiment.networks.policy, experiment.mesh
     if not config.steps:
@@ -48,11 +47,13 @@ def warm_up(experiment: Experiment, say: Callable[[str], None]) -> Params:
         moments = init_moments(optimizer, params, mesh)
         layout = jax.tree.map(lambda x: x.sharding, (params, moments))
         jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
-        for i in range(config.steps):
-            batch = solutions.draw(config.batch_size, seed, i)
-            params, moments, value = kernels.finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
-            if (i + 1) % REPORT_EVERY == 0 or i + 1 == config.steps:
-                say(f"warm-up step {i + 1}: loss {float(value):.3f}")
+        with unfinished.phase("warm-up", config.steps, "steps") as phase:
+            params, moments = phase.restore("networks", (params, moments))
+            for i in range(phase.done, config.steps):
+                batch = solutions.draw(config.batch_size, seed, i)
+                params, moments, value = kernels.finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
+                tokens = int(np.sum(batch.completion))
+                phase.finish({"networks": (params, moments)}, tokens=tokens, note=f"loss {float(value):.3f}")
     return replace(experiment.networks.params, policy=params)
 
 

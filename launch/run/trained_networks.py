@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.build.experiment import Experiment
+from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import check_distillation, distill
 from launch.run.restore import restore_params
 from launch.run.supervised_warmup import check_warmup, warm_up
@@ -13,7 +14,9 @@ from specjax.checkpoint import Which
 from specjax.types import Params
 
 
-def trained_networks(experiment: Experiment, checkpoint: str | None, which: Which, console: Console) -> Params:
+def trained_networks(
+    experiment: Experiment, checkpoint: str | None, which: Which, console: Console, unfinished: Unfinished
+) -> Params:
     """Return the networks of a run's checkpoint; without one, the recipe's after warm-up and distillation.
 
     A draft with random weights is distilled even if the recipe does not ask for it: otherwise only chance would accept
@@ -27,11 +30,11 @@ def trained_networks(experiment: Experiment, checkpoint: str | None, which: Whic
     check_warmup(experiment)
     if distils:
         check_distillation(experiment)
-    params = warm_up(experiment, console.print)
+    params = warm_up(experiment, unfinished)
     if not distils:
         return params
     if not config.distill.steps:
         console.print(
             "the draft has random weights: distilled first, as launch.distill does (or pass --checkpoint RUN)"
         )
-    return replace(params, draft=distill(experiment, params, console.print).draft)
+    return replace(params, draft=distill(experiment, params, unfinished).draft)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import SCREENED, PhasedRollout, best_against_best, tail_of
 from launch.costs.rollout_timer import RolloutTime
 from specjax import MeshConfig, NoDrafter, Params, Prompts, RolloutConfig, make_mesh
@@ -49,7 +50,7 @@ class Fake:
 def test_the_best_plan_of_each_kind_is_measured_in_turns_that_did_not_choose_it():
     plain: Any = [Fake((0,), {(0, 0): 90.0}), Fake((0,), {(0, 0): 100.0})]
     drafting: Any = [Fake((0, 3), {(0, 3): 180.0, (3, 3): 120.0}), Fake((0, 3), {(0, 3): 150.0, (3, 3): 170.0})]
-    found = best_against_best(plain, drafting, repeats=3)
+    found = best_against_best(plain, drafting, 3, Unfinished())
     assert found.plain.rollout is plain[1] and found.speculative.rollout is drafting[0]
     assert found.speculative.draft_lengths == (0, 3)
     assert found.speedup == pytest.approx((1.8, 1.8, 1.8)) and found.acceptance_length == 2.0
@@ -71,7 +72,7 @@ def test_a_machine_that_slows_down_does_not_choose_the_plan():
     plain: Any = [Slowing((0,), {(0, 0): 100.0})]
     # If it were asked for each of its plans on end, the slower would seem faster by far.
     drafting: Any = [Slowing((0, 3), {(0, 3): 150.0, (3, 3): 160.0})]
-    assert best_against_best(plain, drafting, repeats=3).speculative.draft_lengths == (3, 3)
+    assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (3, 3)
 
 
 def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
@@ -83,7 +84,7 @@ def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
     plain: Any = [Fake((0,), {(0, 0): 100.0})]
     # In most turns the other is faster.
     drafting: Any = [Bimodal((0, 3), {(0, 3): 1.0, (3, 3): 1.0})]
-    assert best_against_best(plain, drafting, repeats=3).speculative.draft_lengths == (0, 3)
+    assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (0, 3)
 
 
 def test_parameters_are_prepared_anew_before_every_pass_of_one_program():

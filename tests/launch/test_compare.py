@@ -16,6 +16,7 @@ import launch.compare
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.reward_curves import (
     WIDTH,
@@ -87,7 +88,7 @@ def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path
     assert found["versions"].startswith("Python 3") and (found["recipe"], found["checkpoint"]) == ("tiny", None)
     for part in ("command", "device", "draft length 2 at 16 slots of 26 positions"):
         assert part in said
-    assert "warm-up step" not in said and "random weights" not in said
+    assert "warm-up: " not in said and "random weights" not in said
     assert all(arm["parting"] is None for arm in arms.values())
     assert len({arm["tokens"] for arm in arms.values()}) == 1
     assert [arm["draft_lengths"] for arm in arms.values()] == [[], [2], [2]]
@@ -110,14 +111,14 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     """It also measures the cost of rounds. Training the draft does not change the generated tokens."""
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
-    for part in ("warm-up step 2", "random weights", "distillation step 8"):
+    for part in ("warm-up: 2 of 2 steps", "random weights", "distillation: 8 of 8 steps"):
         assert part in said
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
     assert found["training"]["parting"] is None and "3 steps" in said
     leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
-    assert "warm-up step" not in said and "random weights" not in said
+    assert "warm-up: " not in said and "random weights" not in said
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), "newest")
     with refuses("7...1", ConfigError):
@@ -187,7 +188,7 @@ def test_two_runs_that_part_are_found_to():
         steps = [StepTime({}, 0.1, np.array([5]), each, metrics) for each in rollouts]  # pyright: ignore[reportArgumentType]
         return SimpleNamespace(train=lambda count: steps[:count])
 
-    curves, apart = train_both({"plain": arm(1, 2, 3), "other": arm(1, 4, 5)}, 3)  # pyright: ignore[reportArgumentType]
+    curves, apart = train_both({"plain": arm(1, 2, 3), "other": arm(1, 4, 5)}, 3, Unfinished())  # pyright: ignore[reportArgumentType]
     assert apart == FirstDifference(2, 5, 0, 1, 2, 4)
     assert curves["plain"].reward == [0.5] * 3 and curves["other"].seconds == pytest.approx(0.3)
 

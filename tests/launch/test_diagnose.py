@@ -15,6 +15,7 @@ from configs.override import override
 from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.recipes import load_recipe
+from launch.cli.unfinished import Unfinished
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.findings import Diagnosis, alternative_findings
 from launch.distillation.trainer import distill
@@ -35,7 +36,7 @@ SETTINGS = FEW | changes(
 def trained() -> tuple[Experiment, Params]:
     experiment = build_experiment(diagnostic_run(override(load_recipe("tiny"), SETTINGS)))
     params = experiment.networks.params
-    return experiment, replace(params, draft=distill(experiment, params, lambda text: None).draft)
+    return experiment, replace(params, draft=distill(experiment, params, Unfinished()).draft)
 
 
 @pytest.fixture(autouse=True)

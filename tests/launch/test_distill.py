@@ -18,6 +18,7 @@ import launch.distill
 import launch.train
 from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
+from launch.cli.unfinished import Unfinished
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
@@ -193,7 +194,7 @@ def test_answers_outlive_a_crash_while_training(
     def crash(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("launch.distillation.trainer._DraftTrainer.train", crash)
+    monkeypatch.setattr("launch.distillation.trainer.DraftTrainer.train", crash)
     kept = tmp_path / "kept.jsonl"
     with pytest.raises(MemoryError):
         options = shrunk | SMALL | {"--out": str(tmp_path / "out"), "--save-responses": str(kept)}
@@ -215,7 +216,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | options), "", ""))
     with pytest.raises(Seen) as seen:
-        distill(experiment, experiment.networks.params, print, trained=trained)
+        distill(experiment, experiment.networks.params, Unfinished(), trained=trained)
     assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 
@@ -271,7 +272,12 @@ def test_other_drafts_are_saved_and_go_on_from_there(
 
 def test_what_it_says_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
-    for part in ("generated 32 answers (", "distillation step 30", "distillation step 60", "temperature"):
+    for part in (
+        "answers: 2 of 4 batches",
+        "distillation: 30 of 60 steps",
+        "distillation: 60 of 60 steps",
+        "temperature",
+    ):
         assert part in said
     where = str(out / "draft"), str(out / "speculators")
     for part in ("6 tokens", *where, "cost: ", "draft length"):

@@ -34,20 +34,21 @@ class Recorder:
             eval=replace(tiny.eval, every=options.pop("eval_every", 0)),
             checkpoint=replace(tiny.checkpoint, every=options.pop("save_every", 0), best="eval/accuracy"),
         )
-        self.signals, self.skipped = SimpleNamespace(received=None), SimpleNamespace(reason=None)
+        self.signals, self.skipped = SimpleNamespace(received=None), SimpleNamespace(reason=None, in_a_row=0)
         self.on: dict[tuple[str, int], Any] = options.pop("on", {})
         probe: Any = self._step("probe")
         probe.rehearse = self._step("rehearse")
         events: Any = SimpleNamespace(
             warn=lambda number, text: self.said.append((number, text)),
             record_warning=lambda number, text: self.said.append((number, text)),
+            record_checkpoint=lambda number: None,
         )
         samples: Any = SimpleNamespace(due=lambda number: False)
         unused: Any = None
         fakes: Any = SimpleNamespace(
             experiment=SimpleNamespace(config=config, phases=(), draft_vocabulary=None, checksum=0),
             pipeline=SimpleNamespace(__next__=None),
-            saves=SimpleNamespace(save=self._save, wait=lambda: self._do("wait", 0)),
+            saves=SimpleNamespace(save=self._save, newest=lambda: None),
             signals=self.signals,
             skipped=self.skipped,
         )
@@ -89,7 +90,8 @@ class Recorder:
         self._do("evaluate", self.number)
         return 0.25
 
-    def _save(self, number: int, state: Any, data: Any, extra: Any, score: float | None) -> None:
+    def _save(self, number: int, state: Any, data: Any, extra: Any, score: float | None, healthy: bool) -> None:
+        assert healthy
         self.scores.append(score)
         self._do("save", number)
 
@@ -106,7 +108,7 @@ def test_what_follows_a_step_comes_in_order(tmp_path: Path):
     run = Recorder(tmp_path, eval_every=2, save_every=3)
     run.loop.run()
     expected = [("train", 1), ("train", 2), ("log", 1), ("evaluate", 2), ("log", 2), ("train", 3), ("log", 3)]
-    expected += [("save", 3), ("train", 4), ("evaluate", 4), ("log", 4), ("save", 4), ("wait", 0)]
+    expected += [("save", 3), ("train", 4), ("evaluate", 4), ("log", 4), ("save", 4)]
     assert run.done == expected
     # By `eval/accuracy`, which step 3 did not measure.
     assert run.scores == [None, 0.25]
@@ -117,7 +119,7 @@ def test_a_probe_is_rehearsed_and_its_time_includes_its_prompts(tmp_path: Path):
     seen: dict[int, Any] = {}
     run.loop.logs.timer._observers = (lambda step: seen.update({step.number: step.metrics}),)
     run.loop.run()
-    assert [step for step in run.done if step[0] not in ("log", "wait")] == [
+    assert [step for step in run.done if step[0] != "log"] == [
         ("train", 1),
         ("rehearse", 2),
         ("probe", 3),
@@ -145,7 +147,7 @@ def test_a_run_that_must_stop_ends_after_its_step_and_saves(tmp_path: Path, why:
     run = Recorder(tmp_path, save_every=every, on={("train", 2): why})
     run.loop.run()
     saved = [("save", 2)] if every else []
-    assert run.done == [("train", 1), ("train", 2), ("log", 1), ("log", 2), *saved, ("wait", 0)]
+    assert run.done == [("train", 1), ("train", 2), ("log", 1), ("log", 2), *saved]
     assert run.said[0][1].startswith("stopped after step 2; ") and ("--resume" in run.said[0][1]) == bool(every)
     assert run.said[1:] == ([(2, "step 2: skipped")] if why is give_up else [])
 
@@ -154,7 +156,7 @@ def test_a_signal_during_a_save_stops_the_step_after_it(tmp_path: Path):
     """Or step 2 would be lost: nothing would save it."""
     run = Recorder(tmp_path, save_every=100, on={("evaluate", 2): lambda _: None, ("log", 2): stop}, eval_every=0)
     run.loop.run()
-    assert [number for what, number in run.done if what == "save"] == [3] and run.done[-3] == ("log", 3)
+    assert [number for what, number in run.done if what == "save"] == [3] and run.done[-2] == ("log", 3)
 
 
 def test_a_run_resumes_after_its_last_step_and_traces_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

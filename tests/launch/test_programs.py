@@ -238,14 +238,14 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
     for part in (
-        "warm-up step 2",
+        "warm-up: 2 of 2 steps",
         "compiled",
         "accuracy",
         "autoregressive",
         "speed-up ",
     ):
         assert part in said
-    assert ("distillation step 2" in said) == bool(more)
+    assert ("distillation: 2 of 2 steps" in said) == bool(more)
     lines = metrics(tmp_path / "run")
     names = ("step", *STANDARD_METRICS, "rollout/acceptance_rate_pos_1")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.run.signals import SIGNALS, StopSignals
+from launch.cli.signals import SIGNALS, StopSignals
 from specjax.checkpoint_integrity import check_manifest
 from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, saves, start
 
@@ -34,7 +34,7 @@ def test_the_first_signal_is_only_noted(number: signal.Signals):
 
 BUSY = """
 import hashlib
-from launch.run.signals import StopSignals
+from launch.cli.signals import StopSignals
 with StopSignals(lambda said: print(said, flush=True)):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal

@@ -1,0 +1,80 @@
+"""The progress of a long phase: n of N, tokens/s, time left. One line, for a terminal or for a log."""
+
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+from launch.cli.console import console
+
+LOG_EVERY_S = 10.0
+
+
+class Progress:
+    """Progress of one phase. A terminal shows a line that changes; a log gets a line at most every LOG_EVERY_S.
+
+    Args:
+        name:  what is going on, "distillation".
+        total: number of units that the phase takes.
+        unit:  their name, "steps".
+        done:  number of units that are finished already.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, done: int = 0, console: Console = console) -> None:
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self._console = console
+        # Time, units and tokens after the first unit, which compiles and so says nothing about the next ones.
+        self._measured: tuple[float, int, int] | None = None
+        self._tokens, self._note = 0, ""
+        self._status: Status | None = None
+        self._printed = 0.0
+
+    def __enter__(self) -> Self:
+        self._measured, self._note = None, ""
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        self._show(f"{self._line()}; compiling ..")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+        if kind is None:
+            self._console.print(self._line())
+
+    def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:
+        """Count units that are done, with the tokens that they generated or trained on. note: shown after them."""
+        self.done, self._tokens, self._note = self.done + units, self._tokens + tokens, note
+        now = time.perf_counter()
+        if self._measured is None:
+            self._measured = now, self.done, self._tokens
+        if self._status is not None or now - self._printed >= LOG_EVERY_S:
+            self._show(self._line())
+
+    def _show(self, line: str) -> None:
+        self._printed = time.perf_counter()
+        if self._status is None:
+            self._console.print(line)
+        else:
+            self._status.update(line)
+
+    def _line(self) -> str:
+        parts = [f"{self.name}: {self.done} of {self.total} {self.unit}"]
+        if self._note:
+            parts.append(self._note)
+        if self._measured is not None:
+            start, done, tokens = self._measured
+            elapsed, units = time.perf_counter() - start, self.done - done
+            if elapsed > 0 and self._tokens > tokens:
+                parts.append(f"{(self._tokens - tokens) / elapsed:,.0f} tokens/s")
+            if units and self.done < self.total:
+                parts.append(f"{_duration(elapsed / units * (self.total - self.done))} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
