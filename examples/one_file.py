@@ -69,7 +69,7 @@ def generate(config, key, params, prompts):
         # The last verification may write up to K + 1 tokens past the budget: jax would clamp writes past the end.
         tokens = jnp.pad(prompt, (0, config.max_new_tokens + config.draft_length + 1))
         caches = [None] * (len(params["policy"]["layers"]) + 1)
-        row = Row(row_key, length, length, tokens, jnp.zeros(len(tokens)), False, 0, caches, None)
+        row = Row(row_key, length, length, tokens, jnp.zeros(len(tokens)), jnp.bool(False), jnp.int32(0), caches, ())
         row = advance(config, params, row, prompt, 0, prompt[:0], params["policy"]["head"][:0])  # prefill, K = 0
         return jax.lax.while_loop(lambda row: ~row.done, partial(speculative_round, config, params), row)
 
