@@ -17,20 +17,23 @@ test: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
-# The suite under each of these that the machine has: Python, and the pins of its jax.
+# The suite under each of these that the machine has: Python, and the pins of its jax. Fails if it has none of them.
 test-all:
-	@for run in "python3.11 py311" "python3.12 py311" "python3.12 py312"; do \
+	@ran=; for run in "python3.11 py311" "python3.12 py311" "python3.12 py312"; do \
 		set -- $$run; \
 		if ! command -v $$1 >/dev/null; then echo "$$1 is not installed: skipped"; continue; fi; \
 		echo "== $$1 with constraints/$$2.txt"; \
 		$(MAKE) test PYTHON=$$1 VENV=.venv-$$1-$$2 PINS=constraints/$$2.txt || exit 1; \
-	done
+		ran=yes; \
+	done; \
+	test -n "$$ran" || { echo "nothing was tested: install python3.11 or python3.12" >&2; exit 1; }
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+# Needs the network once, to install the extra.
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "build/docs/index.html"

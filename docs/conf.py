@@ -1,4 +1,4 @@
-"""Build the documentation site with `make docs`, offline: the guides as they stand, and API pages from docstrings."""
+"""Build the documentation site with `make docs`: the guides as they stand, and API pages from docstrings."""
 
 import specjax
 

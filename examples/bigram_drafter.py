@@ -28,7 +28,7 @@ class Bigram(Drafter):
     def start(self, params, prompts, features, width, drafting=True) -> Array:
         return jnp.zeros_like(prompts.lengths)
 
-    def observe(self, state, features, tokens, emitted) -> Array:
+    def observe(self, state, features: Array | None, tokens, emitted) -> Array:
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         return jnp.where(emitted > 0, last, state)
 

@@ -42,7 +42,7 @@ def gated_unit(model, mesh, key):
         hidden = jnp.swapaxes(hidden, 0, 1)
         if cache is not None:
             put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))
-            cache = (cache[0]._replace(k=put(states, hidden, start)[:, None]),)
+            cache = (cache[0]._replace(k=put(cache[0].k[:, 0], hidden, start)[:, None]),)
         read = hidden if logits_at is None else token_at(hidden, logits_at)
         return PolicyOutput(unembed(params, read), features=hidden[..., :0], hidden=hidden, cache=cache)
 

@@ -217,7 +217,7 @@ class Checkpointer:
                 raise ValueError(f"{self._directory}: best: no checkpoint has a score; name a step or newest")
             return step
         if not steps:
-            raise ValueError(f"{self._directory}: no checkpoint")
+            raise ValueError(f"{self._directory}: no checkpoint yet; one counts once it is written whole")
         if which == "newest":
             return max(steps)
         if which not in steps:

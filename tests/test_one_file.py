@@ -1,10 +1,11 @@
-"""examples/one_file.py against the library: the same tokens, log-probs, rounds and gradients."""
+"""examples/one_file.py against the library: the same tokens, log-probs, rounds, gradients and updates."""
 
 import ast
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch
+from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate
-from specjax.types import Params, PyTree, Rollout
-from tests.specjax.training import make_prompts, mesh_of, networks, params_on
+from specjax.train.optimizer import OptimizerConfig
+from specjax.train.train_step import init_train_state, make_train_step
+from specjax.types import Params, Prompts, PyTree, Reward, Rollout
+from tests.specjax.training import is_adam, make_prompts, mesh_of, networks, params_on
 
 FILE = Path(one_file.__file__)
 GROUP, BUDGET, STOPS, TEMPERATURE = 3, 10, (3, 7), 0.9
@@ -60,21 +64,26 @@ def config(draft_length: int, coupled: bool) -> one_file.Config:
     return one_file.Config(draft_length, coupled, TEMPERATURE, BUDGET, STOPS, GROUP)
 
 
+def step_key() -> jax.Array:
+    """Return the file's key of seed 3 at step 5."""
+    return jax.random.fold_in(jax.random.key(3), 5)
+
+
+def samples() -> tuple[jax.Array, ...]:
+    """Return the prompts as the file takes them, once for each sample."""
+    repeated = [jnp.repeat(x, GROUP, axis=0) for x in (PROMPTS.tokens, PROMPTS.lengths, PROMPTS.id)]
+    return *repeated, jnp.tile(jnp.arange(GROUP), len(PROMPTS.id))
+
+
 @cache
 def rows(draft_length: int, coupled: bool) -> one_file.Row:
     """Return the rows that the file generates with seed 3 at step 5."""
-    key = jax.random.fold_in(jax.random.key(3), 5)
-    prompts = [jnp.repeat(x, GROUP, axis=0) for x in (PROMPTS.tokens, PROMPTS.lengths, PROMPTS.id)]
-    samples = jnp.tile(jnp.arange(GROUP), len(PROMPTS.id))
     generate = jax.jit(one_file.generate, static_argnums=0)
-    return generate(config(draft_length, coupled), key, both(params()), (*prompts, samples))
+    return generate(config(draft_length, coupled), step_key(), both(params()), samples())
 
 
-@cache
-def rollout(draft_length: int, coupled: bool) -> Rollout:
-    """Return the library's rollout with the same seed at the same step."""
-    policy, drafter = networks()
-    options = RolloutConfig(
+def options(draft_length: int, coupled: bool) -> RolloutConfig:
+    return RolloutConfig(
         group_size=GROUP,
         max_new_tokens=BUDGET,
         draft_length=draft_length,
@@ -82,7 +91,13 @@ def rollout(draft_length: int, coupled: bool) -> Rollout:
         law=LAW,
         stop_tokens=STOPS,
     )
-    return jax.jit(partial(speculative_rollout, policy, drafter, config=options))(params(), PROMPTS, seed_step(3, 5))
+
+
+@cache
+def rollout(draft_length: int, coupled: bool) -> Rollout:
+    """Return the library's rollout with the same seed at the same step."""
+    generate = partial(speculative_rollout, *networks(), config=options(draft_length, coupled))
+    return jax.jit(generate)(params(), PROMPTS, seed_step(3, 5))
 
 
 def completions(values: jax.Array, rows: one_file.Row) -> np.ndarray:
@@ -150,9 +165,43 @@ def test_gradients_are_the_librarys():
     jax.tree.map_with_path(assert_close, ours, both(theirs))
 
 
-def assert_close(path: tuple, ours: jax.Array, theirs: jax.Array) -> None:
+def score(values: jax.Array) -> jax.Array:
+    """Return a reward by completion length, equal in some groups. The mean of three 9 / 7 is another float32."""
+    return jnp.minimum(values, 3) * (3 / 7)
+
+
+def test_a_step_is_the_librarys(monkeypatch: pytest.MonkeyPatch):
+    """Rollout, reward, advantages, both gradients and both optimisers."""
+    monkeypatch.setattr(one_file, "count_upwards", lambda row: score(row.length - row.prompt))
+    before, step = both(params()), jax.jit(one_file.train_step.__wrapped__, static_argnums=0)
+    after, moments, results = step(config(2, False), step_key(), before, one_file.OPTIMIZER.init(before), samples())
+
+    mesh, adam = mesh_of(), OptimizerConfig(learning_rate=1e-3, clip_norm=1e9)
+    train = TrainConfig(seed=3, rollout=options(2, False), policy_optimizer=adam, draft_optimizer=adam)
+    state = replace(init_train_state(params_on(mesh), train, mesh), step=jnp.int32(5))
+
+    def reward_fn(rollout: Rollout, prompts: Prompts) -> Reward:
+        return Reward(score(rollout.lengths), score(rollout.lengths))
+
+    state, _, metrics = make_train_step(*networks(unroll=3), reward_fn, train, mesh)(state, PROMPTS)
+    assert 0 < metrics["groups/zero_variance"] < len(PROMPTS.id)
+    expected = [metrics[name] for name in ("reward/mean", "rollout/acceptance_length")]
+    np.testing.assert_allclose(results, expected, rtol=1e-6)
+    for name in ("mu", "nu"):
+        theirs = both(Params(*(moment(x, name) for x in (state.optimizer.policy, state.optimizer.draft))))
+        jax.tree.map_with_path(partial(assert_close, limit=1e-4), getattr(moments[0], name), theirs)
+    # Adam divides a gradient by its size: where it is next to nothing, rounding decides the update.
+    jax.tree.map_with_path(partial(assert_close, limit=1e-3), after, both(state.params))
+
+
+def moment(optimizer: PyTree, name: str) -> PyTree:
+    (adam,) = [x for x in jax.tree.leaves(optimizer, is_leaf=is_adam) if is_adam(x)]
+    return getattr(adam, name)
+
+
+def assert_close(path: tuple, ours: jax.Array, theirs: jax.Array, limit: float = 1e-5) -> None:
     gap = np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / np.linalg.norm(theirs)
-    assert gap < 1e-5, (jax.tree_util.keystr(path), gap)
+    assert gap < limit, (jax.tree_util.keystr(path), gap)
 
 
 def test_rejection_follows_the_policy():

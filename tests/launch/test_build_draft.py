@@ -106,9 +106,9 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
         ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...draft.path...(0, 1)"),
         ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): ...0...1"),
         ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: ...9"),
-        ({}, {"--draft.kind": "none"}, "path = ...: ...None...none"),
+        ({}, {"--draft.kind": "none"}, "draft.path = ...: ...None...none"),
         ({}, {"--draft.path": "nowhere"}, "draft.path = nowhere: ...config.json"),
-        ({}, {"--draft.unroll": "8"}, "unroll = 8: ...1...7"),
+        ({}, {"--draft.unroll": "8"}, "draft.unroll = 8: ...1...7"),
     ],
 )
 def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options, message: str):
@@ -176,7 +176,7 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
         (
             made_for("LlamaForCausalLM"),
             None,
-            "LlamaForCausalLM...someone/else...Qwen3ForCausalLM",
+            "config.json: ...LlamaForCausalLM...someone/else...Qwen3ForCausalLM",
         ),
         ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: "),
         ({"speculators_model_type": "mtp"}, None, 'config.json: speculators_model_type = "mtp": ..."eagle3"'),

@@ -64,9 +64,9 @@ def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTre
     [
         ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4:...None...mtp"),
         ({"--draft.path": "somewhere"}, "draft.path = somewhere:...None...mtp"),
-        ({"--draft.mtp-convention": "glm"}, "qwen3_next"),
+        ({"--draft.mtp-convention": "glm"}, "draft.mtp_convention = glm: ...qwen3_next"),
         ({}, "draft.mtp_convention = None:...model.path...MTP"),
-        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "mtp_convention = mimo:...None"),
+        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "draft.mtp_convention = mimo:...None"),
     ],
 )
 def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):

@@ -99,7 +99,7 @@ def test_options_change_the_recipe():
         ("--zzz 3", "--zzz: "),
         ("--model.architecture.num-layers 3", "--model.architecture.num-layers: ...recipe"),
         ("more", "more: "),
-        ("--steps", "--steps: "),
+        ("--steps", "argument --steps: "),
         ("--steps 3 4", "4: "),
         ("--steps many", "steps = many: ...INT"),
         ("--loss.importance-cap x", "loss.importance_cap = x: ...FLOAT|None"),

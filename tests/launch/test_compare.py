@@ -150,7 +150,7 @@ def test_where_two_runs_part():
     other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
     apart = first_difference(3, ids, plain, other)
     assert apart == FirstDifference(3, 9, 0, 3, 8, 2)
-    assert_refused(str(apart), "step 3...prompt 9...sample 0...position 3...8...2")
+    assert_refused(str(apart), "first difference in step 3...prompt 9...sample 0...position 3...8...2")
     shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert first_difference(1, ids, plain, shorter) == FirstDifference(1, 7, 1, 2, 7, None)
 

@@ -302,7 +302,7 @@ def test_what_it_says_is_readable(distilled: tuple[Path, str]):
         ({"--distill.steps": "-1"}, "distill.steps = -1: "),
         ({"--data.prompts": "13"}, "data.prompts = 13:...1...12"),
         ({"--repeats": "0"}, "repeats = 0: "),
-        (BARE, "row_rounds...drafted...accepted"),
+        (BARE, "rollout.function = test_examples:bare_rollout: ...row_rounds...drafted...accepted"),
         ({"--temperatures": "-1"}, "temperatures = (-1.0,): "),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--responses": "nowhere.jsonl"}, "nowhere.jsonl: "),

@@ -56,7 +56,7 @@ def test_bad_files_are_named(tmp_path: Path):
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     write(tmp_path / "empty.jsonl", "", "")
     for name in ("missing.jsonl", "", "bytes.jsonl", "empty.jsonl"):
-        with refuses(f"{name}: ", ConfigError):
+        with refuses(f"{tmp_path / name}: ", ConfigError):
             load_jsonl(tmp_path / name, "q", "a")
 
 

@@ -35,16 +35,16 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         ({"--reference-every": "2"}, "reference_every = 2:...0...kl_coefficient"),
         ({"--updates.recompute-old": "True"}, "recompute_old = True:...False"),
         ({"--updates.epochs": "2", "--loss.importance": "icepop"}, "importance = icepop:"),
-        ({"--loss.kl-in": "reward"}, "kl_in = reward:...loss...kl_coefficient"),
+        ({"--loss.kl-in": "reward"}, "loss.kl_in = reward:...loss...kl_coefficient"),
         (KL | {"--loss.kl-in": "reward"}, "kl_in = reward:...advantage.scale...batch...none"),
         (KL | {"--loss.kl-in": "token", "--advantage.scale": "batch"}, "kl_in = token:...advantage.scale"),
-        ({"--loss.importance": "icepop", "--loss.importance-floor": "3"}, "importance_floor = 3.0:"),
+        ({"--loss.importance": "icepop", "--loss.importance-floor": "3"}, "loss.importance_floor = 3.0:"),
         ({"--data.prompts": "100"}, "data.prompts = 100:...1...12"),
-        ({"--data.max-prompt-tokens": "2"}, "prompts"),
-        ({"--rollout.law.top-p": "0.9"}, "allow_truncated_law"),
+        ({"--data.max-prompt-tokens": "2"}, "data.prompts = 4:...1...0"),
+        ({"--rollout.law.top-p": "0.9"}, "rollout.law = ...allow_truncated_law"),
         ({"--reward.scorer": "nowhere:score"}, "reward.scorer = nowhere:score: ModuleNotFoundError"),
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0:...0"),
-        ({"--draft.vocab-size": "100"}, "vocab_size = 100"),
+        ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...1...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),
         ({"--draft.kind": "none", "--rollout.draft-lengths": "0 2"}, "rollout.draft_lengths = (0, 2):...(0,)"),
         ({"--rollout.stop-tokens": "0 9"}, "rollout.stop_tokens = (0, 9):...0...8"),
@@ -53,20 +53,20 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         ({"--eval.every": "1", "--eval.prompts": "0"}, "eval.prompts = 0:...1"),
         ({"--steps": "-1"}, "steps = -1:...1"),
         ({"--checkpoint.keep": "0"}, "checkpoint.keep = 0:...1"),
-        (BEST, "eval.every = 0...checkpoint.best = eval/accuracy"),
+        (BEST, "checkpoint.every = 50: ...eval.every = 0...checkpoint.best = eval/accuracy"),
         (BEST | {"--checkpoint.every": "4", "--eval.every": "3"}, "checkpoint.every = 4:"),
         ({"--seed": "-1"}, "seed = -1:...0"),
         ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9:...0...8"),
         ({"--log.samples": "-1"}, "log.samples = -1:...0"),
-        ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "solution"),
+        ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "warmup.steps: ...problem 0...solution"),
         (PLAIN | {"--distill.steps": "1"}, "draft.kind = none:"),
-        ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "1024"),
+        ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "distill.batch_size = 5000: ...1024"),
         ({"--speedup.slots": "4", "speedup.prompts": 4}, "speedup.prompts = 4:...3"),
         ({"--speedup.slots": "2", "speedup.prompts": 3, "--mesh.data": "2"}, "speedup.prompts = 3:"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json:"),
         ({"--cost-table": "t.json"}, "cost_table = t.json:...rollout.draft_lengths"),
         ({"--speedup.slots": "0"}, "speedup.slots = (0,):...1"),
-        (PLAIN | {"--speedup.slots": "1"}, "(1,): "),
+        (PLAIN | {"--speedup.slots": "1"}, "speedup.slots = (1,): ...draft.kind none"),
     ],
 )
 def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
@@ -107,7 +107,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
     assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint: {tmp_path}/checkpoints: ")
     save_as_it_starts(tmp_path, shrunk, None)
     wider = {"--checkpoint": str(tmp_path), "draft.intermediate_size": 24}
-    assert_refused(said("1 ?", wider), "float32[24, 16]")
+    assert_refused(said("1 ?", wider), "checkpoint: ...params.draft...float32[16, 16]...float32[24, 16]")
     assert_refused(said("1 " * 50, {}), "prompt: ...1...40...data.max_prompt_tokens")
     assert_refused(said("1 ?", {"--samples": "0"}), "samples = 0: ...1")
 

@@ -175,7 +175,7 @@ def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_pa
     for step in saves(again):
         damage(again, step)
     before = sorted(again.rglob("*"))
-    with refuses("resume: .../6...damaged...2", ConfigError):
+    with refuses("resume: .../6...damaged...none of 2", ConfigError):
         run(config)
     assert sorted(again.rglob("*")) == before
 

@@ -82,7 +82,7 @@ def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkey
     with refuses("model.path = ...nowhere:", ConfigError):
         HuggingFaceTokenizer(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with refuses("transformers", ConfigError):
+    with refuses("model.path = ...transformers...pip install", ConfigError):
         HuggingFaceTokenizer(tmp_path)
 
 

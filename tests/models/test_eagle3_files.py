@@ -210,7 +210,7 @@ def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
         assert stated == {"name_or_path": "someone/policy", "architectures": family}
     check_stated_policy(read_json(tmp_path / "a/config.json"), llama)
     check_stated_policy(SPECFORGE.fields(), qwen3)
-    with refuses("made for LlamaForCausalLM (someone/policy), the policy is Qwen3"):
+    with refuses("made for LlamaForCausalLM (someone/policy), the policy is Qwen3ForCausalLM"):
         check_stated_policy(read_json(tmp_path / "a/config.json"), qwen3)
 
 

@@ -21,7 +21,10 @@ TENSORS: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
     "missing": ({QUERY: None}, f"{QUERY}: .../head"),
     "unknown": ({"fc.bias": np.zeros(12, "f")}, "fc.bias: .../head"),
     "a norm that no flag announces": ({"input_norm.weight": np.ones(36, "f")}, "input_norm.weight: unexpected in "),
-    "another dialect's names": ({"layers.0.hidden_norm.weight": np.ones(12, "f")}, "layers.0"),
+    "another dialect's names": (
+        {"layers.0.hidden_norm.weight": np.ones(12, "f")},
+        "layers.0.hidden_norm.weight: unexpected in ",
+    ),
     "shape": ({"fc.weight": np.ones((12, 24), "f")}, "fc.weight: ...(12, 24)...(12, 36)"),
     "dtype": ({"fc.weight": np.ones((12, 36))}, "fc.weight: ...F64"),
     "shuffled map": ({"d2t": SHUFFLED}, "d2t: target_ids: "),

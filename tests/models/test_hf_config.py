@@ -174,10 +174,10 @@ def test_refused(tmp_path: Path, changes: dict[str, Any], message: str):
 
 def test_refused_files(tmp_path: Path):
     path = tmp_path / "config.json"
-    for text, message in ((None, ""), ("{", "...JSON"), ("[]", "...JSON")):
+    for text, message in ((None, "No such file"), ("{", "not JSON"), ("[]", "...JSON object")):
         if text is not None:
             path.write_text(text)
-        with refuses(f"config.json: {message}"):
+        with refuses(f"{path}: {message}"):
             read_hf_config(tmp_path)
 
 

@@ -110,16 +110,26 @@ def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
 
 NORM = "model.layers.1.input_layernorm.weight"
 QUERY = "model.layers.3.self_attn.q_proj.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
+TIED = "lm_head.weight: ...tie_word_embeddings"
 REFUSED = {
-    "missing": ("qwen3", {NORM: None}, f"{NORM}: ...qwen3"),
-    "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, "lm_head.weight: ...2"),
-    "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: ...llama"),
-    "bias": ("qwen3", {"model.layers.0.self_attn.q_proj.bias": np.ones(32)}, "q_proj.bias: "),
+    "missing": ("qwen3", {NORM: None}, f"{NORM}: missing...qwen3"),
+    "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, "lm_head.weight: missing...2 more"),
+    "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: unexpected...llama"),
+    "bias": (
+        "qwen3",
+        {"model.layers.0.self_attn.q_proj.bias": np.ones(32)},
+        "model.layers.0.self_attn.q_proj.bias: unexpected",
+    ),
     "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, f"{QUERY}: ...(16, 15)...(16, 16)"),
     "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, f"{QUERY}: ...(16, 32)...(32, 16)"),
     "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: ...F16"),
-    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, "lm_head.weight: "),
-    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, "lm_head.weight: "),
+    "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, TIED),
+    "tied head's shape": (
+        "qwen3",
+        {"lm_head.weight": np.ones((65, 16), "f")},
+        "lm_head.weight: ...tie_word_embeddings",
+    ),
 }
 
 
@@ -151,9 +161,9 @@ def test_refused_files(tmp_path: Path):
     refused(f"/{INDEX}: ...weight_map")
     shutil.copy(GOLDEN / "qwen3_sharded" / INDEX, directory)
     second.write_bytes(second.read_bytes()[:-1])
-    refused(f"/{second.name}: ")
+    refused(f"/{second.name}: ...cut short")
     second.unlink()
-    refused(f"/{second.name}: ")
+    refused(f"/{second.name}: ...no such file")
     (directory / INDEX).unlink()
     refused(f"/qwen3_sharded: ...{SINGLE}...{INDEX}")
 

@@ -236,7 +236,7 @@ def test_what_is_known_beforehand_is_not_traced() -> None:
     assert should_train_draft(DraftTrainingConfig(), state, batch) is True
     assert should_train_draft(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
     assert should_train_draft(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
-    with refuses("fall=0.5"):
+    with refuses("draft_training = ...fall=0.5"):
         should_train_draft(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import checkpoint_integrity
 from specjax.checkpoint import Checkpointer
-from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_steps, set_damaged_aside
+from specjax.checkpoint_integrity import MANIFEST, DamagedSave, check_manifest, saved_steps, set_damaged_aside
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.adaptation import DraftTrainingConfig
@@ -123,14 +123,21 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
     files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
     assert len(files) > 10
     for number, file in enumerate(files):
-        copy = shutil.copytree(two_saves, tmp_path / str(number))
+        copy, size = shutil.copytree(two_saves, tmp_path / str(number)), (two_saves / file).stat().st_size
         if how == "deleted":
             (copy / file).unlink()
         else:
             held = (copy / file).read_bytes()
             damaged = {"cut": held[:-1], "emptied": b"", "changed": held[:-1] + bytes([held[-1] ^ 1])}
             (copy / file).write_bytes(damaged[how])
-        with refuses(f"{copy}/2...{Path(file).name}", DamagedSave):
+        said = {
+            "deleted": "is missing",
+            "cut": f"{size - 1} bytes...{size}",
+            "emptied": f"0 bytes...{size}",
+            "changed": "checksum",
+        }
+        name = file.relative_to("2").as_posix()
+        with refuses(f"{copy}/2...{name}...{'unreadable' if name == MANIFEST else said[how]}", DamagedSave):
             check_manifest(copy / "2")
         (said,) = set_damaged_aside(copy)
         assert "2.damaged" in said and saved_steps(copy) == [1]
@@ -188,7 +195,7 @@ def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     for step in ("1", "2"):
         shutil.rmtree(copy / step / "params")
-    with refuses(f"{copy}/2...params/...2", DamagedSave):
+    with refuses(f"{copy}/2...params/...none of 2", DamagedSave):
         set_damaged_aside(copy)
     assert saved_steps(copy) == [1, 2]
     with Checkpointer(copy) as saves:

@@ -155,9 +155,9 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (lambda x: LossOutput(jnp.sum(x), {}), "loss...()"),
-        (lambda x: LossOutput(x, {"mine": x[0]}), f"mine...({TOKENS},)"),
-        (lambda x: LossOutput(x, {"draft": x}), "draft"),
+        (lambda x: LossOutput(jnp.sum(x), {}), "loss_fn: loss...()"),
+        (lambda x: LossOutput(x, {"mine": x[0]}), f"loss_fn: mine...({TOKENS},)"),
+        (lambda x: LossOutput(x, {"draft": x}), "loss_fn: ...named draft"),
     ],
 )
 def test_a_loss_that_is_not_per_token_or_takes_a_name_is_refused(output, message: str) -> None:
@@ -199,7 +199,7 @@ def test_options_out_of_range_are_refused_by_name() -> None:
     options: list[dict] = [{name: value} for name, value in (*alone.items(), ("dual_clip", 1.0))]
     options += [dict(dual_clip=3.0, surrogate="cispo"), dict(importance_cap=None, importance="icepop")]
     for each in options:
-        with refuses(next(iter(each))):
+        with refuses("{} = {}: ".format(*next(iter(each.items())))):
             LossConfig(**each)
 
 

@@ -238,5 +238,5 @@ def test_options_out_of_range_are_refused_by_name() -> None:
     options: list[dict[str, Any]] = [{name: value} for name, value in (*alone.items(), ("floor", 0.5))]
     options += [dict(decay_steps=0, schedule="linear"), dict(floor=1.5, schedule="cosine", decay_steps=5)]
     for each in options:
-        with refuses(next(iter(each))):
+        with refuses("{} = {}: ".format(*next(iter(each.items())))):
             OptimizerConfig(**each)

@@ -215,7 +215,7 @@ def test_a_choice_for_another_number_of_phases_is_refused(count: int):
     given = WORLD.params("none"), WORLD.batch, RUN
     with refuses(f"chosen: ...({count},)...(2,)"):
         WORLD.choosing("none", options)(*given, jnp.zeros(count, jnp.int32))
-    with refuses("phase 0"):
+    with refuses("draft_lengths = (0, 3): ...phase 0"):
         WORLD.program("none", options)(*given)
 
 

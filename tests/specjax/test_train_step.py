@@ -158,7 +158,7 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
 def test_a_rollout_of_another_group_size_is_refused() -> None:
     stages = Stages(POLICY, DRAFTER, count_fives, CONFIG, MESH)
     few = Rollout(jnp.zeros((8, 3), jnp.int32), jnp.ones(8, jnp.int32))
-    with refuses(f"8...8...group_size = {GROUP}"):
+    with refuses(f"...8...8...group_size = {GROUP}"):
         stages.reward(few, make_prompts())
 
 
@@ -331,7 +331,7 @@ def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
             dict(microbatches=8),
             (8, 1, 1),
             8,
-            "microbatches = 8:...4",
+            "minibatches x microbatches = 8:...4",
         ),
         (dict(loss=LossConfig(kl_coefficient=0.1)), (1, 1, 1), 8, "kl_coefficient = 0.1:"),
     ],
@@ -348,6 +348,6 @@ def test_what_does_not_go_together_is_refused(changes: dict, shape: tuple, promp
 )
 def test_training_under_a_truncated_law_needs_the_flag(law: SamplingLaw) -> None:
     rollout = replace(CONFIG.rollout, law=law)
-    with refuses("allow_truncated_law"):
+    with refuses("rollout.law = ...allow_truncated_law"):
         TrainConfig(rollout=rollout)
     assert TrainConfig(rollout=rollout, allow_truncated_law=True).rollout.law is law
