@@ -23,6 +23,7 @@ from configs.schema import (
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
+from launch.run.directory import open_run
 from launch.run.restore import restore_params
 from launch.train import train
 from models.config import DecoderConfig
@@ -77,7 +78,8 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 
 def run(config: RunConfig) -> int:
-    return train(build_experiment(config), odd, odd)
+    with open_run(config) as directory:
+        return train(build_experiment(config), directory, odd, odd)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
     for step in saves(again):
         shutil.rmtree(again / "checkpoints" / str(step))
     (again / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (again / "diary.jsonl").unlink()  # it says which checkpoints were complete
     assert run(config) == 0
     assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
     assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
@@ -166,8 +169,9 @@ def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str)
     experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
-    with refuses("resume:...problems", ConfigError):
-        train(replace(experiment, problems=replace(experiment.problems, train=problems)), odd, odd)
+    other = replace(experiment, problems=replace(experiment.problems, train=problems))
+    with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
+        train(other, directory, odd, odd)
 
 
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
