@@ -164,7 +164,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
 
 def evaluator(experiment: Experiment) -> Evaluate:
     """Return a function that measures accuracy on held-out prompts."""
-    reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer, experiment.mesh)
+    reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer)
     return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, HELD_OUT))
 
 
@@ -197,7 +197,7 @@ def learn(
 ) -> Learned:
     """Run one algorithm from these parameters, whose accuracy is `before`."""
     config = ALGORITHMS[algorithm](experiment.config)
-    reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
     if algorithm == CONTROL:
         reward = of_others(reward)
     rollout_fn = coarse_rollout if config.updates.recompute_old else speculative_rollout

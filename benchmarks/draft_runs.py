@@ -151,7 +151,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
         experiment.config.draft_optimizer, learning_rate=rate_factor * experiment.config.draft_optimizer.learning_rate
     )
     config = replace(experiment.config, draft_training=draft_training, draft_optimizer=optimizer)
-    reward = make_reward(None, experiment.problems.train, experiment.tokenizer, experiment.mesh)
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
     step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
     pipeline = experiment.train_batches()
     shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens

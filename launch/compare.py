@@ -59,7 +59,7 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     with make_pool(config.reward) or nullcontext() as pool:
         console.print(format_provenance("launch.compare"))
-        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, experiment.mesh)
+        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
         reports = time_variants(variants, args.lengths, config.steps, unfinished)
         print_stage_times(reports, console)

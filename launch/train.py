@@ -16,12 +16,13 @@ from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_confi
 from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.results import record_results
+from launch.run.skipped_updates import describe_healthy
 from launch.run.start import check_run, held_out_evaluator, resume_from, start_new, warn_of_start
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
 from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import make_train_step
+from specjax.train.train_step import TrainStep
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
         experiment = build_experiment(config)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             problem_sets = experiment.problems.train, experiment.problems.held_out
-            rewards = [make_reward(pool, each, experiment.tokenizer, experiment.mesh) for each in problem_sets]
+            rewards = [make_reward(pool, each, experiment.tokenizer) for each in problem_sets]
             return train(experiment, directory, signals, *rewards)
 
 
@@ -47,29 +48,26 @@ def train(
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
     pipeline = experiment.train_batches()
     evaluate = held_out_evaluator(experiment, held_out_reward)
-    parts = networks.policy, networks.drafter, reward_fn, experiment.config, experiment.mesh
-    parts = *parts, experiment.rollout_fn, experiment.loss_fn
-    step, probe = make_train_step(*parts), ProbeStep(Stages(*parts))
+    functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
+    stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     cells = check_run(experiment, continuing)
     record_config(directory, config, report=console.print)
     console.print(f"run directory: {directory}")
-    if (differences := networks.draft.differences()) is not None:
-        console.print(differences)
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     unfinished = Unfinished(directory / UNFINISHED, signals)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
-        if continuing:
-            unfinished.remove()
-            start = resume_from(experiment, saves, pipeline, costs)
-        else:
-            start = start_new(experiment, evaluate, costs, unfinished)
+        start = (
+            resume_from(experiment, saves, pipeline, costs)
+            if continuing
+            else start_new(experiment, evaluate, costs, unfinished)
+        )
         try:
             with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing)
-                loop = TrainingLoop(experiment, start, step, probe, pipeline, evaluate, costs, saves, logs)
-                state = loop.run()
+                steps = TrainStep(stages), ProbeStep(stages)
+                state = TrainingLoop(experiment, start, *steps, pipeline, evaluate, costs, saves, logs).run()
             if saves.newest() is not None:
                 unfinished.remove()
             if logs.skipped.reason is not None:
@@ -80,14 +78,6 @@ def train(
         finally:
             try_report(directory)
     return 0
-
-
-def describe_healthy(saves: Checkpointer) -> str:
-    """Return which checkpoint a run that skipped updates can be continued or exported from."""
-    step = saves.newest_healthy()
-    if step is None:
-        return "there is no healthy checkpoint"
-    return f"the last healthy checkpoint is that of step {step} (--checkpoint-step {step})"
 
 
 if __name__ == "__main__":

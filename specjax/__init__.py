@@ -13,7 +13,7 @@ from specjax.drafters import (
 )
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from specjax.rewards import host_reward
+from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -64,6 +64,7 @@ __all__ = [
     "TrainConfig",
     "TrainState",
     "UpdateConfig",
+    "HostReward",
     "host_reward",
     "init_train_state",
     "make_generate",

@@ -1,7 +1,9 @@
-"""Reward functions. A traced function is used as it is; `host_reward` wraps a scorer on the host in a callback."""
+"""Reward functions: traced ones, and scorers on the host, between two programs or in a callback within one."""
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,31 +19,42 @@ RewardFn = Callable[[Rollout, Prompts], Reward]
 HostScore = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, ...]]
 
 
-def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> RewardFn:
-    """Return a reward function that calls the scorer `score` on the host, once per data shard.
+@dataclass(frozen=True)
+class HostReward:
+    """Reward of a scorer on the host. It splits the step in two programs, and scores between them.
 
-    score: (tokens int32 [r, C], lengths int32 [r], prompt ids int32 [r]) -> (value float32 [r], correct float32 [r]),
-           all numpy. NaN marks a sample that could not be scored. Shards may call it concurrently. If it raises or
-           returns other shapes, all samples of the call count as failed and the error is logged: raising from a
-           callback would abort the process.
-    parts: names of the value's components. If there are any, `score` returns them as a third array, float32 [r, parts].
+    Call it with a finished rollout and its prompts, not within a traced function; for that there is `host_reward`.
+
+    Attributes:
+        score: (tokens int32 [r, C], lengths int32 [r], prompt ids int32 [r]) -> (value float32 [r], correct float32
+               [r]), all numpy. NaN marks a sample that could not be scored. If it raises or returns other shapes, all
+               samples count as failed and the error is logged.
+        parts: names of the value's components. If there are any, `score` returns them as a third array, float32
+               [r, parts].
     """
 
-    def shapes(rows: int) -> list[tuple[int, ...]]:
-        return [(rows,), (rows,), *([(rows, len(parts))] if parts else [])]
+    score: HostScore
+    parts: tuple[str, ...] = ()
 
-    def safely(*arrays: jax.Array) -> tuple[np.ndarray, ...]:
-        tokens, lengths, ids = map(np.asarray, arrays)
-        expected = shapes(len(lengths))
-        try:
-            scores = tuple(np.asarray(x, np.float32) for x in score(tokens, lengths, ids))
-            if (found := [x.shape for x in scores]) != expected:
-                raise ValueError(f"scores of shapes {found} for {len(lengths)} samples: must be {expected}")
-            return scores
-        except Exception:
-            logging.getLogger(__name__).exception("the scorer failed: %d samples are not scored", len(lengths))
-            value, *others = (np.zeros(shape, np.float32) for shape in expected)
-            return np.full_like(value, np.nan), *others
+    def __call__(self, rollout: Rollout, prompts: Prompts) -> Reward:
+        """Return the reward of each sequence, as numpy arrays."""
+        tokens, lengths, ids = map(np.asarray, (rollout.tokens, rollout.lengths, prompts.id))
+        scores = _scored(self.score, self.parts, tokens, lengths, np.repeat(ids, len(lengths) // len(ids)))
+        return _reward(self.parts, *scores)
+
+
+def compiled_reward(reward: RewardFn) -> RewardFn:
+    """Return the reward for finished rollouts: a traced one jitted, one of the host as it is."""
+    return reward if isinstance(reward, HostReward) else jax.jit(reward)
+
+
+def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> RewardFn:
+    """Return a traced reward function that calls `score` in a callback, once per data shard, possibly concurrently.
+
+    For one fused program with a scorer on the host. XLA does not cache programs with callbacks, so that every process
+    compiles it; `HostReward` has no such cost. score, parts: as in `HostReward`. Raising from a callback would abort
+    the process.
+    """
 
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
@@ -49,17 +62,44 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         call = jax.shard_map(
             _score_shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(AXES), check_vma=False
         )
-        value, correct, *components = call(rollout.tokens, rollout.lengths, ids)
-        return Reward(value, correct, dict(zip(parts, components[0].T, strict=True)) if components else None)
+        return _reward(parts, *call(rollout.tokens, rollout.lengths, ids))
 
     def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
         # Replicas over tensor must get the same scores: the first one calls the host, psum passes them to the others.
-        zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes(len(lengths)))
+        zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in _shapes(len(lengths), parts))
         scores = jax.lax.cond(
             jax.lax.axis_index("tensor") == 0,
-            lambda: io_callback(safely, jax.tree.map(jax.typeof, zeros), tokens, lengths, ids),
+            lambda: io_callback(on_host, jax.tree.map(jax.typeof, zeros), tokens, lengths, ids),
             lambda: zeros,
         )
         return jax.lax.psum(scores, "tensor")
 
+    def on_host(*arrays: jax.Array) -> tuple[np.ndarray, ...]:
+        tokens, lengths, ids = map(np.asarray, arrays)
+        return _scored(score, parts, tokens, lengths, ids)
+
     return reward
+
+
+def _shapes(rows: int, parts: tuple[str, ...]) -> list[tuple[int, ...]]:
+    return [(rows,), (rows,), *([(rows, len(parts))] if parts else [])]
+
+
+def _scored(
+    score: HostScore, parts: tuple[str, ...], tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return the scores, or those of failed samples if the scorer raises or returns other shapes."""
+    expected = _shapes(len(lengths), parts)
+    try:
+        scores = tuple(np.asarray(x, np.float32) for x in score(tokens, lengths, ids))
+        if (found := [x.shape for x in scores]) != expected:
+            raise ValueError(f"scores of shapes {found} for {len(lengths)} samples: must be {expected}")
+        return scores
+    except Exception:
+        logging.getLogger(__name__).exception("the scorer failed: %d samples are not scored", len(lengths))
+        value, *others = (np.zeros(shape, np.float32) for shape in expected)
+        return np.full_like(value, np.nan), *others
+
+
+def _reward(parts: tuple[str, ...], value: Any, correct: Any, *components: Any) -> Reward:
+    return Reward(value, correct, dict(zip(parts, components[0].T, strict=True)) if components else None)

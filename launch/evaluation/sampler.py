@@ -16,7 +16,7 @@ from launch.cli.progress import Progress
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
-from specjax.rewards import RewardFn
+from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate
 from specjax.types import Params, Prompts, Rollout
 
@@ -123,7 +123,7 @@ def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Pro
     A completion that could not be scored counts as wrong. Filler prompts do not count.
     """
     sample = Sampler(experiment, experiment.networks.drafter, experiment.config.eval.samples)
-    score = jax.jit(reward_fn)
+    score = compiled_reward(reward_fn)
 
     def evaluate(params: Params) -> float:
         correct = []

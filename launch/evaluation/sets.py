@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -25,6 +24,7 @@ from launch.evaluation.sampler import Sampled, Sampler, join_sampled, prompts_pe
 from launch.evaluation.statistics import INTERVAL
 from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
 from specjax.drafters import NoDrafter
+from specjax.rewards import compiled_reward
 from specjax.types import Params
 
 HELD_OUT = "held-out"
@@ -77,7 +77,7 @@ def evaluate_sets(
     with pool or nullcontext():
         final_answer = _final_answer(experiment, args, console)
         for number, (name, table) in enumerate(tables.items(), start=1):
-            score = jax.jit(make_reward(pool, sets[name], experiment.tokenizer, experiment.mesh))
+            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer))
             batches = fixed_batches(table, batch_size)
             with unfinished.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
                 saved = phase.restore("sampled")

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.rewards.pool import RewardPool, pattern_of
 from launch.rewards.scorers import load_scorer
-from specjax.rewards import HostScore, RewardFn, host_reward
+from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     return answer_or_none
 
 
-def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, mesh: Mesh) -> RewardFn:
-    """Return the reward function for completions of `problems`, which prompts name by id.
+def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
+    """Return the reward for completions of `problems`, which prompts name by id; without a pool it is traced.
 
     Logs a warning about answers that the scorer refuses even when a completion states them.
     """
@@ -57,7 +56,7 @@ def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer:
             *(pool.config.scorer, sum(problem.answer in unscorable for problem in problems), len(problems)),
             ", ".join(map(repr, unscorable[:5])) + (", .." if len(unscorable) > 5 else ""),
         )
-    return host_reward(host_scorer(pool, tokenizer, problems), mesh, pool.config.parts)
+    return HostReward(host_scorer(pool, tokenizer, problems), pool.config.parts)
 
 
 def unscorable_answers(pool: RewardPool, problems: Sequence[Problem]) -> list[str]:

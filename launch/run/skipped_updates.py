@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from launch.run.step_timer import Step
+from specjax.checkpoint import Checkpointer
 
 # Number of files to keep. The newest stay: the last checkpoint is closest to the networks that they need.
 KEPT = 4
@@ -58,3 +59,11 @@ class SkippedUpdates:
     def _files(self) -> dict[int, Path]:
         matches = ((NAME.fullmatch(file.name), file) for file in self._directory.iterdir())
         return {int(match[1]): file for match, file in matches if match}
+
+
+def describe_healthy(saves: Checkpointer) -> str:
+    """Return which checkpoint a run that skipped updates can be continued or exported from."""
+    step = saves.newest_healthy()
+    if step is None:
+        return "there is no healthy checkpoint"
+    return f"the last healthy checkpoint is that of step {step} (--checkpoint-step {step})"

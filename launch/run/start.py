@@ -147,7 +147,9 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
 
 
 def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) -> None:
-    """Warn if prompts are dropped, or if there is no checkpoint to resume from."""
+    """Warn if prompts are dropped, or if there is no checkpoint to resume from. Print how a read draft differs."""
+    if (differences := experiment.networks.draft.differences()) is not None:
+        console.print(differences)
     if continuing:
         return
     if experiment.config.resume:

@@ -76,21 +76,25 @@ class Stages:
         return rollout(params, prompts, (jnp.int32(self.config.seed), step), chosen)
 
     @jax.named_scope("reward")
-    def reward(self, rollout: Rollout, prompts: Prompts) -> tuple[Reward, ScoredSequences, Metrics]:
-        """Score the completions and select the sequences to train on."""
-        config, selection = self.config, self.config.selection
-        size = config.rollout.group_size
+    def reward(self, rollout: Rollout, prompts: Prompts) -> Reward:
+        """Score the completions."""
+        size = self.config.rollout.group_size
         if len(rollout.lengths) != size * len(prompts.lengths):
             raise ValueError(
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
                 f"group_size = {size} of each"
             )
-        scores = self.reward_fn(rollout, prompts)
+        return self.reward_fn(rollout, prompts)
+
+    @jax.named_scope("select")
+    def select(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> tuple[ScoredSequences, Metrics]:
+        """Select the sequences to train on."""
+        config, selection = self.config, self.config.selection
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
         sequences = join_completions(prompts, rollout, scores.value + punishment)
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
-        equal = zero_variance(scores.value, size)
+        equal = zero_variance(scores.value, config.rollout.group_size)
         if selection.groups:
             sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
         rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
@@ -99,7 +103,7 @@ class Stages:
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
         trained = jnp.any(sequences.trained, axis=1)
-        return scores, sequences, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
+        return sequences, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import kernels
+from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, gathered_shardings, place
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.metrics import Metrics
@@ -45,7 +46,11 @@ class Clock:
             if pure:
                 jax.block_until_ready(self._compiled[name](*args))
             self.start()
-        result = jax.block_until_ready(self._compiled[name](*args))
+        return self.on_host(self._compiled[name], *args)
+
+    def on_host(self, run: Callable, *args: PyTree) -> tuple[Any, float]:
+        """Return the result of `run(*args)`, and the seconds since the previous call ended, without compiling it."""
+        result = jax.block_until_ready(run(*args))
         seconds = time.perf_counter() - self._last
         self._last += seconds
         return result, seconds
@@ -79,7 +84,12 @@ class StagedStep:
             )
             # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
             del params
-            (scores, sequences, metrics), seconds["reward"] = self._timed("reward", stages.reward, rollout, prompts)
+            if isinstance(stages.reward_fn, HostReward):
+                scores, scoring_s = self._timed.on_host(stages.reward, rollout, prompts)
+            else:
+                scores, scoring_s = self._timed("reward", stages.reward, rollout, prompts)
+            (sequences, metrics), selecting_s = self._timed("select", stages.select, rollout, prompts, scores)
+            seconds["reward"] = scoring_s + selecting_s
             log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
             train = state, sequences, log_probs, prompts, rollout
             options: dict[str, Any] = dict(out_shardings=(self._layout, None, None), donate_argnums=0)

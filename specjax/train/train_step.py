@@ -1,9 +1,8 @@
-"""The training step as one jitted program, from prompts to updates.
+"""The training step, from prompts to updates: one jitted program, or two around a scorer on the host.
 
 `make_train_step` fuses the stages of `specjax.train.stages`. `specjax.train.timed_step` runs and times them one by one.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -17,7 +16,7 @@ from specjax import kernels
 from specjax.cost import init_drafting
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.rewards import RewardFn
+from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import init_adaptation
@@ -26,39 +25,81 @@ from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments
 from specjax.train.stages import Stages, optimizers_of
-from specjax.types import Params, Policy, Prompts, Rollout, TrainState
+from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]
 
 
 class TrainStep:
-    """Training step compiled for its mesh. States keep the sharding of the first one it is called with."""
+    """Training step compiled for the mesh. States keep the sharding of the first one it is called with.
 
-    def __init__(self, step: Callable[[TrainState, Prompts], StepResult], mesh: Mesh, dtype: jnp.dtype) -> None:
-        self._step, self._mesh, self._dtype, self._jitted = step, mesh, dtype, None
+    With a traced reward it is one program. With a `HostReward` it is two, with the same functions: `generate`, and
+    `update` from advantages on. The host scores between them, so that no program holds a callback and both are found in
+    the compile cache.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages, self._mesh = stages, stages.mesh
+        self._jitted: dict[str, jax.stages.Wrapped] = {}
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+        """Take a step. The state is donated."""
+        if isinstance(self._stages.reward_fn, HostReward):
+            rollout = self.generate(state, prompts)
+            return self.update(state, prompts, rollout, self._stages.reward(rollout, prompts))
         with jax.set_mesh(self._mesh):
-            return kernels.finished(self._jit(state)(state, place(prompts, self._mesh)), self._mesh)
+            step = self._program("step", state, 1, donated=(0,))
+            return kernels.finished(step(state, place(prompts, self._mesh)), self._mesh)
+
+    def generate(self, state: TrainState, prompts: Prompts) -> Rollout:
+        """Return the completions of the state's policy: the first of two programs."""
+        with jax.set_mesh(self._mesh):
+            generate = self._program("generate", state, 1, donated=())
+            return kernels.finished(generate(state, place(prompts, self._mesh)), self._mesh)
+
+    def update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
+        """Train on scored completions: the second of two programs. The state and the rollout are donated."""
+        with jax.set_mesh(self._mesh):
+            update = self._program("update", state, 3, donated=(0, 2))
+            return kernels.finished(update(state, place(prompts, self._mesh), rollout, scores), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
-        """Return the lowered program, for inspection."""
+        """Return the lowered program of a step with a traced reward, for inspection."""
         with jax.set_mesh(self._mesh):
-            return self._jit(state).lower(state, place(prompts, self._mesh))
+            return self._program("step", state, 1, donated=(0,)).lower(state, place(prompts, self._mesh))
 
-    def _jit(self, state: TrainState) -> jax.stages.Wrapped:
-        if self._jitted is None:
+    def _program(self, name: str, state: TrainState, batches: int, donated: tuple[int, ...]) -> jax.stages.Wrapped:
+        """Return a function of the state and so many batches of rows, jitted on first use.
+
+        Old parameters and moments are not needed after the update. Donated, they are updated in place.
+        """
+        if name not in self._jitted:
             layout = jax.tree.map(lambda x: x.sharding, state)
             rows = NamedSharding(self._mesh, P(BATCH_AXES))
-            # Old parameters and moments are not needed after the update. Donated, they are updated in place.
-            self._jitted = jax.jit(
-                self._step,
-                in_shardings=(layout, rows),
-                out_shardings=(layout, rows, None),
-                donate_argnums=0,
-                compiler_options=kernels.compiler_options(self._dtype),
+            self._jitted[name] = jax.jit(
+                getattr(self, f"_{name}"),
+                in_shardings=(layout, *[rows] * batches),
+                out_shardings=rows if name == "generate" else (layout, rows, None),
+                donate_argnums=donated,
+                compiler_options=kernels.compiler_options(self._stages.policy.dtype),
             )
-        return self._jitted
+        return self._jitted[name]
+
+    def _step(self, state: TrainState, prompts: Prompts) -> StepResult:
+        rollout = self._generate(state, prompts)
+        return self._update(state, prompts, rollout, self._stages.reward(rollout, prompts))
+
+    def _generate(self, state: TrainState, prompts: Prompts) -> Rollout:
+        stages = self._stages
+        return stages.generate(stages.prepare(state.params), prompts, state.step, stages.choose(state))
+
+    def _update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
+        stages = self._stages
+        sequences, metrics = stages.select(rollout, prompts, scores)
+        batch = stages.advantage(sequences, stages.logprob(state, sequences))
+        state, losses = stages.update(state, batch)
+        state = stages.remember(state, prompts, rollout, losses)
+        return state, replace(rollout, reward=scores, batch=batch), metrics | losses
 
 
 def make_train_step(
@@ -70,9 +111,10 @@ def make_train_step(
     rollout_fn: RolloutFn = speculative_rollout,
     loss_fn: LossFn = policy_loss,
 ) -> TrainStep:
-    """Return `step`, one compiled program that is traced once: `state, rollout, metrics = step(state, prompts)`.
+    """Return `step`, compiled and traced once: `state, rollout, metrics = step(state, prompts)`.
 
-    reward_fn:  (rollout, prompts) -> Reward, traced, or `host_reward` around a host scorer.
+    reward_fn:  (rollout, prompts) -> Reward, traced: the step is one program. A `HostReward`: it is two, and the host
+                scores between them. `host_reward` around a scorer keeps one program, with a callback.
     rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
     loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
@@ -82,18 +124,7 @@ def make_train_step(
     microbatches, if a rollout does not have group_size sequences per prompt, or if there is a KL coefficient but no
     reference policy.
     """
-    stages = Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn)
-
-    def step(state: TrainState, prompts: Prompts) -> StepResult:
-        params = stages.prepare(state.params)
-        rollout = stages.generate(params, prompts, state.step, stages.choose(state))
-        scores, sequences, metrics = stages.reward(rollout, prompts)
-        batch = stages.advantage(sequences, stages.logprob(state, sequences))
-        state, losses = stages.update(state, batch)
-        state = stages.remember(state, prompts, rollout, losses)
-        return state, replace(rollout, reward=scores, batch=batch), metrics | losses
-
-    return TrainStep(step, mesh, policy.dtype)
+    return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))
 
 
 def init_train_state(

@@ -14,7 +14,6 @@ from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.pool import RewardPool
 from launch.rewards.reward_fn import make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
-from specjax import MeshConfig, make_mesh
 from tests.launch.processes import gone
 from tests.refusals import refuses
 
@@ -99,7 +98,7 @@ def test_row_05_answers_that_cannot_score_are_counted(
     with RewardPool(RewardConfig(scorer, workers=1, time_limit_s=20)) as pool:
         assert unscorable_answers(pool, problems[:-2]) == []
         assert unscorable_answers(pool, problems) == [bad]
-        make_reward(pool, problems, ByteTokenizer(), make_mesh(MeshConfig()))
+        make_reward(pool, problems, ByteTokenizer())
     (warning,) = [record.getMessage() for record in caplog.records if "reward.scorer" in record.getMessage()]
     assert f"reward.scorer = {scorer}: 2 of {len(problems)} " in warning and repr(bad) in warning
 

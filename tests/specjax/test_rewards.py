@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
-from specjax.rewards import HostScore, host_reward
+from specjax.rewards import HostReward, HostScore, host_reward
 from specjax.train.advantage import zero_variance
 from specjax.train.metrics import reward_metrics
 from specjax.types import Prompts, Reward, Rollout
@@ -136,3 +136,18 @@ def test_shards_may_ask_at_once_of_long_completions() -> None:
     reward, rollout, prompts = ask(score, mesh_of(8, 1, 1), budget=100_000)
     np.testing.assert_array_equal(reward.value, expected(rollout, prompts).astype(np.float32))
     assert score.most_inside > 1
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_a_host_reward_scores_finished_rollouts_as_the_callback_does(shape: tuple[int, int, int]) -> None:
+    score = Recorder()
+    by_callback, rollout, prompts = ask(Recorder(), mesh_of(*shape))
+    reward = HostReward(score)(rollout, prompts)
+    np.testing.assert_array_equal(reward.value, by_callback.value)
+    np.testing.assert_array_equal(reward.correct, by_callback.correct)
+    (tokens, lengths, ids), *others = score.calls
+    assert not others and len(tokens) == len(lengths) == len(ids) == PROMPTS * GROUP
+    both = HostReward(lambda *arrays: (*score(*arrays), np.zeros((len(arrays[1]), 2), np.float32)), ("once", "twice"))
+    assert (both(rollout, prompts).parts or {}).keys() == {"once", "twice"}
+    failed = HostReward(lambda *_: 1 / 0)(rollout, prompts)  # pyright: ignore[reportArgumentType]
+    assert np.isnan(failed.value).all() and not np.any(failed.correct)
