@@ -45,9 +45,10 @@ def _logprob_gap(run: Run) -> list[tuple[int, str]]:
     affected = steps[raised > 0]
     if not len(affected):
         return []
-    worst = max(_value_at(run, "rollout/logprob_gap_mean", step) or np.inf for step in affected)
-    text = f"log-probs of rollout and training differed by up to {worst:.3f} on average, in {_steps(affected)}"
-    return [(int(affected[0]), text)]
+    gaps = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
+    worst = {name: max(_value_at(run, name, step) or np.inf for step in affected) for name in gaps}
+    text = " and ".join(f"by up to {worst[name]:.3f} {gaps[name]}" for name in gaps if name in run.metrics)
+    return [(int(affected[0]), f"log-probs of rollout and training differed {text}, in {_steps(affected)}")]
 
 
 def _not_finite(run: Run) -> list[tuple[int, str]]:

@@ -33,7 +33,8 @@ class StepPrinter:
             measured, promised = values["draft/measured_acceptance"], values["draft/promised_acceptance"]
             console.print(acceptance_alarm(step, measured, promised), style="bold red")
         if self._begins("rollout/logprob_alarm", values):
-            console.print(logprob_alarm(step, values["rollout/logprob_gap_mean"]), style="bold red")
+            gaps = values["rollout/logprob_gap_mean"], values["rollout/sequence_logprob_gap_max"]
+            console.print(logprob_alarm(step, *gaps), style="bold red")
         for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
             if values[name]:
                 console.print(f"ALARM at step {step}: {SKIPPED.format(network)}", style="bold red")
@@ -53,12 +54,16 @@ class StepPrinter:
         return begins
 
 
-def logprob_alarm(step: int, gap: float | None) -> str:
-    """Return the line of `rollout/logprob_alarm`. gap: None if it is not finite."""
+def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> str:
+    """Return the line of `rollout/logprob_alarm`.
+
+    gap: mean over tokens. sequence_gap: the largest of a whole sequence. None if it is not finite.
+    """
     return (
-        f"ALARM at step {step}: the log-probs of rollout and training differ by {_show(gap, '.3f')} in the mean over "
-        "tokens. Training sees another distribution than the one that generated the samples: compute in float32, or "
-        "look for a difference between the two forward passes"
+        f"ALARM at step {step}: the log-probs of rollout and training differ by {_show(gap, '.3f')} on average "
+        f"over tokens and by up to {_show(sequence_gap, '.3f')} over a sequence. Training sees another distribution "
+        "than the one that generated the samples: compute in float32, or look for a difference between the two "
+        "forward passes"
     )
 
 

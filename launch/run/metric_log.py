@@ -24,6 +24,7 @@ STANDARD_METRICS = (
     *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
     *("draft/predicted_acceptance", "draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
     *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
+    *("rollout/sequence_logprob_gap_mean", "rollout/sequence_logprob_gap_max"),
     *("time/data", "time/prepare", "time/generation", "time/reward", "time/logprob", "time/train", "time/step"),
     *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
 )

@@ -81,6 +81,11 @@ class LossConfig:
         """Return whether KL is subtracted from the reward."""
         return self.kl_in != "loss"
 
+    @property
+    def by_sequence(self) -> bool:
+        """Return whether the ratio or the importance weight is that of a whole sequence."""
+        return self.ratio == "sequence" or (self.importance == "sequence" and self.importance_cap is not None)
+
 
 @pytree
 class LossInputs:

@@ -155,7 +155,8 @@ class Stages:
             gradients, optimizers, state.params, state.optimizer, rows, kept, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
-        metrics = update_metrics(report, batch, config.gap_alarm, with_draft=with_draft, train_draft=train_draft)
+        alarm = config.gap_alarm, config.loss.by_sequence
+        metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
         # The acceptance to expect is computed under the whole law.
         expected = None if config.rollout.law.truncates else report.first_update.draft.expected_accepted
         first_rows = jax.tree.map(lambda x: x[0], split(rows, updates.minibatches))

@@ -13,15 +13,25 @@ from specjax.verify import Verifier, VerifierName, find_verifier
 
 
 class PolicySums(NamedTuple):
-    """Sums over the tokens that train the policy; `ratio_max` and `gap_max` are maxima.
+    """Sums over the tokens, or over the sequences, that train the policy; names that end in `_max` are maxima.
 
-    loss:    weighted, so that over a batch it is the loss itself.
-    kl:      from the reference policy; 0 without one.
-    ratio:   theta / mu. gap: |log theta - log mu|.
-    metrics: those of the loss function, by its names.
+    Attributes:
+        tokens:           Number of tokens.
+        sequences:        Number of sequences.
+        loss:             Weighted, so that over a batch it is the loss itself.
+        kl:               KL from the reference policy; 0 without one.
+        entropy:          Entropy of the policy.
+        ratio:            theta / mu.
+        ratio_max:        The largest.
+        gap:              |log theta - log mu|.
+        gap_max:          The largest.
+        sequence_gap:     |log theta - log mu| of whole sequences.
+        sequence_gap_max: The largest.
+        metrics:          Those of the loss function, by its names.
     """
 
     tokens: Array
+    sequences: Array
     loss: Array
     kl: Array
     entropy: Array
@@ -29,6 +39,8 @@ class PolicySums(NamedTuple):
     ratio_max: Array
     gap: Array
     gap_max: Array
+    sequence_gap: Array
+    sequence_gap_max: Array
     metrics: dict[str, Array]
 
 
@@ -55,7 +67,7 @@ class Sums(NamedTuple):
 def reduce_sums(parts: Sums) -> Sums:
     """Combine the sums of several parts, stacked along any axes."""
     total, policy = jax.tree.map(jnp.sum, parts), parts.policy
-    maxima = dict(ratio_max=jnp.max(policy.ratio_max), gap_max=jnp.max(policy.gap_max))
+    maxima = {name: jnp.max(x) for name, x in policy._asdict().items() if name.endswith("_max")}
     return total._replace(policy=total.policy._replace(**maxima))
 
 
@@ -64,12 +76,14 @@ def sum_policy(
 ) -> PolicySums:
     """Sum what a microbatch reports of the policy."""
     gap = inputs.theta - inputs.mu
+    sequence_gap = jnp.abs(jnp.sum(gap, axis=1))
     ratio = jnp.where(inputs.mask, jnp.exp(gap), 0.0)
     kl = jnp.float32(0)
     if inputs.reference is not None:
         kl = jnp.sum(kl_estimate(inputs.theta, inputs.reference, config.kl_estimator))
     return PolicySums(
         tokens=jnp.sum(inputs.mask, dtype=jnp.float32),
+        sequences=jnp.sum(jnp.any(inputs.mask, axis=1), dtype=jnp.float32),
         loss=loss,
         kl=kl,
         entropy=jnp.sum(jnp.where(inputs.mask, entropy, 0.0)),
@@ -77,6 +91,8 @@ def sum_policy(
         ratio_max=jnp.max(ratio),
         gap=jnp.sum(jnp.abs(gap)),
         gap_max=jnp.max(jnp.abs(gap)),
+        sequence_gap=jnp.sum(sequence_gap),
+        sequence_gap_max=jnp.max(sequence_gap),
         metrics=jax.tree.map(jnp.sum, metrics),
     )
 

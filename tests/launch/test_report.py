@@ -64,6 +64,7 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         draft__alarm=[1 if 20 < step <= 23 else 0 for step in each],
         rollout__logprob_alarm=[1 if step in (25, 27) else 0 for step in each],
         rollout__logprob_gap_mean=[step / 100 for step in each],
+        rollout__sequence_logprob_gap_max=[step / 25 for step in each],
         update__skipped=[2 if step == 30 else 0 for step in each],
         **{f"rollout__acceptance_rate_pos_{i}": [1 / (i + 1)] * steps for i in range(1, 8)},
         **{name: [value] * steps for name, value in constant.items()},
@@ -121,7 +122,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
             ["loss/policy", "not finite", "step 9"],
             ["step 10: drafting loses"],
             ["accepts 0.40", "at least 0.70", "lasted to step 23"],
-            ["up to 0.270", "steps 25, 27"],
+            ["up to 0.270 on average", "up to 1.080 over a sequence", "steps 25, 27"],
             ["2 updates of the policy", "step 30"],
         ),
         strict=True,
@@ -129,7 +130,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
         assert all(fact in line for fact in facts), line
     # A gap that is no number is the worst.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
-    assert any("up to inf on average, in steps 1, 2" in line for line in warnings(read_run(tmp_path)))
+    assert any("up to inf on average and by up to inf over a sequence" in line for line in warnings(read_run(tmp_path)))
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):

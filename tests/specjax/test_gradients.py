@@ -173,9 +173,12 @@ def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, referenc
     old = np.array([law[row, t - 1, int(batch.tokens[row, t])] for row, t in tokens])
     mu = np.array([batch.mu[row, t] for row, t in tokens], np.float64)
     k3_gap = np.array([reference[row, t] for row, t in tokens], np.float64) - old
+    rows = np.array(tokens)[:, 0]
+    sequence_gaps = [np.sum((old - mu)[rows == row]) for row in np.unique(rows)]
     entropy = [-np.sum(np.exp(law[row, t - 1]) * law[row, t - 1]) for row, t in tokens]
     expected = PolicySums(
         tokens=len(tokens),
+        sequences=len(sequence_gaps),
         loss=loss_of(law, law, batch, reference),
         kl=np.sum(np.exp(k3_gap) - k3_gap - 1),
         entropy=np.sum(entropy),
@@ -183,6 +186,8 @@ def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, referenc
         ratio_max=np.max(np.exp(old - mu)),
         gap=np.sum(np.abs(old - mu)),
         gap_max=np.max(np.abs(old - mu)),
+        sequence_gap=np.sum(np.abs(sequence_gaps)),
+        sequence_gap_max=np.max(np.abs(sequence_gaps)),
         metrics={"clip_fraction": 0},
     )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), sums.policy, expected)

@@ -106,7 +106,7 @@ def test_reward_metrics_when_every_sample_failed() -> None:
 
 
 def some_sums(by: float) -> Sums:
-    policy = PolicySums(*(jnp.float32(i + by) for i in range(8)), metrics={"mine": jnp.float32(by)})
+    policy = PolicySums(*(jnp.float32(i + by) for i in range(11)), metrics={"mine": jnp.float32(by)})
     return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(4))))
 
 
@@ -129,6 +129,8 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "ratio/max": policy.ratio_max,
         "rollout/logprob_gap_mean": first.policy.gap / first.policy.tokens,
         "rollout/logprob_gap_max": first.policy.gap_max,
+        "rollout/sequence_logprob_gap_mean": first.policy.sequence_gap / first.policy.sequences,
+        "rollout/sequence_logprob_gap_max": first.policy.sequence_gap_max,
         "rollout/logprob_alarm": 1,
         "loss/draft": draft.loss / draft.tokens,
         "draft/predicted_acceptance": first.draft.overlap / first.draft.tokens,
@@ -137,18 +139,19 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "update/skipped": 2,
         "draft/skipped": 1,
     }
-    metrics = update_metrics(REPORT, RECORDED, 1.1, with_draft=True, train_draft=True)
+    metrics = update_metrics(REPORT, RECORDED, 1.1, True, with_draft=True, train_draft=True)
     assert metrics.keys() == expected.keys()
     for name, wanted in expected.items():
         np.testing.assert_allclose(metrics[name], wanted, rtol=1e-6, err_msg=name)
-    assert update_metrics(REPORT, RECORDED, 1.3, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
+    assert update_metrics(REPORT, RECORDED, 1.3, False, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 0
 
 
 @pytest.mark.parametrize("gap", [jnp.nan, jnp.inf])
-def test_a_gap_that_is_not_finite_raises_the_alarm(gap: float) -> None:
-    first = FIRST._replace(policy=FIRST.policy._replace(gap=jnp.float32(gap)))
+@pytest.mark.parametrize("name", ["gap", "sequence_gap_max"])
+def test_a_gap_that_is_not_finite_raises_the_alarm(name: str, gap: float) -> None:
+    first = FIRST._replace(policy=FIRST.policy._replace(**{name: jnp.float32(gap)}))
     report = REPORT._replace(first_update=first)
-    assert update_metrics(report, RECORDED, 1.0, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 1
+    assert update_metrics(report, RECORDED, 1.0, True, with_draft=True, train_draft=True)["rollout/logprob_alarm"] == 1
 
 
 @pytest.mark.parametrize(
@@ -157,12 +160,16 @@ def test_a_gap_that_is_not_finite_raises_the_alarm(gap: float) -> None:
         ("with_draft", {"loss/draft", "draft/predicted_acceptance"}),
         ("train_draft", {"grad_norm/draft", "draft/skipped"}),
         ("reference", {"kl/reference"}),
-        ("mu", {"ratio/mean", "ratio/max", *(f"rollout/logprob_{name}" for name in ("gap_mean", "gap_max", "alarm"))}),
+        (
+            "mu",
+            {"ratio/mean", "ratio/max", "rollout/sequence_logprob_gap_mean", "rollout/sequence_logprob_gap_max"}
+            | {f"rollout/logprob_{name}" for name in ("gap_mean", "gap_max", "alarm")},
+        ),
     ],
 )
 def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None:
     options = dict(with_draft=True, train_draft=True)
     batch = replace(RECORDED, **({} if absent in options else {absent: None}))
     fewer = options | ({absent: False} if absent in options else {})
-    everything = update_metrics(REPORT, RECORDED, 1.0, **options)
-    assert everything.keys() - update_metrics(REPORT, batch, 1.0, **fewer).keys() == names
+    everything = update_metrics(REPORT, RECORDED, 1.0, True, **options)
+    assert everything.keys() - update_metrics(REPORT, batch, 1.0, True, **fewer).keys() == names

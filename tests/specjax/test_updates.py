@@ -25,7 +25,9 @@ def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tu
     policy = params.policy - jnp.mean(batch.reward)
     taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
     one = jnp.float32(1)
-    policy_sums = PolicySums(*[one] * 7, gap_max=params.policy, metrics={"mine": one})
+    policy_sums = PolicySums(
+        **dict.fromkeys(PolicySums._fields, one) | dict(gap_max=params.policy, metrics={"mine": one})
+    )
     draft_sums = DraftSums(*[one] * 3, expected_accepted=jnp.mean(batch.reward))
     return Params(policy, taught.astype(jnp.float32)), Sums(policy_sums, draft_sums)
 

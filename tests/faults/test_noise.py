@@ -1,0 +1,229 @@
+"""Faults of the noise that sampling hides: random numbers of few bits, and draws that share them."""
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+from specjax import keys as keys_module
+from specjax.drafters import Drafter, Proposal
+from specjax.keys import Purpose, SeedStep, gumbels, seed_step, sequence_keys
+from specjax.rollout import admission
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
+from specjax.sampling import SamplingLaw, sample
+from specjax.testing import TableDrafter, assert_lossless
+from specjax.types import Params, Prompts
+from specjax.verify import VERIFIERS, VerifierName
+from tests.chain import chain
+
+WORDS = keys_module._words
+RARE = 2.0**-12
+COMMON_OR_RARE = Params(jnp.log(jnp.array([[1 - RARE, RARE]] * 2)), {})
+
+
+class Coin(Drafter):
+    """Proposes tokens that are all equally likely."""
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: object = True) -> Array:
+        return jnp.zeros(len(prompts.lengths), jnp.int32)
+
+    def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
+        log_q = jnp.full_like(gumbel, -np.log(gumbel.shape[-1]))
+        return Proposal(sample(log_q, gumbel), log_q, jnp.full_like(state, gumbel.shape[1])), state
+
+    def observe(self, state: Array, features: Array, tokens: Array, emitted: Array) -> Array:
+        return state
+
+
+def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int], tuple[Array, Array]]:
+    """Return the function that hashes noise, with only so many random bits for draws of this purpose."""
+
+    def words(keys: Array, positions: Array, drawn_for: Purpose, count: int) -> tuple[Array, Array]:
+        high, low = WORDS(keys, positions, drawn_for, count)
+        return ((high >> 24 - bits) << 24 - bits, jnp.zeros_like(low)) if drawn_for == purpose else (high, low)
+
+    return words
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drafter", "draft_length", "purpose", "bits"),
+    [
+        # The rare token alone, accepted with 2^-12, and the common one alone, with 1 - 2^-12.
+        ("rejection", TableDrafter((1, 1)), 1, Purpose.ACCEPT, 6),
+        ("rejection", TableDrafter((0, 0)), 1, Purpose.ACCEPT, 10),
+        # A rare token and a common one are accepted together, with 2^-10, or not at all.
+        ("block", Coin(), 2, Purpose.ACCEPT, 10),
+        # The policy's own draw must be rare.
+        ("coupled", TableDrafter((1, 1)), 1, Purpose.COUPLED, 10),
+    ],
+    ids=["rejection of rare", "rejection of common", "block", "coupled"],
+)
+def test_row_24_noise_of_few_bits_loses_the_law(
+    verifier: VerifierName,
+    drafter: Drafter,
+    draft_length: int,
+    purpose: Purpose,
+    bits: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = RolloutConfig(
+        group_size=2**14, max_new_tokens=draft_length + 1, draft_length=draft_length, verifier=verifier
+    )
+    proof = chain(2), drafter, COMMON_OR_RARE, config
+    assert_lossless(*proof, draws=2**18)
+    monkeypatch.setattr(keys_module, "_words", cut_to(bits, purpose))
+    with pytest.raises(AssertionError, match="not lossless"):
+        assert_lossless(*proof, draws=2**18)
+
+
+def unfair_bits(verifier: VerifierName) -> np.ndarray:
+    """Return which of the 24 bits of a round's acceptance uniform are not fair, by six standard deviations."""
+    draws = 2**16
+    keys = sequence_keys(seed_step(0, 0), jnp.arange(draws), jnp.zeros(draws, jnp.int32))
+    uniform = np.asarray(VERIFIERS[verifier].noise(keys, jnp.arange(draws), 1, 2).uniform)
+    bits = (uniform * 2**24).astype(np.int32)[:, None] >> np.arange(24)[::-1] & 1
+    return np.abs(bits.mean(axis=0) - 0.5) > 6 * 0.5 / np.sqrt(draws)
+
+
+@pytest.mark.parametrize("bits", [6, 16, 23, 24])
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_row_24_every_bit_of_an_acceptance_uniform_is_fair(
+    verifier: VerifierName, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_module, "_words", cut_to(bits, Purpose.ACCEPT))
+    assert unfair_bits(verifier).tolist() == [False] * bits + [True] * (24 - bits)
+
+
+# Around the powers of two at which a coordinate would be cut or rounded. Ids below zero fill up batches.
+SEEDS = 0, 1, 2**8, 2**16, 2**31 - 1
+STEPS = -2, -1, 0, 1, 2**8, 2**16, 2**31 - 1
+IDS = -2, -1, 0, 1, 2**8 - 1, 2**8, 2**16 - 1, 2**16, 2**16 + 1, 2**24, 2**24 + 1, 2**31 - 2, 2**31 - 1
+SAMPLES = 0, 1, 2, 2**8, 2**16
+POSITIONS = 0, 1, 2, 2**8, 2**16, 2**24, 2**24 + 1
+
+KeysOf = Callable[[SeedStep, Array, Array], Array]
+NoiseOf = Callable[[Array, Array, Purpose, int], Array]
+
+
+def shared_draws(keys_of: KeysOf = sequence_keys, noise_of: NoiseOf = gumbels) -> int:
+    """Return how many pairs of draws are equal to another pair, of all coordinates with one another."""
+    ids, samples = (jnp.array(x, jnp.int32) for x in zip(*itertools.product(IDS, SAMPLES), strict=True))
+    positions = jnp.tile(jnp.array(POSITIONS), (len(ids), 1))
+
+    @jax.jit
+    def draw(run: SeedStep) -> Array:
+        keys = keys_of(run, ids, samples)
+        return jnp.stack([noise_of(keys, positions, purpose, 4) for purpose in Purpose])
+
+    drawn = [np.asarray(draw(seed_step(*run))) for run in itertools.product(SEEDS, STEPS)]
+    pairs = np.stack(drawn).reshape(-1, 2).view(np.int64)
+    return pairs.size - np.unique(pairs).size
+
+
+def test_row_25_no_two_draws_share_noise() -> None:
+    assert shared_draws() == 0
+
+
+def other_keys(change: Callable[[Array, Array, Array, Array], tuple[Array, Array, Array, Array]]) -> KeysOf:
+    def keys_of(run: SeedStep, ids: Array, samples: Array) -> Array:
+        seed, step, ids, samples = change(*run, ids, samples)
+        return sequence_keys((seed, step), ids, samples)
+
+    return keys_of
+
+
+def as_float(x: Array) -> Array:
+    return x.astype(jnp.float32).astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    "keys_of",
+    [
+        *(other_keys(lambda seed, step, ids, n, m=mask: (seed, step, ids & m, n)) for mask in (0xFF, 0xFFFF, 0xFFFFFF)),
+        other_keys(lambda seed, step, ids, n: (seed, step, as_float(ids), n)),
+        other_keys(lambda seed, step, ids, n: (seed, step, jnp.abs(ids), n)),
+        other_keys(lambda seed, step, ids, n: (seed, step, jnp.maximum(ids, 0), n)),
+        other_keys(lambda seed, step, ids, n: (seed, step, ids + n, 0 * n)),
+        other_keys(lambda seed, step, ids, n: (seed, step, ids, n & 0xFF)),
+        other_keys(lambda seed, step, ids, n: (seed, step & 0xFF, ids, n)),
+        other_keys(lambda seed, step, ids, n: (seed & 0xFFFF, step, ids, n)),
+        other_keys(lambda seed, step, ids, n: (seed + step, 0 * step, ids, n)),
+    ],
+    ids=[
+        "8 bits",
+        "16 bits",
+        "24 bits",
+        "float ids",
+        "abs",
+        "max",
+        "sum",
+        "samples",
+        "steps",
+        "seeds",
+        "seed and step",
+    ],
+)
+def test_row_25_sequences_that_share_a_key_are_noticed(keys_of: KeysOf) -> None:
+    assert shared_draws(keys_of) > 0
+
+
+@pytest.mark.parametrize(
+    "noise_of",
+    [
+        lambda keys, at, purpose, count: gumbels(keys, at & 0xFF, purpose, count),
+        lambda keys, at, purpose, count: gumbels(keys, as_float(at), purpose, count),
+        lambda keys, at, purpose, count: gumbels(keys, at, Purpose(purpose & 1), count),
+        lambda keys, at, purpose, count: gumbels(keys, at + purpose, Purpose.DRAFT, count),
+        lambda keys, at, purpose, count: jnp.tile(gumbels(keys, at, purpose, count // 2), 2),
+        lambda keys, at, purpose, count: gumbels(keys[:, :1] + jnp.zeros((1, 2), jnp.uint32), at * 0, purpose, count),
+    ],
+    ids=["8 bits", "float positions", "purposes", "purpose in position", "indices", "no position"],
+)
+def test_row_25_draws_that_share_a_counter_are_noticed(noise_of: NoiseOf) -> None:
+    assert shared_draws(noise_of=noise_of) > 0
+
+
+def equal_completions(verifier: VerifierName) -> int:
+    """Return how many completions of one prompt under many ids, samples, seeds and steps equal another.
+
+    One of 16 tokens has a chance of 2^-64. Sequences wait for slots.
+    """
+    config = RolloutConfig(
+        group_size=3, max_new_tokens=16, draft_length=2, verifier=verifier, phases=((6, 17),), admit=2
+    )
+    prompts = Prompts(jnp.zeros((len(IDS), 1), jnp.int32), jnp.ones(len(IDS), jnp.int32), jnp.array(IDS, jnp.int32))
+    params = Params(jnp.zeros((16, 16)), {})
+
+    @jax.jit
+    def run(run: SeedStep) -> Array:
+        return speculative_rollout(chain(16), Coin(), params, prompts, run, config).tokens
+
+    tokens = np.concatenate([run(seed_step(*x)) for x in itertools.product(SEEDS, STEPS[1:4])])
+    return len(tokens) - len(np.unique(tokens, axis=0))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_row_25_no_two_completions_share_noise(verifier: VerifierName) -> None:
+    assert equal_completions(verifier) == 0
+
+
+@pytest.mark.parametrize(
+    ("verifier", "keys_of"),
+    [
+        ("rejection", lambda run, ids, samples: sequence_keys(run, ids & 0xFF, samples)),
+        ("block", lambda run, ids, samples: sequence_keys((run[0], 0 * run[1]), ids, samples)),
+        ("coupled", lambda run, ids, samples: sequence_keys(run, ids, jnp.arange(len(samples)))),
+        ("coupled", lambda run, ids, samples: sequence_keys(run, ids & 0xFF, samples)),
+    ],
+    ids=["ids of 8 bits", "no step", "keys by row", "ids of 8 bits, coupled"],
+)
+def test_row_25_completions_that_share_noise_are_noticed(
+    verifier: VerifierName, keys_of: KeysOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "sequence_keys", keys_of)
+    assert equal_completions(verifier) > 0
