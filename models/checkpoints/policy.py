@@ -35,11 +35,16 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
     Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config and
     parameters disagree.
     """
+    config = read_policy_config(directory)
+    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
+
+
+def read_policy_config(directory: Path) -> DecoderConfig:
+    """Read the config alone. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
     found = read_json(path)
     with errors_name(path):
-        config = config_from_json(DecoderConfig, found, "a policy")
-    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
+        return config_from_json(DecoderConfig, found, "a policy")
 
 
 def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) -> None:
