@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_steps, write_manifest
+from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -171,7 +171,8 @@ class Checkpointer:
         """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.
 
         The mesh may differ from the one it was written on. Raises ValueError with one line if there is no such
-        checkpoint or if its arrays differ from `abstract`. Assumes that `set_damaged_aside` has verified the checksums.
+        checkpoint, its arrays differ from `abstract`, or a parameter is not finite. Assumes that `set_damaged_aside`
+        has verified the checksums.
         """
         step, abstract_items = self.step_of(which), _to_items(abstract)
         for name, arrays in abstract_items.items():
@@ -183,6 +184,7 @@ class Checkpointer:
         # The networks' parameters are an item of their own (see `_to_items`): put them back.
         state: TrainState = items["state"]
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
+        check_finite(items["params"], self._directory / str(step))
         return Checkpoint(step, state, items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
@@ -197,6 +199,7 @@ class Checkpointer:
         items = self._manager.restore(
             step, args=ocp.args.Composite(params=_restore_args(networks), extra=ocp.args.JsonRestore())
         )
+        check_finite(items["params"], self._directory / str(step))
         return Params(**items["params"]["params"]), items["extra"]
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
@@ -205,6 +208,7 @@ class Checkpointer:
         check_manifest(self._directory / str(step), ("params",))
         self._compare(step, "params", policy, "params.policy.")
         items = self._manager.restore(step, args=ocp.args.Composite(params=_restore_args(policy)))
+        check_finite(items["params"], self._directory / str(step))
         return items["params"]["params"]["policy"]
 
     def step_of(self, which: Which) -> int:

@@ -20,6 +20,7 @@ from models.decoder import init_decoder, make_policy
 from models.hf.config import read_hf_config
 from models.hf.load import load_policy
 from models.params import init_params, replicate
+from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
 
 # User function that model.family names: (model section, mesh, key for random weights) -> (policy, parameters).
@@ -107,7 +108,9 @@ def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:
 def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
     match load_function("model.family", name)(model, mesh, key):
         case (Policy() as policy, weights):
-            return BuiltPolicy(policy, replicate(weights, mesh), None)
+            weights = replicate(weights, mesh)
+            check_finite(weights, f"model.family = {name}")
+            return BuiltPolicy(policy, weights, None)
         case result:
             raise ConfigError(f"model.family = {name}: returned {type(result).__name__}, must return (Policy, params)")
 

@@ -49,7 +49,8 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     check_names(directory, views, tensors)
     with errors_name(directory):
         ids = _target_ids(vocabulary, config)
-    params = read_tensors(views, tensors, abstract_params(partial(init_eagle3, config), mesh), param_dtype, _DTYPES)
+    targets = abstract_params(partial(init_eagle3, config), mesh)
+    params = read_tensors(directory, views, tensors, targets, param_dtype, _DTYPES)
     return SavedDraft(config, params, ids, layers)
 
 
