@@ -28,6 +28,8 @@ Which = int | Literal["newest", "best"]
 
 # Empty file in a checkpoint from which, or to which, an update was skipped.
 UNHEALTHY = "unhealthy"
+# Item of a checkpoint that has a score.
+SCORE = "score"
 
 
 class Score(NamedTuple):
@@ -69,7 +71,7 @@ class Checkpointer:
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": ocp.JsonCheckpointHandler(),
                 "extra": ocp.JsonCheckpointHandler(),
-                "score": ocp.JsonCheckpointHandler(),
+                SCORE: ocp.JsonCheckpointHandler(),
             },
         )
         steps = self._manager.all_steps()
@@ -159,7 +161,7 @@ class Checkpointer:
         items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _to_items(state).items()}
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
-            items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
+            items[SCORE] = ocp.args.JsonSave(self._scores[step]._asdict())
         if not healthy:
             self._unhealthy.add(step)
         self.wait()
@@ -249,11 +251,11 @@ class Checkpointer:
 
     def _read_score(self, step: int) -> Score | None:
         try:
-            check_manifest(self._directory / str(step), ("score",))
-            items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
+            check_manifest(self._directory / str(step), (SCORE,))
+            items = self._manager.restore(step, args=ocp.args.Composite(**{SCORE: ocp.args.JsonRestore()}))
         except (DamagedSave, OSError, KeyError):  # damaged, being deleted, or without a score
             return None
-        return Score(**items["score"])
+        return Score(**items[SCORE])
 
 
 class _KeepHealthy(ocp.checkpoint_managers.PreservationPolicy):
