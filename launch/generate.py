@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
-from launch.cli.paths import check_policy_source
+from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.restore import params_of
@@ -31,6 +31,7 @@ class GenerateArgs:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples = {self.samples}: must be at least 1")
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from specjax.checkpoint_integrity import DamagedSave, check_manifest, saved_steps, write_manifest
+from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -28,6 +28,8 @@ Which = int | Literal["newest", "best"]
 
 # Empty file in a checkpoint from which, or to which, an update was skipped.
 UNHEALTHY = "unhealthy"
+# Item of a checkpoint that has a score.
+SCORE = "score"
 
 
 class Score(NamedTuple):
@@ -69,7 +71,7 @@ class Checkpointer:
                 "state": ocp.PyTreeCheckpointHandler(),
                 "data": ocp.JsonCheckpointHandler(),
                 "extra": ocp.JsonCheckpointHandler(),
-                "score": ocp.JsonCheckpointHandler(),
+                SCORE: ocp.JsonCheckpointHandler(),
             },
         )
         steps = self._manager.all_steps()
@@ -159,7 +161,7 @@ class Checkpointer:
         items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _to_items(state).items()}
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
-            items["score"] = ocp.args.JsonSave(self._scores[step]._asdict())
+            items[SCORE] = ocp.args.JsonSave(self._scores[step]._asdict())
         if not healthy:
             self._unhealthy.add(step)
         self.wait()
@@ -171,7 +173,8 @@ class Checkpointer:
         """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.
 
         The mesh may differ from the one it was written on. Raises ValueError with one line if there is no such
-        checkpoint or if its arrays differ from `abstract`. Assumes that `set_damaged_aside` has verified the checksums.
+        checkpoint, its arrays differ from `abstract`, or a parameter is not finite. Assumes that `set_damaged_aside`
+        has verified the checksums.
         """
         step, abstract_items = self.step_of(which), _to_items(abstract)
         for name, arrays in abstract_items.items():
@@ -183,6 +186,7 @@ class Checkpointer:
         # The networks' parameters are an item of their own (see `_to_items`): put them back.
         state: TrainState = items["state"]
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
+        check_finite(items["params"], self._directory / str(step))
         return Checkpoint(step, state, items["data"], items["extra"])
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
@@ -197,6 +201,7 @@ class Checkpointer:
         items = self._manager.restore(
             step, args=ocp.args.Composite(params=_restore_args(networks), extra=ocp.args.JsonRestore())
         )
+        check_finite(items["params"], self._directory / str(step))
         return Params(**items["params"]["params"]), items["extra"]
 
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
@@ -205,6 +210,7 @@ class Checkpointer:
         check_manifest(self._directory / str(step), ("params",))
         self._compare(step, "params", policy, "params.policy.")
         items = self._manager.restore(step, args=ocp.args.Composite(params=_restore_args(policy)))
+        check_finite(items["params"], self._directory / str(step))
         return items["params"]["params"]["policy"]
 
     def step_of(self, which: Which) -> int:
@@ -245,11 +251,11 @@ class Checkpointer:
 
     def _read_score(self, step: int) -> Score | None:
         try:
-            check_manifest(self._directory / str(step), ("score",))
-            items = self._manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
+            check_manifest(self._directory / str(step), (SCORE,))
+            items = self._manager.restore(step, args=ocp.args.Composite(**{SCORE: ocp.args.JsonRestore()}))
         except (DamagedSave, OSError, KeyError):  # damaged, being deleted, or without a score
             return None
-        return Score(**items["score"])
+        return Score(**items[SCORE])
 
 
 class _KeepHealthy(ocp.checkpoint_managers.PreservationPolicy):

@@ -1,6 +1,7 @@
-"""Manifest of a checkpoint: sizes and checksums of its files, checked before anything is restored.
+"""Checks of a checkpoint: sizes and checksums of its files before it is restored, finite parameters after.
 
-Orbax alone reports missing or truncated files late, from many threads and in hundreds of lines.
+Orbax alone reports missing or truncated files late, from many threads and in hundreds of lines. A parameter that is not
+finite makes every logit NaN, of which sampling makes token 0.
 """
 
 import json
@@ -9,12 +10,38 @@ import zlib
 from collections.abc import Collection
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
+from specjax.types import PyTree
+
 MANIFEST = "files.json"
 CHUNK_BYTES = 2**24
 
 
 class DamagedSave(ValueError):
     """Error for a checkpoint whose files changed after they were written. The message names the first such file."""
+
+
+def check_finite(params: PyTree, source: Path | str) -> None:
+    """Raise ValueError naming the first parameter that holds NaN or infinity. source: where they come from.
+
+    The parameters may be sharded: one compiled program reads them once and returns a count for each.
+    """
+    floats = {
+        jax.tree_util.keystr(path, simple=True, separator="."): x
+        for path, x in jax.tree.leaves_with_path(params)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    }
+    counts = jax.device_get(_not_finite(list(floats.values())))
+    for (name, x), count in zip(floats.items(), counts, strict=True):
+        if count:
+            raise ValueError(f"{source}: {name}: {count} of {x.size} values are nan or inf; all must be finite")
+
+
+@jax.jit
+def _not_finite(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.sum(~jnp.isfinite(x), dtype=jnp.int32) for x in arrays]
 
 
 def write_manifest(checkpoint: Path) -> None:

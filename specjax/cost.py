@@ -155,7 +155,7 @@ def update_drafting(
 
     `lookup_counts` take precedence over `drafted` and `accepted`: a lookup drafts only where it finds a match.
 
-    predicted: acceptance at position 1 that the training step after the rollout predicts; None keeps the last.
+    predicted: acceptance at position 1 that the training step after the rollout predicts; None or NaN keeps the last.
     """
     acceptance, progress = before.acceptance, before.progress
 
@@ -170,8 +170,9 @@ def update_drafting(
             acceptance, drafted=add(acceptance.drafted, drafted), accepted=add(acceptance.accepted, accepted)
         )
     if predicted is not None:
-        # A copy: it is a metric too, which must survive the donation of the state.
-        acceptance = replace(acceptance, predicted=jnp.copy(predicted))
+        # NaN if there was no token to predict. Never the metric itself, which must survive the donation of the state.
+        kept = jnp.where(jnp.isfinite(predicted), predicted, acceptance.predicted)
+        acceptance = replace(acceptance, predicted=kept)
     if rollout.loop_rounds is not None and rollout.plain_rounds is not None and rollout.draft_length is not None:
         if rollout.plain_rounds.shape[1] != len(before.seconds):
             raise ValueError(

@@ -10,7 +10,7 @@ from launch.bench.sections.decoding import draft, floor, verify
 from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import layout
 from launch.bench.sections.peers import peers, rollouts
-from launch.cli.paths import check_writable
+from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
@@ -73,3 +73,4 @@ class BenchArgs:
         if TRAINED in self.sections and self.checkpoint is None:
             raise ValueError(f"sections = {TRAINED}: needs checkpoint and recipe")
         check_writable("json", self.json)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)

@@ -14,12 +14,13 @@ from launch.build.drafts.saved_head import layers_to_read, read_by
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from models.checkpoints.draft import SavedDraft
-from models.checkpoints.policy import load_policy_checkpoint
+from models.checkpoints.policy import load_policy_checkpoint, read_policy_config
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
 from models.hf.config import read_hf_config
 from models.hf.load import load_policy
 from models.params import init_params, replicate
+from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
 
 # User function that model.family names: (model section, mesh, key for random weights) -> (policy, parameters).
@@ -40,21 +41,26 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
 
     saved: the head, if it comes from a checkpoint; it determines the feature layers.
     """
-    model = config.model
+    model, longest = config.model, longest_sequence(config)
     if model.family is not None:
         return _build_family(model, model.family, mesh, key)
     if saved is None:
-        decoder, weights = build_decoder(model, mesh, key, "model", features=_reads_features(config.draft))
+        decoder, weights = build_decoder(model, mesh, key, "model", longest, features=_reads_features(config.draft))
     else:
         model = replace(model, feature_layers=layers_to_read(saved, config))
         features = saved.config.use_aux_hidden_state
-        decoder, weights = build_decoder(model, mesh, key, "model", features=features)
+        decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
         decoder = read_by(saved, model.feature_layers, decoder)
     return BuiltPolicy(make_policy(decoder, model.remat), weights, decoder)
 
 
+def longest_sequence(config: RunConfig) -> int:
+    """Return the most tokens that a prompt and its completion can have."""
+    return config.data.max_prompt_tokens + config.rollout.max_new_tokens
+
+
 def build_decoder(
-    model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, *, features: bool
+    model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, longest: int, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
     """Build a decoder from a checkpoint or with random weights. Return its config and parameters.
 
@@ -62,6 +68,7 @@ def build_decoder(
 
     Args:
         section:  config section that `model` stands for, for error messages.
+        longest:  length of the longest sequence, for which the decoder must have positions.
         features: let the decoder return the features that EAGLE-3 reads.
     """
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
@@ -74,23 +81,36 @@ def build_decoder(
             configured = model.feature_layers or architecture.feature_layers
             layers = configured or eagle3_feature_layers(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)
+        _check_positions(decoder, longest, f"{section}.architecture")
         return decoder, init_params(partial(init_decoder, decoder), key, mesh)
     path = Path(model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: holds no config.json")
     if (path / "params").is_dir():
+        _check_positions(read_policy_config(path), longest, f"{section}.path = {path}")
         decoder, weights = load_policy_checkpoint(path, mesh)
         weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
         layers = (model.feature_layers or decoder.feature_layers) if features else ()
         return replace(decoder, **dtypes, feature_layers=layers), weights
     decoder = replace(read_hf_config(path, (model.feature_layers or None) if features else ()), **dtypes)
+    _check_positions(decoder, longest, f"{section}.path = {path}")
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
+
+
+def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:
+    if decoder.max_positions < longest:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}: must be at most {decoder.max_positions}, "
+            f"the positions of {owner}"
+        )
 
 
 def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
     match load_function("model.family", name)(model, mesh, key):
         case (Policy() as policy, weights):
-            return BuiltPolicy(policy, replicate(weights, mesh), None)
+            weights = replicate(weights, mesh)
+            check_finite(weights, f"model.family = {name}")
+            return BuiltPolicy(policy, weights, None)
         case result:
             raise ConfigError(f"model.family = {name}: returned {type(result).__name__}, must return (Policy, params)")
 

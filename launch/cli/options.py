@@ -20,6 +20,7 @@ from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
+from specjax.train.config import check_groups
 
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ def parse_run_and(
     defaults: fields of the recipe that have another value in this program unless an option sets them.
 
     --algorithm, in programs that read the loss, changes the recipe before the options do, and prints what it set.
+    Programs that read the advantage refuse groups of one where a group is its own baseline.
     """
     recipe = None
     if argv and not argv[0].startswith("-"):
@@ -114,6 +116,8 @@ def parse_run_and(
     with refusing():
         options = own(**{field.path: values.pop(field.path) for field in programs_own if field.path in values})
         config = override(recipe, values) if algorithm is None else with_algorithm(recipe, algorithm, values)
+        if reads(reading, "advantage"):
+            check_groups(config)
     if algorithm is not None:
         print(describe(algorithm, config, values))
     return config, options

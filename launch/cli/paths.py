@@ -10,6 +10,10 @@ from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE
 from launch.cli.unfinished import UNFINISHED
 from models.files import write_atomically
+from specjax.checkpoint import SCORE, Which
+from specjax.checkpoint_integrity import saved_steps
+
+CHECKPOINTS = "checkpoints"
 
 
 def check_writable(option: str, path: str | None) -> None:
@@ -54,6 +58,22 @@ def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
     """Raise ConfigError if neither a checkpoint nor model.path is given: the policy would have random weights."""
     if checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+
+
+def check_checkpoint(run: str | None, which: Which) -> None:
+    """Raise ConfigError if a run directory holds no such checkpoint, without reading it; None passes."""
+    if run is None:
+        return
+    directory = Path(run) / CHECKPOINTS
+    steps = saved_steps(directory)
+    if not steps:
+        missing = f"holds no {CHECKPOINTS}" if Path(run).is_dir() else "no such directory"
+        raise ConfigError(f"checkpoint = {run}: {missing}; must be the directory of a run that has saved")
+    allowed = ", ".join(map(str, steps))
+    if which == "best" and not any((directory / str(step) / SCORE).is_dir() for step in steps):
+        raise ConfigError(f"checkpoint_step = best: no checkpoint in {run} has a score; must be newest or {allowed}")
+    if isinstance(which, int) and which not in steps:
+        raise ConfigError(f"checkpoint_step = {which}: not in {run}; must be newest, best or {allowed}")
 
 
 def write_results(path: str | Path | None, results: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from launch.cli.paths import check_writable
+from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 
 
@@ -32,6 +32,7 @@ class CompareArgs:
                 f"draft_lengths = {self.draft_lengths}: each must be at least 0, and at least one must be above 0"
             )
         check_writable("json", self.json)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
         if self.train_steps < 0:
             raise ValueError(f"train_steps = {self.train_steps}: must be at least 0")
         if self.plots is not None and not self.train_steps:

@@ -85,7 +85,9 @@ def _report(
     pairs = list(zip(plain, steps, strict=True))
     generation_speedup = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
     differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
-    alpha = statistics.fmean(float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in steps)
+    # NaN in a step that verified nothing.
+    lengths = [float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in steps]
+    alpha = statistics.fmean([length for length in lengths if math.isfinite(length)] or [math.nan])
     return VariantReport(
         seconds={stage: statistics.median(step.seconds[stage] for step in steps) for stage in STAGES},
         step_s=_step_s(steps),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from launch.cli.paths import check_writable
+from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 
 
@@ -26,3 +26,4 @@ class DiagnoseArgs:
         if self.prompts < 1:
             raise ValueError(f"prompts = {self.prompts}: must be at least 1")
         check_writable("json", self.json)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)

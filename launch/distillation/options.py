@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.cli.paths import check_writable
+from launch.cli.paths import check_checkpoint, check_writable
 from launch.distillation.export import check_verifier
 from models.hf.eagle3_dialects import Dialect
 from specjax.checkpoint import Which
@@ -46,6 +46,7 @@ class DistillArgs:
             raise ValueError("start = checkpoint: must be recipe without checkpoint")
         check_verifier(self.verifier, self.dialect)
         check_writable("save_responses", self.save_responses)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
 
     @property
     def public_dialect(self) -> Dialect | None:

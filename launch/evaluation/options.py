@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from launch.cli.paths import check_writable
+from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 
 
@@ -39,6 +39,7 @@ class EvaluateArgs:
             raise ValueError(f"k = {self.k}: each must be within 1 .. samples = {self.samples}")
         for name in ("json", "save"):
             check_writable(name, getattr(self, name))
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
 
     @property
     def larger_k(self) -> tuple[int, ...]:

@@ -54,11 +54,13 @@ def _logprob_gap(run: Run) -> list[tuple[int, str]]:
 def _not_finite(run: Run) -> list[tuple[int, str]]:
     """Warn of losses and gradients that were not finite, and of skipped updates.
 
-    metrics.jsonl stores a value that is not finite as null. Every step measures these, so null has no other cause.
+    metrics.jsonl stores a value that is not finite as null. Every step that trains a sequence measures these, so null
+    has no other cause there.
     """
     lines = []
+    trains = run.metrics.get("groups/sequences_trained", np.ones(len(run.steps))) != 0
     for name in ("loss/policy", "grad_norm/policy"):
-        affected = run.steps[~np.isfinite(run.metrics[name])] if name in run.metrics else run.steps[:0]
+        affected = run.steps[~np.isfinite(run.metrics[name]) & trains] if name in run.metrics else run.steps[:0]
         if len(affected):
             lines.append((int(affected[0]), f"{name} was not finite in {_steps(affected)}"))
     for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):

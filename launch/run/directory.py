@@ -12,6 +12,7 @@ from typing import Any
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.lock import exclusive
+from launch.cli.paths import CHECKPOINTS
 from launch.cli.unfinished import UNFINISHED
 from launch.run.history import records_of
 from models.files import write_atomically
@@ -21,7 +22,6 @@ RUNS = Path("runs")
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "diary.jsonl"
-CHECKPOINTS = "checkpoints"
 
 # Options that a resumed run may change: up to rounding, they do not affect the updates of later steps.
 FREE_ON_RESUME = (

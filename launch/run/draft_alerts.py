@@ -39,7 +39,8 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | 
         threshold = max(made_for.predicted_acceptance - ALARM_MARGIN, 0.0)
         stated = made_for.predicted_acceptance
         expected = f"its made_for.json states {stated:.2f}, measured with the policy {made_for.policy}"
-    if predicted >= threshold:
+    # NaN if the step had no token to predict.
+    if not predicted < threshold:
         return None
     return (
         f"ALARM: the draft of {draft.read_from} has a predicted acceptance of {predicted:.2f} in the first step; "

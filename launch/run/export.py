@@ -6,6 +6,7 @@ from typing import Literal
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.cli.paths import check_checkpoint
 from launch.distillation.export import check_verifier, write_policy
 from launch.run.records import made_for
 from launch.run.restore import restore_params, restore_policy
@@ -40,6 +41,7 @@ class ExportArgs:
         if self.part == "policy" and self.dialect != "ours":
             raise ValueError(f"dialect = {self.dialect}: allowed only with part = draft")
         check_verifier(self.verifier, self.dialect)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
 
     @property
     def dtype(self) -> Dtype | None:

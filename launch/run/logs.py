@@ -9,6 +9,7 @@ from launch.build.experiment import Experiment
 from launch.cli.signals import StopSignals
 from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
 from launch.run.event_log import EventLog
+from launch.run.learning_signal import LearningSignal
 from launch.run.metric_log import MetricLog
 from launch.run.sample_log import SampleLog
 from launch.run.skipped_updates import SkippedUpdates
@@ -50,12 +51,12 @@ def open_logs(experiment: Experiment, directory: Path, start: Start, signals: St
     resume_step = start.step if config.resume else None
     events, skipped = EventLog(directory, start.step), SkippedUpdates(directory, config.max_skipped, start.step)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn)
-    check = check_first_step(experiment, events)
+    check, learning = check_first_step(experiment, events), LearningSignal(experiment.config, events.warn)
     with (
         wandb_log(config, directory) as also,
         MetricLog(directory, config.print_every, resume_step, also) as metrics,
     ):
-        timer = StepTimer(metrics.log, (check, switches, skipped))
+        timer = StepTimer(metrics.log, (check, switches, learning, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
 
 

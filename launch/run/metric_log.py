@@ -19,7 +19,7 @@ STANDARD_METRICS = (
     *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
     *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
-    *("groups/zero_variance", "groups/sequences_trained"),
+    *("groups/zero_variance", "groups/sequences_trained", "groups/sequences_with_advantage"),
     *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
     *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
     *("draft/predicted_acceptance", "draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),

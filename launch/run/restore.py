@@ -8,7 +8,7 @@ import jax
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
-from launch.run.directory import CHECKPOINTS
+from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from specjax.checkpoint import Checkpointer, Which
 from specjax.types import Params, PyTree
 
@@ -45,8 +45,7 @@ def saved_step(directory: Path, which: Which = "newest") -> int:
 @contextlib.contextmanager
 def _saves(directory: Path) -> Iterator[Checkpointer]:
     """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
-    if not (directory / CHECKPOINTS).is_dir():
-        raise ConfigError(f"checkpoint = {directory}: has no {CHECKPOINTS}; must be a run directory")
+    check_checkpoint(str(directory), "newest")
     try:
         with Checkpointer(directory / CHECKPOINTS) as saves:
             yield saves

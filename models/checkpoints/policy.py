@@ -15,6 +15,7 @@ from models.decoder import init_decoder
 from models.files import errors_name, new_directory, one_line_errors, read_json, write_json
 from models.params import abstract_params
 from models.rope import scaling_from_json
+from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
 
 Config = TypeVar("Config", bound=LayerConfig)
@@ -35,11 +36,16 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
     Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config and
     parameters disagree.
     """
+    config = read_policy_config(directory)
+    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
+
+
+def read_policy_config(directory: Path) -> DecoderConfig:
+    """Read the config alone. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
     found = read_json(path)
     with errors_name(path):
-        config = config_from_json(DecoderConfig, found, "a policy")
-    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
+        return config_from_json(DecoderConfig, found, "a policy")
 
 
 def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) -> None:
@@ -52,16 +58,21 @@ def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) ->
 def restore_params(directory: Path, expected: PyTree) -> PyTree:
     """Return the parameters that `write_checkpoint` saved, in their dtypes, with the shardings of `expected`.
 
-    Raises a one-line ValueError if there are none, the checkpoint is broken, or it has other shapes.
+    Raises a one-line ValueError if there are none, the checkpoint is broken, it has other shapes, or a
+    parameter is not finite.
     """
     path = directory.absolute() / "params"
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
-        if _shapes(saved) == _shapes(expected):
-            return checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
-    raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
+        alike = _shapes(saved) == _shapes(expected)
+        if alike:
+            params = checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
+    if not alike:
+        raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
+    check_finite(params, path)
+    return params
 
 
 def _shapes(params: PyTree) -> PyTree:

@@ -49,7 +49,8 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     check_names(directory, views, tensors)
     with errors_name(directory):
         ids = _target_ids(vocabulary, config)
-    params = read_tensors(views, tensors, abstract_params(partial(init_eagle3, config), mesh), param_dtype, _DTYPES)
+    targets = abstract_params(partial(init_eagle3, config), mesh)
+    params = read_tensors(directory, views, tensors, targets, param_dtype, _DTYPES)
     return SavedDraft(config, params, ids, layers)
 
 
@@ -88,7 +89,7 @@ def save_eagle3(
         name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
     }
     tensors |= carried or {}
-    kept = None if carried is None else _target_ids(carried, config)
+    kept = _target_ids(carried, config) if carried is not None and TO_TARGET in carried else None
     if draft.target_ids is not None and (kept is None or not np.array_equal(kept, draft.target_ids)):
         ids = draft.target_ids.astype(np.int64)
         tensors[TO_TARGET] = ids - np.arange(len(ids))
@@ -159,8 +160,11 @@ def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.n
     if offsets is None:
         if in_draft is not None:
             raise ValueError(f"{TO_DRAFT}: there without {TO_TARGET}")
-        full_vocabulary = config.draft_vocab_size == config.vocab_size
-        return None if full_vocabulary else np.arange(config.draft_vocab_size, dtype=np.int32)
+        if config.draft_vocab_size != config.vocab_size:
+            raise ValueError(
+                f"{TO_TARGET}: missing; a draft_vocab_size of {config.draft_vocab_size} of {config.vocab_size} needs it"
+            )
+        return None
     if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
         wanted = f"int64 ({config.draft_vocab_size},)"
         raise ValueError(f"{TO_TARGET}: {offsets.dtype} {offsets.shape}, must be {wanted}")

@@ -17,6 +17,7 @@ from models.files import one_line_errors, optional, read_json
 from models.hf.layout import EMBEDDING, HEAD, Stored, stored_tensors
 from models.hf.mtp_layout import mtp_names
 from models.params import abstract_params, by_path
+from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,8 +38,8 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
         param_dtype: dtype to convert to; by default every tensor keeps the dtype of the file.
 
     Raises a one-line ValueError naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
-    other than float32 and bfloat16, an `lm_head.weight` that differs from its tied embedding, or a broken file.
-    Raises ImportError without safetensors.
+    other than float32 and bfloat16, a value that is not finite, an `lm_head.weight` that differs from its tied
+    embedding, or a broken file. Raises ImportError without safetensors.
     """
     views = open_tensors(directory)
     for names in mtp_names(views, config.num_layers).values():
@@ -49,10 +50,11 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     check_names(directory, views, tensors)
     if tied is not None:
         check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
-    return read_tensors(views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
+    return read_tensors(directory, views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
 
 
 def read_tensors(
+    directory: Path,
     views: Mapping[str, Any],
     tensors: Mapping[str, Stored],
     targets: PyTree,
@@ -61,15 +63,16 @@ def read_tensors(
 ) -> PyTree:
     """Read a parameter tree from lazy views, with the shapes and shardings of `targets`. See `load_policy` for errors.
 
-    dtypes: dtypes allowed in the file, by safetensors' names.
+    directory: of the files, for errors. dtypes: dtypes allowed in the file, by safetensors' names.
     """
     flat = by_path(targets)
-    parameters = {}
+    parameters, by_name = {}, {}
     for name, stored in tensors.items():
         if (found := views[name].get_dtype()) not in dtypes:
             raise ValueError(f"{name}: dtype {found}, must be {' or '.join(dtypes)}")
         dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[found]
-        parameters[stored.path] = _read(name, views[name], stored, flat[stored.path], dtype)
+        parameters[stored.path] = by_name[name] = _read(name, views[name], stored, flat[stored.path], dtype)
+    check_finite(by_name, directory)
     return flax.traverse_util.unflatten_dict(parameters)
 
 

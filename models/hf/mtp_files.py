@@ -48,7 +48,8 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     check_names(directory, head_views, tensors.keys() | ({copy} if copy else set()))
     if copy:
         check_repeats(head_views[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
-    return config, read_tensors(head_views, tensors, abstract_params(partial(init_mtp, config), mesh), param_dtype)
+    targets = abstract_params(partial(init_mtp, config), mesh)
+    return config, read_tensors(directory, head_views, tensors, targets, param_dtype)
 
 
 def save_mtp(directory: Path, head: MTPHead) -> None:

@@ -88,3 +88,13 @@ class TrainConfig:
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "
                 "allowed only with allow_truncated_law"
             )
+
+
+def check_groups(config: TrainConfig) -> None:
+    """Raise ValueError if a reward has no other of its group to be compared with: all advantages would be 0."""
+    size, baseline = config.rollout.group_size, config.advantage.baseline
+    if size == 1 and baseline != "batch":
+        raise ValueError(
+            f"rollout.group_size = {size}: must be at least 2 with advantage.baseline = {baseline}; a sample that is "
+            "alone in its group has advantage 0"
+        )

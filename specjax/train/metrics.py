@@ -14,7 +14,7 @@ SEQUENCE_GAP_FACTOR = 10
 
 
 def rollout_metrics(rollout: Rollout) -> Metrics:
-    """Return the metrics of a rollout; statistics that it does not carry are left out."""
+    """Return the metrics of a rollout. Statistics that it does not carry are left out; means of nothing are NaN."""
     tokens = _total(rollout.lengths)
     metrics = {
         "rollout/tokens": tokens,
@@ -28,15 +28,14 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     if rollout.loop_rounds is not None:
         metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.loop_rounds, axis=-1))
     if rollout.loop_rounds is not None and rollout.draft_length is not None:
-        metrics["rollout/draft_length"] = _total(rollout.loop_rounds * rollout.draft_length) / jnp.maximum(
-            _total(rollout.loop_rounds), 1.0
-        )
+        drafted = _total(rollout.loop_rounds * rollout.draft_length)
+        metrics["rollout/draft_length"] = drafted / _total(rollout.loop_rounds)
     if rollout.row_rounds is not None:
         # The first token of a row comes from its prefill, not from a verification.
         verified = tokens - _total(rollout.lengths > 0)
-        metrics["rollout/acceptance_length"] = verified / jnp.maximum(_total(rollout.row_rounds), 1.0)
+        metrics["rollout/acceptance_length"] = verified / _total(rollout.row_rounds)
     if rollout.accepted is not None and rollout.drafted is not None:
-        rates = _total(rollout.accepted, axis=0) / jnp.maximum(_total(rollout.drafted, axis=0), 1.0)
+        rates = _total(rollout.accepted, axis=0) / _total(rollout.drafted, axis=0)
         metrics |= {f"rollout/acceptance_rate_pos_{i + 1}": rate for i, rate in enumerate(rates)}
     return metrics
 
@@ -88,40 +87,38 @@ def update_metrics(
     policy, draft = report.sums
     first = report.first_update
     metrics = {
-        "loss/policy": policy.loss / report.updates,
-        "entropy": _mean(policy.entropy, policy.tokens),
+        "loss/policy": jnp.where(policy.tokens > 0, policy.loss / report.updates, jnp.nan),
+        "entropy": policy.entropy / policy.tokens,
         "grad_norm/policy": report.norms.policy,
         "update/skipped": report.skipped.policy,
+        "groups/sequences_with_advantage": jnp.sum(jnp.any(batch.trained & (batch.advantage != 0), axis=1)),
     }
     if batch.mu is not None:
-        gap, sequence_gap = _mean(first.policy.gap, first.policy.tokens), first.policy.sequence_gap_max
+        gap, compared = first.policy.gap / first.policy.tokens, first.policy.tokens > 0
+        sequence_gap = first.policy.sequence_gap_max
         # Written so that a NaN gap raises the alarm.
         sound = gap <= gap_alarm
         if by_sequence:
             sound &= sequence_gap <= SEQUENCE_GAP_FACTOR * gap_alarm
         metrics |= {
-            "ratio/mean": _mean(policy.ratio, policy.tokens),
-            "ratio/max": policy.ratio_max,
+            "ratio/mean": policy.ratio / policy.tokens,
+            "ratio/max": jnp.where(policy.tokens > 0, policy.ratio_max, jnp.nan),
             "rollout/logprob_gap_mean": gap,
-            "rollout/logprob_gap_max": first.policy.gap_max,
-            "rollout/sequence_logprob_gap_mean": _mean(first.policy.sequence_gap, first.policy.sequences),
-            "rollout/sequence_logprob_gap_max": sequence_gap,
-            "rollout/logprob_alarm": (~sound).astype(jnp.int32),
+            "rollout/logprob_gap_max": jnp.where(compared, first.policy.gap_max, jnp.nan),
+            "rollout/sequence_logprob_gap_mean": first.policy.sequence_gap / first.policy.sequences,
+            "rollout/sequence_logprob_gap_max": jnp.where(compared, sequence_gap, jnp.nan),
+            "rollout/logprob_alarm": (compared & ~sound).astype(jnp.int32),
         }
     if batch.reference is not None:
-        metrics["kl/reference"] = _mean(policy.kl, policy.tokens)
+        metrics["kl/reference"] = policy.kl / policy.tokens
     if with_draft:
-        metrics["loss/draft"] = _mean(draft.loss, draft.tokens)
-        metrics["draft/predicted_acceptance"] = _mean(first.draft.overlap, first.draft.tokens)
+        metrics["loss/draft"] = draft.loss / draft.tokens
+        metrics["draft/predicted_acceptance"] = first.draft.overlap / first.draft.tokens
     if train_draft is not False:
         metrics["grad_norm/draft"] = jnp.where(train_draft, report.norms.draft, jnp.nan)
         metrics["draft/skipped"] = report.skipped.draft
-    return metrics | {f"loss/{name}": _mean(value, policy.tokens) for name, value in policy.metrics.items()}
+    return metrics | {f"loss/{name}": value / policy.tokens for name, value in policy.metrics.items()}
 
 
 def _total(x: Array, axis: int | None = None) -> Array:
     return jnp.sum(x, axis=axis, dtype=jnp.float32)
-
-
-def _mean(total: Array, count: Array) -> Array:
-    return total / jnp.maximum(count, 1.0)

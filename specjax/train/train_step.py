@@ -20,7 +20,7 @@ from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import init_adaptation
-from specjax.train.config import TrainConfig
+from specjax.train.config import TrainConfig, check_groups
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments
@@ -119,11 +119,13 @@ def make_train_step(
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
     loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
 
-    The state is donated: parameters and moments are updated in place. A call raises ValueError if the prompts or the
+    Raises ValueError if samples are compared within groups of one. The state is donated: parameters and moments are
+    updated in place. A call raises ValueError if the prompts or the
     selected groups do not divide over the mesh, if the training sequences of a shard do not divide into minibatches and
     microbatches, if a rollout does not have group_size sequences per prompt, or if there is a KL coefficient but no
     reference policy.
     """
+    check_groups(config)
     return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))
 
 

@@ -104,7 +104,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
 
     assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint = {tmp_path}: ")
     (tmp_path / "checkpoints").mkdir()
-    assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint: {tmp_path}/checkpoints: ")
+    assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint = {tmp_path}: ")
     save_as_it_starts(tmp_path, shrunk, None)
     wider = {"--checkpoint": str(tmp_path), "draft.intermediate_size": 24}
     assert_refused(said("1 ?", wider), "checkpoint: ...params.draft...float32[16, 16]...float32[24, 16]")

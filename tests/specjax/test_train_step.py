@@ -115,7 +115,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
         *("rollout/acceptance_rate_pos_2", "rollout/logprob_gap_mean", "rollout/logprob_gap_max"),
         *("rollout/sequence_logprob_gap_mean", "rollout/sequence_logprob_gap_max"),
-        "rollout/logprob_alarm",
+        *("rollout/logprob_alarm", "groups/sequences_with_advantage"),
     }
     assert all(x.shape == () for x in metrics.values())
     assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launch.build.drafts.base import Draft, DraftContext
 from launch.build.drafts.eagle3 import param_dtype
-from launch.build.policy import build_decoder
+from launch.build.policy import build_decoder, longest_sequence
 from launch.cli.errors import ConfigError
 from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
@@ -34,17 +34,12 @@ def build_model(context: DraftContext) -> Draft:
     """
     config, draft = context.config, context.config.draft
     model = replace(config.model, path=draft.path, architecture=draft.architecture, feature_layers=())
-    decoder, params = build_decoder(model, context.mesh, context.key, "draft", features=False)
+    longest = longest_sequence(config)
+    decoder, params = build_decoder(model, context.mesh, context.key, "draft", longest, features=False)
     if decoder.vocab_size != context.policy.vocab_size:
         raise ConfigError(
             f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {context.policy.vocab_size}, the "
             "policy's"
-        )
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if decoder.max_positions < longest:
-        raise ConfigError(
-            f"draft.kind = model: its max_positions is {decoder.max_positions}, must be at least "
-            f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}"
         )
     decoder = replace(decoder, feature_layers=())
     read_from = None if draft.path is None else "draft.path"
