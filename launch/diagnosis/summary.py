@@ -53,9 +53,9 @@ def print_setting(
     rollout, count = experiment.config.rollout, min(prompts, len(experiment.held_out_prompts.rows))
     console.print("networks: " + ("as the recipe starts them" if step is None else f"{checkpoint}, step {step}"))
     console.print(
-        f"generation: {count} held-out prompts, {rollout.group_size} completions each of at most "
-        f"{rollout.max_new_tokens} tokens, temperature {rollout.law.temperature:g}, verifier {rollout.verifier}, draft "
-        f"length {rollout.draft_length}"
+        f"generation: {count * rollout.group_size} completions of {count} held-out prompts, at most "
+        f"{rollout.max_new_tokens} tokens each, temperature {rollout.law.temperature:g}, verifier {rollout.verifier}, "
+        f"draft length {rollout.draft_length}"
     )
     if experiment.networks.drafter.memory is not None:
         console.print("The drafter's memory of earlier rollouts is not included: the run may accept more.")
