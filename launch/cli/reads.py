@@ -30,7 +30,13 @@ _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
 GENERATE = (*_PROBLEMS, *_NETWORKS, "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
-DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "rollout.law")
+DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "rollout.law", "logit_chunk")
+# Of these, launch.diagnose must be given what the run had: another value gives other networks or problems.
+SAME_AS_RUN = tuple(
+    option
+    for option in (*RECIPE_ONLY, *DIAGNOSE)
+    if option.partition(".")[0] in ("seed", "data", "model", "draft") and option != "model.dtype"
+)
 # A batch holds about as many sequences as a training step: data.prompts times rollout.group_size.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (

@@ -1,11 +1,10 @@
-"""Other ways to read the same draft: if one of them is accepted more, the draft was made for it."""
+"""Other ways to read the same draft: if one of them is accepted much more, the draft was probably made for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -14,14 +13,12 @@ from launch.build.drafts.base import Draft
 from launch.build.drafts.eagle3 import Eagle3Draft
 from launch.build.drafts.mtp import MTPDraft
 from launch.build.networks import Networks
-from launch.diagnosis.observed import Observed
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import make_policy
 from models.drafts.eagle3 import make_eagle3
 from models.drafts.mtp import CONVENTIONS, make_mtp
 from specjax.drafters import Drafter, HeadDrafter
-from specjax.sampling import SamplingLaw
-from specjax.types import Params, Policy
+from specjax.types import Policy
 
 ROPE_BASES = (1e4, 5e5, 1e6)
 
@@ -128,34 +125,3 @@ def _reversed(draft: Eagle3Draft, count: int) -> HeadDrafter:
         return jnp.concatenate(jnp.split(output.features, count, axis=-1)[::-1], axis=-1)
 
     return replace(drafter, head=replace(drafter.head, features=features))
-
-
-def is_predicted(drafter: Drafter) -> bool:
-    """Return whether training predicts the acceptance of the drafter: whether it has a loss of its own."""
-    return getattr(type(drafter), "loss", None) is not Drafter.loss
-
-
-def make_overlaps(
-    policy: Policy, drafter: Drafter, law: SamplingLaw, passes: int
-) -> Callable[[Params, Observed], np.ndarray]:
-    """Return (params, observed) -> float32 [passes, R, T]: the acceptance that training predicts of each token.
-
-    Pass i stands for position i of a draft. Rows are taken one by one, since logits of all would take much memory.
-    """
-    if isinstance(drafter, HeadDrafter):
-        drafter = replace(drafter, unroll=passes)
-
-    def of_row(params: Params, row: tuple[Array, Array]) -> Array:
-        tokens, completion = (x[None] for x in row)
-        output = policy.apply(params.policy, tokens, jnp.zeros(1, jnp.int32))
-        if isinstance(drafter, HeadDrafter):
-            return drafter.overlaps(params, tokens, output, completion, law)[:, 0]
-        # A draft that reads tokens alone says the same of a token at every position.
-        return jnp.repeat(drafter.loss(params, tokens, output, completion, law).overlap, passes, axis=0)
-
-    run = jax.jit(lambda params, *rows: jax.lax.map(partial(of_row, params), rows))
-
-    def overlaps(params: Params, observed: Observed) -> np.ndarray:
-        return np.asarray(run(params, jnp.asarray(observed.tokens), jnp.asarray(observed.completion))).swapaxes(0, 1)
-
-    return overlaps

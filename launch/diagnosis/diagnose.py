@@ -10,53 +10,80 @@ from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
-from launch.diagnosis.alternatives import alternatives, is_predicted, make_overlaps
-from launch.diagnosis.findings import (
-    Diagnosis,
-    acceptance_findings,
-    alternative_findings,
-    caches_finding,
-    coverage_finding,
-    rates,
-)
-from launch.diagnosis.observed import diagnostic_config, observe
+from launch.diagnosis.acceptance import acceptance_findings, rates
+from launch.diagnosis.alternatives import alternatives
+from launch.diagnosis.findings import alternative_findings, caches_finding, coverage_finding
+from launch.diagnosis.observed import observe
+from launch.diagnosis.predicted import is_predicted, make_overlaps
+from launch.diagnosis.summary import Diagnosis
+from specjax.drafters.distillation import MOST_PASSES
 from specjax.types import Params
+
+# Rows decoded together: few, since their float32 caches are held twice.
+ROWS = 4
 
 
 def diagnostic_run(config: RunConfig) -> RunConfig:
-    """Return the run in float32 on one data shard, without a lookup beside a draft.
+    """Return the run as the diagnosis needs it.
 
-    What differs in float32 is a fault and no rounding; what a lookup finds is no merit of the draft.
+    - In float32: what differs is a fault and no rounding.
+    - On one data shard, weights still split over fsdp and tensor.
+    - Without a lookup beside a draft: what it finds is no merit of the draft.
+    - Its longest drafts, by `rejection`, under temperature alone: training predicts MOST_PASSES positions at most, of
+      this verifier, without truncation, and not at temperature 0.
+    - One sample of each prompt, unless the drafter reads the others.
     """
-    if not config.draft.proposes or not max(config.rollout.lengths):
-        raise ConfigError(f"draft.kind = {config.draft.kind}: must propose tokens, at a rollout.draft_length above 0")
-    lookup = config.draft.lookup if config.draft.kind == "none" else LookupConfig()
-    mesh = replace(config.mesh, data=1, fsdp=1)
-    model, draft = replace(config.model, dtype="float32"), replace(config.draft, lookup=lookup)
-    return replace(config, model=model, draft=draft, mesh=mesh)
+    draft, rollout = config.draft, config.rollout
+    if not draft.proposes or not max(rollout.lengths):
+        raise ConfigError(f"draft.kind = {draft.kind}: must propose tokens, at a rollout.draft_length above 0")
+    lookup = draft.lookup if draft.kind == "none" else LookupConfig()
+    rollout = replace(
+        rollout,
+        group_size=rollout.group_size if lookup.kind == "history" else 1,
+        draft_length=min(max(rollout.lengths), MOST_PASSES),
+        draft_lengths=(),
+        phases=(),
+        verifier="rejection",
+        law=replace(rollout.law, temperature=rollout.law.temperature or 1.0, top_k=None, top_p=1.0, min_p=0.0),
+    )
+    return replace(
+        config,
+        model=replace(config.model, dtype="float32"),
+        draft=replace(draft, lookup=lookup),
+        rollout=rollout,
+        mesh=replace(config.mesh, data=1),
+    )
 
 
 def diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
-    """Generate up to `count` held-out prompts and check caches, acceptance, and how the draft is read."""
-    networks, config = experiment.networks, diagnostic_config(experiment.config.rollout)
-    table = experiment.held_out_prompts
-    (prompts,) = fixed_batches(table.first(count), min(count, len(table.rows)))
-    observed = observe(experiment, networks.drafter, params, prompts, config)
-    if not is_predicted(networks.drafter):
-        by_position, by_place = rates(observed, None)
-        findings = [caches_finding(observed), *acceptance_findings(by_position, by_place)]
-        return Diagnosis(findings, by_position, by_place)
+    """Generate up to `count` held-out prompts of a `diagnostic_run`, and check its draft."""
+    # GPUs may multiply float32 matrices in TF32 otherwise, which rounds as bfloat16 does.
+    with jax.default_matmul_precision("highest"):
+        return _diagnose(experiment, params, count)
+
+
+def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
+    networks, config = experiment.networks, experiment.config.rollout
+    table, law, chunk = experiment.held_out_prompts, config.law, experiment.config.logit_chunk
+    width = min(max(ROWS // config.group_size, 1), count, len(table.rows))
+    batches = fixed_batches(table.first(count), width)
+    observed, comparison = observe(experiment, networks.drafter, params, batches, config)
+    caches, predicts = caches_finding(comparison), is_predicted(networks.drafter)
+    overlaps, others = None, []
     with jax.set_mesh(experiment.mesh):
-        overlaps = make_overlaps(networks.policy, networks.drafter, config.law, config.draft_length)(params, observed)
-        others = []
+        if predicts:
+            overlaps = make_overlaps(networks.policy, networks.drafter, law, config.draft_length, chunk)(
+                params, observed
+            )
         for other in alternatives(networks):
-            (overlap,) = make_overlaps(other.policy, other.drafter, config.law, 1)(params, observed)
+            (overlap,) = make_overlaps(other.policy, other.drafter, law, 1, chunk)(params, observed)
             others.append((other.check, other.option, overlap))
     by_position, by_place = rates(observed, overlaps)
-    # The head predicts no token of the completion before the third of its row.
-    counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
-    findings = [caches_finding(observed), *acceptance_findings(by_position, by_place)]
-    findings += alternative_findings(overlaps[0], others, counted)
+    findings = [caches, *(found.explained_by(caches) for found in acceptance_findings(by_position, by_place))]
+    if overlaps is not None:
+        # The head predicts no token of the completion before the third of its row.
+        counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
+        findings += alternative_findings(overlaps[0], others, counted)
     if networks.draft.target_ids is not None:
         findings.append(coverage_finding(networks.draft.target_ids, observed))
-    return Diagnosis(findings, by_position, by_place)
+    return Diagnosis(findings, by_position, by_place, networks.draft.has_params)

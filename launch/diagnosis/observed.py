@@ -1,5 +1,6 @@
 """A rollout taken round by round: what became of every drafted token, and whether the caches stay right."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -10,13 +11,16 @@ from jaxtyping import Array
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from specjax.drafters import Drafter
-from specjax.drafters.distillation import MOST_PASSES
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
 from specjax.rollout.speculative import start_rollout
 from specjax.testing.caches import CacheCheck
 from specjax.types import Params, Prompts
+
+# Difference allowed between caches, and its share of the largest entry of an array: far above float32 rounding, and
+# far below a wrong position.
+TOLERANCE, RELATIVE = 1e-5, 1e-3
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,29 @@ class Drafted:
     place: np.ndarray
     position: np.ndarray
     accepted: np.ndarray
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Sequences that were generated round by round.
+
+    Attributes:
+        tokens:         int32 [R, P + C], prompts and completions, left-aligned.
+        prompt_lengths: int [R].
+        lengths:        int [R], of the completions.
+        drafted:        what became of the drafted tokens.
+    """
+
+    tokens: np.ndarray
+    prompt_lengths: np.ndarray
+    lengths: np.ndarray
+    drafted: Drafted
+
+    @property
+    def completion(self) -> np.ndarray:
+        """Return which tokens are completion tokens, bool [R, P + C]."""
+        index, starts = np.arange(self.tokens.shape[1])[None], self.prompt_lengths[:, None]
+        return (index >= starts) & (index < starts + self.lengths[:, None])
 
 
 @dataclass
@@ -60,99 +87,95 @@ class CacheComparison:
             self.check(state)
             self.count += 1
         except AssertionError as error:
-            self.fault = " ".join(str(error).split())[:300]
+            self.fault = str(error)
         except ValueError as error:
             self.not_compared = str(error)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Result of a rollout that was taken round by round.
-
-    Attributes:
-        tokens:         int32 [R, P + C], prompts and completions, left-aligned.
-        prompt_lengths: int [R]. lengths: int [R], of the completions.
-        drafted:        what became of the drafted tokens.
-        rounds:         rounds taken.
-        caches:         the caches against a fresh prefill, after some of the rounds.
-    """
-
-    tokens: np.ndarray
-    prompt_lengths: np.ndarray
-    lengths: np.ndarray
-    drafted: Drafted
-    rounds: int
-    caches: CacheComparison
-
-    @property
-    def completion(self) -> np.ndarray:
-        """Return which tokens are completion tokens, bool [R, P + C]."""
-        index, starts = np.arange(self.tokens.shape[1])[None], self.prompt_lengths[:, None]
-        return (index >= starts) & (index < starts + self.lengths[:, None])
-
-
 def observe(
-    experiment: Experiment, drafter: Drafter, params: Params, prompts: Prompts, config: RolloutConfig
-) -> Observed:
-    """Generate `prompts` at `config.draft_length`, all at once, and record each round.
+    experiment: Experiment, drafter: Drafter, params: Params, batches: Sequence[Prompts], config: RolloutConfig
+) -> tuple[Observed, CacheComparison]:
+    """Generate batches of prompts at `config.draft_length`, one after the other, and record each round.
 
-    Caches are compared after the prefill and after rounds 1, 2, 4, 8, .. Rounds are the library's, also in a run with a
-    rollout function of its own. Raises ConfigError if nothing was drafted.
+    Each batch is decoded all at once. In the first, caches are compared after the prefill and after rounds 1, 2, 4, 8,
+    .. Prompts with an id below 0 are left out. Rounds are the library's, also in a run with a rollout function of its
+    own. Raises ConfigError if nothing was drafted.
     """
     policy = experiment.networks.policy
 
     @jax.jit
     def start(params: Params, prompts: Prompts, noise: SeedStep) -> RoundState:
-        return start_rollout(Decoding(policy, drafter, params, config), prompts, noise, len(prompts.lengths)).state
+        rows = len(prompts.lengths) * config.group_size
+        state = start_rollout(Decoding(policy, drafter, params, config), prompts, noise, rows).state
+        return replace(state, done=state.done | (jnp.repeat(prompts.id, config.group_size) < 0))
 
     @jax.jit
     def advance(params: Params, state: RoundState) -> tuple[RoundState, tuple[Array, Array]]:
         after = round_once(Decoding(policy, drafter, params, config), state, config.draft_length)
         return after, (after.drafted - state.drafted, after.accepted - state.accepted)
 
-    with jax.set_mesh(experiment.mesh):
-        prompts = jax.tree.map(jnp.asarray, prompts)
+    def generate(prompts: Prompts, compare: Callable[[RoundState], None]) -> Observed:
         # The noise of evaluation, which no training step uses.
-        state = start(params, prompts, seed_step(experiment.config.seed, -1))
-        caches = CacheComparison(CacheCheck(policy, drafter, params, prompts, config, _tolerance(state)))
-        caches.compare(state)
-        rounds, events = 0, []
+        state = start(params, jax.tree.map(jnp.asarray, prompts), seed_step(experiment.config.seed, -1))
+        compare(state)
+        rounds, drafted = 0, []
         while not np.asarray(state.done).all():
             before = np.asarray(state.emitted)
             state, outcome = advance(params, state)
             rounds += 1
-            events.append(_events(before, *map(np.asarray, outcome)))
+            drafted.append(_drafted(before, *map(np.asarray, outcome)))
             if rounds & (rounds - 1) == 0:
-                caches.compare(state)
-    if not any(len(rows) for rows, *_ in events):
-        raise ConfigError(f"prompts = {len(prompts.lengths)}: nothing was drafted; must give longer completions")
-    drafted = Drafted(*(np.concatenate(parts) for parts in zip(*events, strict=True)))
-    completions = np.asarray(state.tokens)[:, : config.max_new_tokens]
-    starts, lengths = np.asarray(state.prompt), np.asarray(state.emitted)
-    tokens = np.pad(np.asarray(prompts.tokens), ((0, 0), (0, config.max_new_tokens)))
-    for row, begins, length, completion in zip(tokens, starts, lengths, completions, strict=True):
+                compare(state)
+        return _without_padding(prompts, state, _concatenate(drafted), config)
+
+    caches = CacheComparison(CacheCheck(policy, drafter, params, batches[0], config, TOLERANCE, RELATIVE))
+    with jax.set_mesh(experiment.mesh):
+        parts = [generate(batches[0], caches.compare)]
+        parts += [generate(prompts, lambda state: None) for prompts in batches[1:]]
+    observed = _join(parts)
+    if not len(observed.drafted.row):
+        raise ConfigError(
+            f"prompts = {len(observed.lengths)}: nothing was drafted: completions end with their first token, or a "
+            "lookup found no match; take more prompts or a larger rollout.max_new_tokens"
+        )
+    return observed, caches
+
+
+def _without_padding(prompts: Prompts, state: RoundState, drafted: Drafted, config: RolloutConfig) -> Observed:
+    """Return what a batch generated. Rows that fill it up come last, and drafted nothing."""
+    rows = int((np.asarray(prompts.id) >= 0).sum()) * config.group_size
+    tokens = np.repeat(np.asarray(prompts.tokens), config.group_size, axis=0)
+    tokens = np.pad(tokens, ((0, 0), (0, config.max_new_tokens)))[:rows]
+    starts, lengths = np.asarray(state.prompt)[:rows], np.asarray(state.emitted)[:rows]
+    for row, begins, length, completion in zip(tokens, starts, lengths, np.asarray(state.tokens), strict=False):
         row[begins : begins + length] = completion[:length]
-    return Observed(tokens, starts, lengths, drafted, rounds, caches)
+    return Observed(tokens, starts, lengths, drafted)
 
 
-def diagnostic_config(config: RolloutConfig) -> RolloutConfig:
-    """Return the run's rollout as the diagnosis needs it: its longest drafts, under temperature alone.
+def _join(parts: Sequence[Observed]) -> Observed:
+    """Return the sequences of all parts as one."""
+    offsets = np.cumsum([0, *(len(part.lengths) for part in parts[:-1])])
+    drafted = [replace(part.drafted, row=part.drafted.row + by) for part, by in zip(parts, offsets, strict=True)]
+    return Observed(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        prompt_lengths=np.concatenate([part.prompt_lengths for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        drafted=_concatenate(drafted),
+    )
 
-    Training predicts MOST_PASSES positions at most, of `rejection`, without truncation, and not at temperature 0.
-    """
-    law = replace(config.law, temperature=config.law.temperature or 1.0, top_k=None, top_p=1.0, min_p=0.0)
-    fixed = replace(config, draft_length=min(max(config.lengths), MOST_PASSES), draft_lengths=(), phases=())
-    return replace(fixed, group_size=1, law=law, verifier="rejection")
+
+def _concatenate(parts: Sequence[Drafted]) -> Drafted:
+    nothing = np.zeros(0, int)
+    return Drafted(
+        row=np.concatenate([nothing, *(part.row for part in parts)]),
+        place=np.concatenate([nothing, *(part.place for part in parts)]),
+        position=np.concatenate([nothing, *(part.position for part in parts)]),
+        accepted=np.concatenate([nothing > 0, *(part.accepted for part in parts)]),
+    )
 
 
-def _events(emitted: np.ndarray, offered: np.ndarray, accepted: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the fields of `Drafted` for one round; offered, accepted: int [R, K], 0 or 1."""
+def _drafted(emitted: np.ndarray, offered: np.ndarray, accepted: np.ndarray) -> Drafted:
+    """Return what became of the tokens drafted in one round; offered, accepted: int [R, K], 0 or 1."""
     reached = np.pad(accepted[:, :-1], ((0, 0), (1, 0)), constant_values=1) * offered
     row, position = np.nonzero(reached)
-    return row, emitted[row] + position, position, accepted[row, position] > 0
-
-
-def _tolerance(state: RoundState) -> float:
-    """Return a difference far above float32 rounding and far below that of a wrong position."""
-    largest = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(state.cache))
-    return 1e-3 * max(largest, 1.0)
+    return Drafted(row, emitted[row] + position, position, accepted[row, position] > 0)

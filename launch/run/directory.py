@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
@@ -15,6 +14,7 @@ from launch.cli.lock import exclusive
 from launch.cli.paths import CHECKPOINTS
 from launch.cli.unfinished import UNFINISHED
 from launch.run.history import records_of
+from launch.run.recorded import differences, read_recorded
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
 
@@ -113,7 +113,7 @@ def _check_checkpoints(directory: Path) -> None:
     """Raise ConfigError if the run saves none, or if those that it saved are gone: its history would start again."""
     if saved_steps(directory / CHECKPOINTS):
         return
-    if not saved_steps(directory / CHECKPOINTS) and not _stored(directory / CONFIG_FILE).get("checkpoint.every", True):
+    if not read_recorded(directory / CONFIG_FILE, "resume").get("checkpoint.every", True):
         raise ConfigError(f"resume: nothing was saved in {directory}: checkpoint.every = 0")
     saved = [record["step"] for record in records_of(directory / EVENTS_FILE) if "checkpoint" in record]
     if saved:
@@ -136,31 +136,8 @@ def _newest(name: str) -> Path:
 
 def _check_unchanged(path: Path, config: RunConfig) -> None:
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
-    wanted, stored = _as_stored(config), _stored(path)
-    # An option newer than the stored run counts as its default.
-    defaults = _as_stored(RunConfig(name=config.name, steps=config.steps))
-    for name in [*wanted, *stored]:
-        was, now = stored.get(name, defaults.get(name, "absent")), wanted.get(name, "absent")
-        if was != now and not {name, name.partition(".")[0]} & set(free):
+    for name, now, was in differences(config, read_recorded(path, "resume")):
+        if not {name, name.partition(".")[0]} & set(free):
             raise ConfigError(
                 f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"
             )
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    try:
-        return _flat(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"resume: cannot read {path}: {error}") from None
-
-
-def _as_stored(config: RunConfig) -> dict[str, Any]:
-    return _flat(json.loads(json.dumps(dataclasses.asdict(config))))
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves = {}
-    for name, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves

@@ -69,6 +69,10 @@ class CacheCheck:
     - without any arrays, as for NoDrafter or at draft length 0: nothing.
 
     Any other state raises ValueError, since there is nothing to compare it with.
+
+    Attributes:
+        tolerance: Largest difference allowed.
+        relative:  The same as a share of the largest entry of each array; added to `tolerance`.
     """
 
     policy: Policy
@@ -77,6 +81,7 @@ class CacheCheck:
     prompts: Prompts
     config: RolloutConfig
     tolerance: float = 1e-4
+    relative: float = 0.0
 
     def __call__(self, state: RoundState) -> RoundState:
         """Return the state as numpy. Raise AssertionError if it differs, ValueError if it cannot be compared."""
@@ -141,7 +146,14 @@ class CacheCheck:
                 self._close(mine, fresh, f"row {row}, {whose} cache {number}: {name} of {first} .. {until - 1}")
 
     def _close(self, got: ArrayLike, expected: ArrayLike, what: str) -> None:
-        np.testing.assert_allclose(got, expected, atol=self.tolerance, rtol=0, err_msg=what)
+        got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
+        if got.shape != expected.shape:
+            raise AssertionError(f"{what}: of shape {got.shape}, must be {expected.shape}")
+        allowed = self.tolerance + self.relative * np.abs(expected).max(initial=0)
+        difference = np.abs(got - expected).max(initial=0)
+        # Also false for NaN.
+        if not difference <= allowed:
+            raise AssertionError(f"{what}: differ by up to {difference:.3g} (allowed: {allowed:.3g})")
 
 
 def _parts(own: DraftState, fresh: DraftState) -> list[tuple[DraftState, DraftState]]:

@@ -1,48 +1,149 @@
 """launch.diagnose: a healthy draft passes, and each planted fault is named."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import launch.diagnose
+import launch.diagnosis.acceptance
 import launch.diagnosis.alternatives
+import launch.diagnosis.diagnose
 from configs.override import override
 from launch.build.drafts.eagle3 import Eagle3Draft
+from launch.build.drafts.mtp import MTPDraft
 from launch.build.experiment import Experiment, build_experiment
+from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.cli.unfinished import Unfinished
+from launch.diagnosis.acceptance import Rate, acceptance_findings, rates
+from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
-from launch.diagnosis.findings import Diagnosis, alternative_findings
+from launch.diagnosis.findings import Finding, alternative_findings, coverage_finding
+from launch.diagnosis.observed import Drafted, Observed, observe
+from launch.diagnosis.predicted import make_overlaps
+from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
+from launch.run.directory import record_config
 from models.decoder import make_policy
-from specjax.drafters import HeadDrafter
+from models.drafts.eagle3 import init_eagle3, make_eagle3
+from models.drafts.mtp import CONVENTIONS, init_mtp, make_mtp
+from models.params import init_params
+from specjax.drafters import DraftLoss, EitherDrafter, HeadDrafter
 from specjax.types import Params
-from tests.launch.programs import FEW, Refusal, argv, changes, leave_run
+from tests.launch.programs import FEW, Options, Refusal, argv, changes, leave_run
 
 # Peaked enough that a draft has something to learn, and that a wrong one is refused.
 SETTINGS = FEW | changes(
-    "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3 --draft.vocab-size 14",
+    "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3",
     "--distill.steps 200 --distill.batch-size 16 --distill.answers 64 --distill.chunks 1 --mesh.data 1",
     "--draft-optimizer.learning-rate 0.02 --draft.head.fc-norm True",
 )
+EAGLE3 = SETTINGS | changes("--draft.vocab-size 14")
+MTP = SETTINGS | changes("--draft.kind mtp --draft.mtp-convention qwen3_next")
+LOOKUP = SETTINGS | changes("--draft.kind none --distill.steps 0 --draft.lookup.min-n 1")
+SEEDS = range(4)
+PROMPTS = 16
+
+Trained = tuple[Experiment, Params]
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[Experiment, Params]:
-    experiment = build_experiment(diagnostic_run(override(load_recipe("tiny"), SETTINGS)))
+def built(settings: Options) -> Experiment:
+    return build_experiment(diagnostic_run(override(load_recipe("tiny"), settings)))
+
+
+def distilled(settings: Options) -> Trained:
+    experiment = built(settings)
     params = experiment.networks.params
     return experiment, replace(params, draft=distill(experiment, params, Unfinished()).draft)
 
 
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(scope="module", autouse=True)
+def fewer_programs():
     """Compile one other rope base instead of three."""
-    monkeypatch.setattr(launch.diagnosis.alternatives, "ROPE_BASES", (5e5,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.diagnosis.alternatives, "ROPE_BASES", (1e4,))
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return distilled(EAGLE3)
+
+
+@pytest.fixture(scope="module")
+def trained_mtp() -> Trained:
+    return distilled(MTP)
+
+
+@pytest.fixture(scope="module")
+def diagnosed(trained: Trained) -> tuple[Diagnosis, Observed]:
+    """The diagnosis of the trained draft, and what it observed: the policy's completions, with any draft's."""
+    seen: list[Observed] = []
+
+    def observe_and_keep(*args: Any) -> Any:
+        observed, caches = observe(*args)
+        seen.append(observed)
+        return observed, caches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.diagnosis.diagnose, "observe", observe_and_keep)
+        return diagnose(*trained, PROMPTS), seen[0]
+
+
+@pytest.fixture(scope="module")
+def healthy(diagnosed: tuple[Diagnosis, Observed]) -> Diagnosis:
+    return diagnosed[0]
+
+
+@pytest.fixture(scope="module")
+def observed(diagnosed: tuple[Diagnosis, Observed]) -> Observed:
+    return diagnosed[1]
+
+
+@pytest.fixture
+def one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the other ways to read the draft, most of what a diagnosis compiles."""
+    monkeypatch.setattr(launch.diagnosis.diagnose, "alternatives", lambda networks: ())
+
+
+Reading = Callable[[Params], list[Finding]]
+
+
+def reading(experiment: Experiment, observed: Observed) -> Reading:
+    """Return params -> findings about how the draft is read; compiled once."""
+    law, networks = experiment.config.rollout.law, experiment.networks
+    own = make_overlaps(networks.policy, networks.drafter, law, 1, 0)
+    others = [(a.check, a.option, make_overlaps(a.policy, a.drafter, law, 1, 0)) for a in alternatives(networks)]
+    counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
+
+    def findings(params: Params) -> list[Finding]:
+        with jax.set_mesh(experiment.mesh):
+            found = [(check, option, overlap(params, observed)[0]) for check, option, overlap in others]
+            return list(alternative_findings(own(params, observed)[0], found, counted))
+
+    return findings
+
+
+@pytest.fixture(scope="module")
+def right_reading(trained: Trained, observed: Observed) -> Reading:
+    return reading(trained[0], observed)
+
+
+@pytest.fixture(scope="module")
+def right_mtp_reading(trained_mtp: Trained, observed: Observed) -> Reading:
+    return reading(trained_mtp[0], observed)
+
+
+def states(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.state for finding in findings}
 
 
 def with_draft(experiment: Experiment, **changed: Any) -> Experiment:
@@ -51,40 +152,122 @@ def with_draft(experiment: Experiment, **changed: Any) -> Experiment:
     return replace(experiment, networks=replace(experiment.networks, draft=draft, drafter=draft.drafter))
 
 
-def faults(experiment: Experiment, params: Params) -> tuple[set[str], Diagnosis]:
-    diagnosis = diagnose(experiment, params, 16)
-    return {finding.check for finding in diagnosis.faults}, diagnosis
+def as_kind(kind: type[HeadDrafter], experiment: Experiment) -> HeadDrafter:
+    drafter = experiment.networks.drafter
+    return kind(**{name: getattr(drafter, name) for name in drafter.__dataclass_fields__})  # pyright: ignore
 
 
-def test_a_healthy_draft(trained: tuple[Experiment, Params]):
-    found, diagnosis = faults(*trained)
-    assert found == set()
-    checks = {finding.check for finding in diagnosis.findings}
-    assert {"caches", "acceptance by position", "feature layers", "rope", "vocabulary map"} <= checks
-    assert [rate.name for rate in diagnosis.by_position] == ["position 1", "position 2", "position 3"]
-    first = diagnosis.by_position[0]
-    assert first.predicted is not None and 0.3 < first.predicted < 1
+# A healthy draft.
 
 
-def test_other_feature_layers(trained: tuple[Experiment, Params]):
+def test_a_healthy_draft(healthy: Diagnosis):
+    assert not healthy.faults
+    found = states(healthy.findings)
+    assert {"acceptance by position", "acceptance by place", "draft vocabulary", "vocabulary map"} <= set(found)
+    assert found["caches"] == "ok" and found["feature layers"] == "ok"
+    assert [rate.name for rate in healthy.by_position] == ["position 1", "position 2", "position 3"]
+    first = healthy.by_position[0]
+    assert first.predicted is not None and 0.5 < first.predicted < 1
+
+
+@pytest.mark.usefixtures("one_reading")
+def test_on_a_mesh_that_splits_the_weights_and_with_chunked_logits(trained: Trained, healthy: Diagnosis):
+    _, params = trained
+    experiment = built(EAGLE3 | changes("--mesh.fsdp 2 --mesh.tensor 2 --logit-chunk 8"))
+    assert experiment.mesh.shape["fsdp"] == 2
+    params = jax.tree.map(
+        lambda x, like: jax.device_put(np.asarray(x), like.sharding), params, experiment.networks.params
+    )
+    found = diagnose(experiment, params, PROMPTS)
+    assert states(found.findings).items() <= states(healthy.findings).items()
+    for one, other in zip(found.by_position, healthy.by_position, strict=True):
+        assert one.count == other.count and one.predicted == pytest.approx(other.predicted, abs=1e-3)
+
+
+# How the head is read.
+
+
+def test_other_feature_layers(trained: Trained, observed: Observed):
     experiment, params = trained
     draft = experiment.networks.draft
     assert isinstance(draft, Eagle3Draft) and draft.decoder.feature_layers == (0, 1)
     decoder = replace(draft.decoder, feature_layers=(1, 2))
     moved = with_draft(experiment, decoder=decoder)
     moved = replace(moved, networks=replace(moved.networks, policy=make_policy(decoder)))
-    found, diagnosis = faults(moved, params)
-    assert found == {"feature layers"}
-    assert "(0, 1)" in diagnosis.faults[0].do
+    by_check = {finding.check: finding for finding in reading(moved, observed)(params)}
+    assert by_check["feature layers"].state == "off" and "(0, 1)" in by_check["feature layers"].do
 
 
-def test_another_vocabulary_map(trained: tuple[Experiment, Params]):
+def test_another_rope_base(trained: Trained, observed: Observed):
+    experiment, params = trained
+    draft, policy = experiment.networks.draft, experiment.networks.policy
+    assert isinstance(draft, Eagle3Draft) and isinstance(draft.drafter, HeadDrafter)
+    head = replace(draft.head, rope_theta=1.01)
+    drafter = replace(draft.drafter, head=make_eagle3(head, policy).head)
+    found = {f.check: f for f in reading(with_draft(experiment, head=head, drafter=drafter), observed)(params)}
+    assert found["rope"].state == "off" and "rope_theta = 10000" in found["rope"].do
+
+
+def test_another_vocabulary_map(trained: Trained, observed: Observed):
     experiment, params = trained
     drafter = experiment.networks.drafter
     assert isinstance(drafter, HeadDrafter) and drafter.target_ids is not None
-    broken = replace(drafter, target_ids=np.arange(14, dtype=np.int32)[::-1].copy())
-    found, _ = faults(with_draft(experiment, drafter=broken), params)
-    assert "vocabulary map" in found
+    offsets = drafter.target_ids - np.arange(14, dtype=np.int32)
+    broken = with_draft(experiment, drafter=replace(drafter, target_ids=offsets))
+    found = {finding.check: finding for finding in reading(broken, observed)(params)}
+    assert found["vocabulary map"].state == "off" and "ids read as offsets" in found["vocabulary map"].do
+
+
+def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_mtp_reading: Reading):
+    experiment, params = trained_mtp
+    draft, policy = experiment.networks.draft, experiment.networks.policy
+    assert isinstance(draft, MTPDraft) and isinstance(draft.drafter, HeadDrafter)
+    head = replace(draft.head, convention=CONVENTIONS["mimo"])
+    drafter = replace(draft.drafter, head=make_mtp(head, policy).head)
+    found = {f.check: f for f in reading(with_draft(experiment, head=head, drafter=drafter), observed)(params)}
+    assert found["MTP convention"].state == "off" and "qwen3_next" in found["MTP convention"].do
+    assert states(right_mtp_reading(params))["MTP convention"] == "ok"
+
+
+def test_random_heads_are_read_neither_right_nor_wrong(
+    trained: Trained, trained_mtp: Trained, right_reading: Reading, right_mtp_reading: Reading
+):
+    for (experiment, params), findings in (trained, right_reading), (trained_mtp, right_mtp_reading):
+        draft = experiment.networks.draft
+        assert isinstance(draft, Eagle3Draft | MTPDraft)
+        init = init_eagle3 if isinstance(draft, Eagle3Draft) else init_mtp
+        for seed in SEEDS:
+            random = init_params(partial(init, draft.head), jax.random.key(seed), experiment.mesh)  # pyright: ignore
+            assert set(states(findings(replace(params, draft=random))).values()) == {"undecided"}
+
+
+def test_a_reading_is_named_only_beyond_its_error_and_if_it_is_of_use():
+    rng = np.random.default_rng(0)
+    own, counted = rng.uniform(0.5, 0.8, size=(50, 20)), np.ones((50, 20), bool)
+    noise = rng.normal(0, 0.2, own.shape)
+    noise -= noise.mean()
+
+    def state(*others: np.ndarray, own: np.ndarray = own) -> str:
+        (finding,) = alternative_findings(own, [("rope", f"base {i}", x) for i, x in enumerate(others)], counted)
+        assert (finding.state == "off") == bool(finding.do)
+        return finding.state
+
+    assert state(own - 0.1) == "ok"
+    assert state(own + 1e-3) == "ok"
+    assert state(own + noise + 0.02) == "undecided"
+    assert state(own + noise + 0.02, own + 0.1) == "off"
+    assert state(own * 0.2 + 0.1, own=own * 0.2) == "undecided"
+    # Tokens of a row agree with each other: many of them are no more evidence than one.
+    assert state(own + np.repeat(rng.normal(0.04, 0.2, (50, 1)), 20, axis=1)) == "undecided"
+
+
+def test_a_draft_vocabulary_that_lacks_tokens(observed: Observed):
+    said = np.unique(observed.tokens[observed.completion])
+    assert coverage_finding(said, observed).state == "ok"
+    assert coverage_finding(said[:1], observed).state == "off"
+
+
+# Caches and acceptance.
 
 
 class OneFeatureLate(HeadDrafter):
@@ -94,38 +277,169 @@ class OneFeatureLate(HeadDrafter):
         return super().observe(state, jnp.roll(features, 1, axis=1), tokens, emitted)
 
 
-def test_a_cache_of_other_features(trained: tuple[Experiment, Params]):
+@pytest.mark.usefixtures("one_reading")
+def test_a_cache_of_other_features_is_the_one_fault(trained: Trained):
     experiment, params = trained
-    drafter = experiment.networks.drafter
-    late = OneFeatureLate(**{name: getattr(drafter, name) for name in drafter.__dataclass_fields__})  # pyright: ignore
-    found, diagnosis = faults(with_draft(experiment, drafter=late), params)
-    assert "caches" in found
-    assert "features" in diagnosis.faults[0].said
+    diagnosis = diagnose(with_draft(experiment, drafter=as_kind(OneFeatureLate, experiment)), params, PROMPTS)
+    (fault,) = diagnosis.faults
+    assert fault.check == "caches" and "features: differ by up to" in fault.said and len(fault.said) < 120
 
 
-def test_a_small_gain_of_another_reading_is_no_fault():
-    rng = np.random.default_rng(0)
-    own, counted = rng.uniform(size=(50, 20)), np.ones((50, 20), bool)
-    noisy = own + rng.normal(0.01, 0.2, own.shape)
-    better = own + 0.1
-    assert [finding.ok for finding in alternative_findings(own, [("rope", "10000", noisy)], counted)] == [True]
-    (finding,) = alternative_findings(own, [("rope", "10000", noisy), ("rope", "500000", better)], counted)
-    assert not finding.ok and "500000" in finding.do
+class WrongLater(HeadDrafter):
+    """A head whose drafts are those of other tokens from position 12 on."""
+
+    def propose(self, params: Any, state: Any, gumbel: Any, law: Any) -> Any:
+        proposal, state = super().propose(params, state, gumbel, law)
+        late = state.length >= 12
+        tokens = jnp.where(late[:, None], (proposal.tokens + 1) % self.vocab_size, proposal.tokens)
+        log_q = jnp.where(late[:, None, None], jnp.roll(proposal.log_q, 1, axis=-1), proposal.log_q)
+        return proposal._replace(tokens=tokens, log_q=log_q), state
 
 
-def test_the_program(trained: tuple[Experiment, Params], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.usefixtures("one_reading")
+def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launch.diagnosis.acceptance, "SHORTEST_PLACE", 4)
+    experiment, params = trained
+    diagnosis = diagnose(with_draft(experiment, drafter=as_kind(WrongLater, experiment)), params, PROMPTS)
+    assert [fault.check for fault in diagnosis.faults] == ["acceptance by place"]
+
+
+def rate(predicted: float | None, accepted: int, count: int = 100, name: str = "position 1") -> Rate:
+    drafted = Drafted(*(np.zeros(count, int) for _ in range(3)), np.arange(count) < accepted)
+    overlaps = None if predicted is None else np.full((1, 1, 4), predicted)
+    return rates(Observed(np.zeros((1, 4), int), np.ones(1, int), np.full(1, 3), drafted), overlaps)[0][0]
+
+
+def test_few_tokens_prove_little():
+    assert not rate(0.98, 2, count=4).is_off
+    assert rate(0.98, 10, count=20).is_off and rate(0.2, 16, count=20).is_off
+    assert not rate(0.5, 45).is_off and not rate(0.98, 99).is_off
+    # Far beyond the error, but small.
+    assert not rate(0.5, 51_000, count=100_000).is_off
+
+
+def test_one_cause_is_one_fault():
+    right, wrong = rate(0.5, 50), rate(0.5, 10)
+
+    def found(by_position: list[Rate], by_place: list[Rate]) -> list[str]:
+        return [finding.state for finding in acceptance_findings(by_position, by_place)]
+
+    assert found([right, right], [right, right]) == ["ok", "ok"]
+    assert found([wrong, right], [wrong, wrong]) == ["off", "not checked"]
+    assert found([wrong, right], [right, wrong]) == ["not checked", "off"]
+    assert found([right, wrong], [right, right]) == ["off", "ok"]
+    assert found([rate(None, 50)], [rate(None, 50)]) == ["not checked"]
+    off, ok = Finding("caches", "off", "differ"), Finding("caches", "ok", "agree")
+    assert [off.explained_by(off).state, off.explained_by(ok).state, ok.explained_by(off).state] == [
+        *("not checked", "off", "ok")
+    ]
+
+
+class TellsPosition1(EitherDrafter):
+    """A drafter of one's own, whose loss tells the acceptance at position 1."""
+
+    def loss(self, params: Any, tokens: Any, output: Any, mask: Any, law: Any) -> DraftLoss:
+        return DraftLoss(jnp.float32(0), jnp.where(mask, 0.5, 0.0))
+
+
+def test_ones_own_drafter_is_compared_at_position_1_alone(trained: Trained, observed: Observed):
+    experiment, params = trained
+    draft = experiment.networks.drafter
+    overlaps = make_overlaps(
+        experiment.networks.policy, TellsPosition1(draft, draft), experiment.config.rollout.law, 3, 0
+    )
+    by_position, _ = rates(observed, overlaps(params, observed))
+    assert [rate.predicted for rate in by_position] == [0.5, None, None]
+
+
+# Other kinds of drafts.
+
+
+def test_a_model(trained: Trained):
+    assert trained[0].networks.decoder is not None
+    shape = replace(trained[0].networks.decoder, num_layers=1, feature_layers=())
+    experiment = built(SETTINGS | {"draft.kind": "model", "draft.architecture": shape, "draft.unroll": 3})
+    diagnosis = diagnose(experiment, experiment.networks.params, 4)
+    assert not diagnosis.faults and diagnosis.by_position[-1].predicted is not None
+
+
+def test_ngram_is_predicted_and_history_is_not_and_neither_is_told_to_train(capsys: pytest.CaptureFixture[str]):
+    for kind in "ngram", "history":
+        experiment = built(LOOKUP | {"draft.lookup.kind": kind, "rollout.group_size": 2})
+        assert experiment.config.rollout.group_size == (2 if kind == "history" else 1)
+        diagnosis = diagnose(experiment, experiment.networks.params, 4)
+        assert not diagnosis.faults and states(diagnosis.findings)["caches"] == "ok"
+        assert (diagnosis.by_position[0].predicted is None) == (kind == "history")
+        launch.diagnose.print_diagnosis(diagnosis, launch.diagnose.console)
+        assert "training" not in capsys.readouterr().out
+
+
+# The program.
+
+
+@pytest.fixture
+def run(trained: Trained, tmp_path: Path) -> Path:
+    """A run with random weights that sampled under another law."""
+    recorded = override(
+        trained[0].config, changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
+    )
+    leave_run(tmp_path / "run", trained[0])
+    record_config(tmp_path / "run", recorded)
+    return tmp_path / "run"
+
+
+@pytest.mark.usefixtures("one_reading")
+def test_the_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Random weights are accepted as little as predicted; of a run, and written as JSON."""
-    experiment, _ = trained
-    leave_run(tmp_path / "run", experiment)
-    options = SETTINGS | {"--checkpoint": str(tmp_path / "run"), "--prompts": "8", "--json": str(tmp_path / "out.json")}
+    options = EAGLE3 | {"--checkpoint": str(run), "--prompts": "8", "--json": str(tmp_path / "out.json")}
     assert launch.diagnose.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
-    assert "caches" in said and "position 1" in said
+    assert "caches" in said and "position 1" in said and "step 1" in said and "8 held-out prompts" in said
+    assert "rollout.law.top_p = 1.0 (the run: 0.5)" in said and "rollout.verifier = rejection" in said
+    assert "stop_tokens" not in said and "launch.distill" in said
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["ok"] and written["by_position"][0]["count"] > 0 and "jax" in written["versions"]
+    assert written["checkpoint_step"] == 1
+
+
+def test_a_fault_is_exit_code_3_and_found_in_full_precision(run: Path, monkeypatch: pytest.MonkeyPatch):
+    precisions = []
+
+    def find(experiment: Experiment, params: Params, count: int) -> Diagnosis:
+        precisions.append(jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
+        return Diagnosis([Finding("caches", "off", "differ")], [], [], True)
+
+    monkeypatch.setattr(launch.diagnosis.diagnose, "_diagnose", find)
+    assert launch.diagnose.main(argv("tiny", EAGLE3 | {"--checkpoint": str(run)})) == 3
+    assert precisions == ["highest"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "recorded"),
+    [("model.feature-layers", "2", "[0, 1]"), ("seed", "5", "0"), ("draft.path", "x", "None")],
+)
+def test_another_value_than_the_runs_is_refused(refusal: Refusal, run: Path, option: str, value: str, recorded: str):
+    options = EAGLE3 | {f"--{option}": value, "--checkpoint": str(run)}
+    if option == "draft.path":
+        options["draft.vocab_size"] = None
+    said = refusal(launch.diagnose.main, argv("tiny", options))
+    assert said.startswith(f"{option.replace('-', '_')} = ") and said.endswith(f"the run has {recorded}")
+
+
+def test_a_directory_that_is_no_run_is_refused(refusal: Refusal, tmp_path: Path):
+    assert refusal(launch.diagnose.main, argv("tiny", EAGLE3 | {"--checkpoint": str(tmp_path)})).startswith(
+        "checkpoint"
+    )
 
 
 def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
-    options = SETTINGS | changes("--draft.kind none --rollout.draft-length 0") | {"draft.vocab_size": None}
+    options = SETTINGS | changes("--draft.kind none --rollout.draft-length 0")
     said = refusal(launch.diagnose.main, argv("tiny", options | {"--checkpoint": str(tmp_path)}))
     assert said.startswith("draft.kind = none:")
+
+
+def test_completions_without_drafts_are_refused():
+    """A completion of one token is sampled by the prefill."""
+    experiment = built(LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1"))
+    with pytest.raises(ConfigError, match="first token, or a lookup found no match"):
+        diagnose(experiment, experiment.networks.params, 2)

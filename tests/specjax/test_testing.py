@@ -196,7 +196,7 @@ FAULTY = {
     "draft beside a lookup": (POLICY, EitherDrafter(NGRAM, Behind(POLICY)), f"draft {OFF_BY_ONE}"),
     "mute": (POLICY, Mute(4, min_n=1), r"the draft's text is \d+ tokens long: \d+ are committed"),
     "mute beside a draft": (POLICY, EitherDrafter(Mute(4, min_n=1), POLICY_DRAFTER), r"the draft's text is \d+ tokens"),
-    "misspelt": (POLICY, Misspelt(4, min_n=1), "the draft's text$"),
+    "misspelt": (POLICY, Misspelt(4, min_n=1), "the draft's text: differ"),
 }
 
 

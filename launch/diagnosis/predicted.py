@@ -1,0 +1,50 @@
+"""Acceptance that training predicts, from a teacher-forced forward over what was generated."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from launch.diagnosis.observed import Observed
+from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NGramDrafter
+from specjax.log_probs import teacher_forced
+from specjax.sampling import SamplingLaw
+from specjax.types import Params, Policy
+
+
+def is_predicted(drafter: Drafter) -> bool:
+    """Return whether the drafter's loss tells its acceptance: not if it is the default, which returns zeros."""
+    return getattr(type(drafter), "loss", None) is not Drafter.loss
+
+
+def make_overlaps(
+    policy: Policy, drafter: Drafter, law: SamplingLaw, positions: int, logit_chunk: int
+) -> Callable[[Params, Observed], np.ndarray]:
+    """Return (params, observed) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
+
+    N is `positions`, or 1 for a drafter of one's own, whose loss tells position 1 alone. Rows are taken one by one,
+    and logits `logit_chunk` positions at a time (0: all), since those of all rows would take much memory.
+    """
+    if isinstance(drafter, HeadDrafter):
+        drafter = replace(drafter, unroll=positions)
+
+    def of_row(params: Params, row: tuple[Array, Array]) -> Array:
+        tokens, completion = (x[None] for x in row)
+        output = teacher_forced(policy, params.policy, tokens, logit_chunk)
+        if isinstance(drafter, HeadDrafter):
+            return drafter.overlaps(params, tokens, output, completion, law)[:, 0]
+        overlap = drafter.loss(params, tokens, output, completion, law).overlap
+        # These read committed and drafted tokens alike, and nothing else: a token's position makes no difference.
+        same_at_all = isinstance(drafter, ModelDrafter | NGramDrafter)
+        return jnp.repeat(overlap, positions, axis=0) if same_at_all else overlap
+
+    run = jax.jit(lambda params, *rows: jax.lax.map(partial(of_row, params), rows))
+
+    def overlaps(params: Params, observed: Observed) -> np.ndarray:
+        return np.asarray(run(params, jnp.asarray(observed.tokens), jnp.asarray(observed.completion))).swapaxes(0, 1)
+
+    return overlaps
