@@ -28,8 +28,7 @@ from specjax.train.train_step import TrainStep
 def main(argv: list[str]) -> int:
     """Start or continue the run that the command line describes, and return the exit code.
 
-    The exit code is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped, after saving, if too many steps in a row
-    skipped an update.
+    It is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped if too many steps in a row skipped an update.
     """
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
@@ -46,23 +45,20 @@ def train(
 ) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
-    pipeline = experiment.train_batches()
-    evaluate = held_out_evaluator(experiment, held_out_reward)
+    pipeline, evaluate = experiment.train_batches(), held_out_evaluator(experiment, held_out_reward)
     functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     cells = check_run(experiment, continuing)
     record_config(directory, config, report=console.print)
-    console.print(f"run directory: {directory}")
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     unfinished = Unfinished(directory / UNFINISHED, signals)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
-        start = (
-            resume_from(experiment, saves, pipeline, costs)
-            if continuing
-            else start_new(experiment, evaluate, costs, unfinished)
-        )
+        if continuing:
+            start = resume_from(experiment, saves, pipeline, costs)
+        else:
+            start = start_new(experiment, evaluate, costs, unfinished)
         try:
             with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing)

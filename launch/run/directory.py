@@ -65,9 +65,9 @@ def can_resume(config: RunConfig, directory: Path) -> bool:
 
 
 def record_config(directory: Path, config: RunConfig, report: Callable[[str], None] = print) -> None:
-    """Write the resolved configuration to config.json.
+    """Write the resolved configuration to config.json, and report where the run is.
 
-    report: called with one line for each damaged checkpoint that was renamed out of the way.
+    report: called with a line, also for each damaged checkpoint that was renamed out of the way.
 
     Raises ConfigError if every checkpoint to resume from is damaged, or if an option that must not change differs from
     the run to resume.
@@ -80,6 +80,7 @@ def record_config(directory: Path, config: RunConfig, report: Callable[[str], No
         except DamagedSave as error:
             raise ConfigError(f"resume: {error}") from error
     write_atomically(directory / CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    report(f"run directory: {directory}")
 
 
 def _next(name: str, stack: contextlib.ExitStack) -> Path:

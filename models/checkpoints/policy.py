@@ -66,11 +66,10 @@ def restore_params(directory: Path, expected: PyTree) -> PyTree:
         raise ValueError(f"{path}: no such directory")
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
-        alike = _shapes(saved) == _shapes(expected)
-        if alike:
-            params = checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
-    if not alike:
+    if _shapes(saved) != _shapes(expected):
         raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
+    with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
+        params = checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
     check_finite(params, path)
     return params
 

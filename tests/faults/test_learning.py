@@ -148,7 +148,7 @@ def test_row_08_steps_without_an_advantage_are_warned_of_with_their_cause(
     assert warned(config, *[metrics] * (PATIENCE - 1)) == []
     ((number, text),) = warned(config, *[metrics] * (PATIENCE + 1))
     assert number == PATIENCE
-    assert_refused(text, expected)
+    assert_refused(text, f"...{expected}")
     assert ("scored" in text) == bool(metrics.get("reward/failed"))
 
 

@@ -21,6 +21,7 @@ from configs.schema import (
     RunConfig,
 )
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
+from launch.cli.signals import StopSignals
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.run.directory import open_run
@@ -79,7 +80,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     with open_run(config) as directory:
-        return train(build_experiment(config), directory, odd, odd)
+        return train(build_experiment(config), directory, StopSignals(print), odd, odd)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str)
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
     other = replace(experiment, problems=replace(experiment.problems, train=problems))
     with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
-        train(other, directory, odd, odd)
+        train(other, directory, StopSignals(print), odd, odd)
 
 
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
