@@ -77,7 +77,7 @@ class HeldOutAcceptance:
 
 
 class DraftRecords(NamedTuple):
-    """What rollouts record of their drafts, by sequence: int32 [R], and [R, K] for drafted and accepted."""
+    """Records of the drafts of rollouts, by sequence: int32 [R], and [R, K] for drafted and accepted."""
 
     lengths: np.ndarray
     rounds: np.ndarray
