@@ -21,9 +21,9 @@ from configs.schema import (
     RunConfig,
 )
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
-from launch.cli.signals import StopSignals
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
+from launch.cli.signals import StopSignals
 from launch.run.directory import open_run
 from launch.run.restore import restore_params
 from launch.train import train
