@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import launch.cli.paths
 from tests.documents import ROOT, blocks, commands, execute, write_files
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, argv
@@ -87,10 +88,11 @@ def stopped_behind(parse: Callable) -> Callable:
 
 
 def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's own parser takes the arguments; nothing else of it runs."""
+    """The program's own parser takes the arguments; nothing else of it runs. Every run that they name is there."""
     for name in ("parse", "parse_run", "parse_run_and"):
         if hasattr(program, name):
             monkeypatch.setattr(program, name, stopped_behind(getattr(program, name)))
+    monkeypatch.setattr(launch.cli.paths, "saved_steps", lambda directory: [1])
     with pytest.raises(Parsed):
         program.main(arguments)
 

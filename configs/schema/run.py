@@ -26,7 +26,7 @@ class RunConfig(TrainConfig):
         out:          Run directory. None, in launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
         resume:       Continue the run in `out`, or else the newest of this recipe, from its last checkpoint.
         probe_every:  Time the stages of every n-th step (a probe); 0: never.
-        print_every:  Print every n-th step. metrics.jsonl has them all.
+        print_every:  Print averages over every n steps. metrics.jsonl has each step.
         profile_step: Step to trace with the profiler, into profile/; 0: none.
         max_skipped:  Stop after so many consecutive updates skipped for a loss or gradient that is not finite; 0:
                       never.

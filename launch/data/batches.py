@@ -9,10 +9,12 @@ from typing import TypeAlias
 
 import grain
 import numpy as np
+from jax.sharding import Mesh
 
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from specjax.parallel.mesh import batch_shards
 from specjax.types import Prompts
 
 # Iterator of batches. `get_state` returns its position as a JSON-serialisable dict; `set_state` restores it.
@@ -80,6 +82,15 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
     picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
     # No threads: padding takes microseconds, and prefetching would make the position inexact.
     return iter(picks.map(table.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+
+def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
+    """Return the number of prompts in a batch of about `sequences` sequences: a multiple of the data shards.
+
+    sequences: desired batch size. samples: completions per prompt. prompts: prompts there are.
+    """
+    shards = batch_shards(mesh)
+    return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
 
 
 def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:

@@ -2,17 +2,16 @@
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
-from launch.data.batches import fixed_batches
-from launch.data.responses import answers_of
+from launch.data.batches import fixed_batches, prompts_per_batch
+from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
-from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import make_generate
 from specjax.train.distill import make_predict
 from specjax.types import Params, Rollout
@@ -77,6 +76,25 @@ class HeldOutAcceptance:
         return fields | counts | {"by_length": [{"up_to": length} | bucket for length, bucket in by_length.items()]}
 
 
+class DraftRecords(NamedTuple):
+    """Records of the drafts of rollouts, by sequence: int32 [R], and [R, K] for drafted and accepted."""
+
+    lengths: np.ndarray
+    rounds: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray
+
+    @classmethod
+    def of(cls, rollout: Rollout, which: np.ndarray) -> "DraftRecords":
+        """Return the records of the rows selected by `which`, bool [R]. The rollout must have recorded its drafts."""
+        records = rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted
+        return cls(*map(np.asarray, records)).select(which)
+
+    def select(self, which: np.ndarray) -> "DraftRecords":
+        """Return the rows selected by `which`, bool [R]."""
+        return DraftRecords(*(x[which] for x in self))
+
+
 def check_counts(experiment: Experiment) -> None:
     """Raise ConfigError if a custom rollout function does not return the counts that acceptance is measured from."""
     if (name := experiment.config.rollout.function) is None:
@@ -101,13 +119,18 @@ def measure_acceptance(
     options = replace(
         rollout, law=law, group_size=config.eval.samples, draft_length=max(rollout.lengths), draft_lengths=()
     )
-    table = experiment.held_out_prompts
-    size, shards = min(config.eval.prompts, len(table.rows)), batch_shards(mesh)
-    (prompts,) = fixed_batches(table.first(size), -(-size // shards) * shards)
-    # The noise of evaluation, which no training step uses.
+    table = experiment.held_out_prompts.first(config.eval.prompts)
     generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
-    completed = generate(params, prompts, seed_step(config.seed, -1))
-    answers = answers_of(prompts, completed)
+    # About as many sequences at a time as in a step, because memory grows with them.
+    batch_size = prompts_per_batch(experiment.sequences, options.group_size, len(table.rows), mesh)
+    parts = list[tuple[DraftRecords, Answers]]()
+    for prompts in fixed_batches(table, batch_size):
+        # The noise of evaluation, which no training step uses.
+        rollout = generate(params, prompts, seed_step(config.seed, -1))
+        real = np.repeat(prompts.id >= 0, options.group_size)
+        parts.append((DraftRecords.of(rollout, real), answers_of(prompts, rollout)))
+    completed = DraftRecords(*(np.concatenate(rows) for rows in zip(*(records for records, _ in parts), strict=True)))
+    answers = join_answers([part for _, part in parts])
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size
     predicted_law = replace(law, temperature=temperature or NEARLY_GREEDY)
@@ -122,25 +145,20 @@ def measure_acceptance(
         sums = np.sum([predict(params, batch) for batch in answers.in_batches(rows)], axis=0)
         return float(sums[0] / sums[1])
 
-    real = np.repeat(prompts.id >= 0, options.group_size)
-    buckets = length_buckets(np.asarray(completed.lengths))
+    buckets = length_buckets(completed.lengths)
     return HeldOutAcceptance(
         temperature=temperature,
         draft_length=options.draft_length,
         predicted=predicted(params),
         untrained=None if untrained is None else predicted(untrained),
-        counts=count_drafts(completed, real),
-        by_length={
-            int(length): count_drafts(completed, real & (buckets == length)) for length in np.unique(buckets[real])
-        },
+        counts=count_drafts(completed),
+        by_length={int(length): count_drafts(completed.select(buckets == length)) for length in np.unique(buckets)},
     )
 
 
-def count_drafts(rollout: Rollout, which: np.ndarray) -> DraftCounts:
-    """Return the counts of the rows selected by `which`, bool [R]. The rollout must have recorded its drafts."""
-    lengths, rounds, drafted, accepted = (
-        np.asarray(x)[which] for x in (rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted)
-    )
+def count_drafts(records: DraftRecords) -> DraftCounts:
+    """Return the counts over all sequences."""
+    lengths, rounds, drafted, accepted = records
     tokens, total_rounds = int(lengths.sum() - len(lengths)), int(rounds.sum())
     counts = list(zip(accepted.sum(axis=0).tolist(), drafted.sum(axis=0).tolist(), strict=True))
     return DraftCounts(

@@ -1,5 +1,7 @@
 """Answers of a policy to one prompt."""
 
+import math
+
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
@@ -26,5 +28,6 @@ def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: 
     metrics = rollout_metrics(rollout)
     tokens, acceptance_length = float(metrics["rollout/tokens"]), float(metrics["rollout/acceptance_length"])
     speed = f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"
-    summary = f"{speed}, acceptance length {acceptance_length:.2f}"
+    # A completion of one token needs no verification.
+    summary = speed if math.isnan(acceptance_length) else f"{speed}, acceptance length {acceptance_length:.2f}"
     return [experiment.tokenizer.decode(tokens[:length]) for tokens, length in rows], summary

@@ -8,14 +8,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.progress import Progress
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
-from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate
 from specjax.types import Params, Prompts, Rollout
@@ -47,15 +45,6 @@ class Sampled(NamedTuple):
     value: np.ndarray
     correct: np.ndarray
     seconds: float
-
-
-def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
-    """Return the number of prompts in a batch of about `sequences` sequences: a multiple of the data shards.
-
-    sequences: desired batch size. samples: completions per prompt. prompts: prompts there are.
-    """
-    shards = batch_shards(mesh)
-    return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
 
 
 class Sampler:

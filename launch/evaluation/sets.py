@@ -14,13 +14,13 @@ from launch.build.experiment import Experiment
 from launch.build.problems import build_problems, load_problems
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
-from launch.data.batches import PromptTable, fixed_batches
+from launch.data.batches import PromptTable, fixed_batches, prompts_per_batch
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
-from launch.evaluation.sampler import Sampled, Sampler, join_sampled, prompts_per_batch
+from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
 from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
 from specjax.drafters import NoDrafter

@@ -1,6 +1,7 @@
-"""Print a run's progress: a line per step, and a table of stage times after each probe."""
+"""Print a run's progress: averages over some steps, and a table of stage times after each probe."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rich.table import Column, Table
 
@@ -20,13 +21,15 @@ Values = Mapping[str, float | None]
 
 
 class StepPrinter:
-    """Prints alarms, every n-th step, and steps with an evaluation, a probe or samples that were not scored.
+    """Prints alarms, and a line of averages over the steps since the line before.
 
-    Called with a step and its metrics. A lasting alarm is printed once, when it begins.
+    A line comes at every n-th step, and at those with an evaluation, a probe or samples that were not scored. Called
+    with a step and its metrics. A lasting alarm is printed once, when it begins.
     """
 
     def __init__(self, every: int) -> None:
         self._every, self._lines, self._alarms = every, 0, set[str]()
+        self._steps: list[Values] = []
 
     def __call__(self, step: int, values: Values) -> None:
         if self._begins("draft/alarm", values):
@@ -38,13 +41,16 @@ class StepPrinter:
         for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
             if values[name]:
                 console.print(f"ALARM at step {step}: {SKIPPED.format(network)}", style="bold red")
+        self._steps.append(values)
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
         if self._lines % HEADER_EVERY == 0:
             console.print(HEADER, style="bold")
-        self._lines += 1
-        console.print(_line(step, values))
+        # The first step includes compilation.
+        timed = self._steps if self._lines or len(self._steps) == 1 else self._steps[1:]
+        console.print(_line(step, self._steps, timed))
+        self._lines, self._steps = self._lines + 1, []
         if values["time/generation"] is not None:
             console.print(_stages(values))
 
@@ -84,22 +90,32 @@ def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafti
     return "\n".join(lines)
 
 
-def _line(step: int, values: Values) -> str:
-    tokens, seconds = values["rollout/tokens"], values["time/step"]
+def _line(step: int, steps: Sequence[Values], timed: Sequence[Values]) -> str:
+    """Return the line of averages over `steps`, those of times over `timed`. The last is `step`."""
+    reward, accuracy, acceptance = (
+        _mean(steps, name) for name in ("reward/mean", "reward/accuracy", "rollout/acceptance_length")
+    )
+    tokens, seconds = _mean(timed, "rollout/tokens"), _mean(timed, "time/step")
     # Tokens/s of the whole step, which every step measures; the table of a probe shows generation alone.
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
-        f"{step:6d}  {_show(values['reward/mean'], '.3f'):>7}  {_show(values['reward/accuracy'], '.1%'):>8}"
-        f"  {_show(values['rollout/acceptance_length'], '.2f'):>17}  {_show(speed, '.0f'):>8}"
-        f"  {_show(seconds, '.2f'):>6}"
+        f"{step:6d}  {_show(reward, '.3f'):>7}  {_show(accuracy, '.1%'):>8}"
+        f"  {_show(acceptance, '.2f'):>17}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}"
     )
-    if values["eval/accuracy"] is not None:
-        line += f"  held out {values['eval/accuracy']:.1%}"
-    if values["draft/alarm"]:
+    held_out, failed = steps[-1]["eval/accuracy"], sum(values["reward/failed"] or 0 for values in steps)
+    if held_out is not None:
+        line += f"  held out {held_out:.1%}"
+    if any(values["draft/alarm"] for values in steps):
         line += "  draft alarm"
-    if values["reward/failed"]:
-        line += f"  {values['reward/failed']:.0f} not scored"
+    if failed:
+        line += f"  {failed:.0f} not scored"
     return line
+
+
+def _mean(steps: Sequence[Values], metric: str) -> float | None:
+    """Return the mean over the steps that have a value; None if none has."""
+    values = [value for step in steps if (value := step[metric]) is not None]
+    return fmean(values) if values else None
 
 
 def _stages(values: Values) -> Table:

@@ -33,7 +33,7 @@ STANDARD_METRICS = (
 class MetricLog:
     """Writes the metrics of each step of the run in `directory`.
 
-    print_every: print every n-th step.
+    print_every: print averages over every n steps.
     resume_step: the restored step. Lines of later steps are dropped, so that none appears twice.
     also:        another log, called with a step and the values that it measured.
     """

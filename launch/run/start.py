@@ -16,9 +16,9 @@ from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import check_plans
 from launch.costs.cost_table import CostTable, load_cells
-from launch.data.batches import PromptPipeline, fixed_batches
+from launch.data.batches import PromptPipeline, fixed_batches, prompts_per_batch
 from launch.distillation.trainer import check_distillation, distill
-from launch.evaluation.sampler import Evaluate, make_evaluate, prompts_per_batch
+from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.run.event_log import EventLog
 from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.run.wandb import check_wandb

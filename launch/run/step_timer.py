@@ -50,12 +50,13 @@ class StepTimer:
 
     def dispatched(self, step: Step) -> None:
         """Register a dispatched step, and log the one before it."""
-        self.wait()
         previous, self._pending = self._pending, step
-        # If the call already ran the step to its end, as on CPU, a later wait would include the next step's time.
-        arrays = (x for x in step.metrics.values() if isinstance(x, jax.Array))
-        if all(x.is_ready() for x in arrays):  # pyright: ignore[reportAttributeAccessIssue]
-            self.wait()
+        ended = [previous] if previous is not None and "time/step" not in previous.metrics else []
+        jax.block_until_ready([each.metrics for each in ended])
+        # The call may have run its own step to the end too, as on CPU.
+        if "time/step" not in step.metrics and _has_ended(step):
+            ended.append(step)
+        self._record_times(ended)
         self._log(previous)
 
     def wait(self) -> None:
@@ -63,10 +64,21 @@ class StepTimer:
         step = self._pending
         if step is not None and "time/step" not in step.metrics:
             jax.block_until_ready(step.metrics)
-            now = time.perf_counter()
-            # A step dispatched while the previous one was running starts when that one ends.
-            step.metrics["time/step"] = now - max(step.start, self._last_end)
-            self._last_end = now
+            self._record_times([step])
+
+    def _record_times(self, ended: Sequence[Step]) -> None:
+        """Record the times of steps that were seen to have ended at the same moment: they share the time since then.
+
+        So no step gets the time of another, and all times sum to the wall clock.
+        """
+        if not ended:
+            return
+        now = time.perf_counter()
+        # A step dispatched while the previous one was running starts when that one ends.
+        seconds = (now - max(ended[0].start, self._last_end)) / len(ended)
+        for step in ended:
+            step.metrics["time/step"] = seconds
+        self._last_end = now
 
     def finish(self, more: Metrics | None = None) -> None:
         """Log the last step, with the metrics `more` that were measured after it."""
@@ -79,3 +91,8 @@ class StepTimer:
             self.logged = self._log_metrics(step.number, step.metrics | (more or {}))
             for observe in self._observers:
                 observe(step)
+
+
+def _has_ended(step: Step) -> bool:
+    arrays = (x for x in step.metrics.values() if isinstance(x, jax.Array))
+    return all(x.is_ready() for x in arrays)  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from configs.schema import ArithmeticConfig, DataConfig, EvalConfig, RolloutOptions, RunConfig
+from configs.schema.networks import DraftConfig, ModelConfig
+from launch.build.experiment import build_experiment
+from launch.distillation import acceptance
+from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import load_eagle3
 from tests.models.eagle3_checkpoints import ONE, VOCAB, Public
@@ -26,3 +32,49 @@ def test_row_04_a_reduced_vocabulary_without_its_map_is_refused(tmp_path: Path, 
         load_eagle3(tmp_path / "flags", ONE)
     replace(public, ids=None).write(tmp_path / "all")
     assert load_eagle3(tmp_path / "all", ONE).target_ids is None
+
+
+SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
+RUN = RunConfig(
+    name="small",
+    steps=1,
+    model=ModelConfig(architecture=DecoderConfig(**SHAPE, vocab_size=15, num_layers=1, feature_layers=(0,))),
+    draft=DraftConfig(intermediate_size=8),
+    data=DataConfig(
+        tokenizer="characters",
+        prompts=2,
+        max_prompt_tokens=10,
+        held_out_count=8,
+        arithmetic=ArithmeticConfig(problems=24, max_terms=4),
+    ),
+    rollout=RolloutOptions(group_size=2, max_new_tokens=7, draft_length=2),
+    eval=EvalConfig(prompts=7),
+)
+
+
+def test_row_29_acceptance_is_measured_on_no_more_sequences_at_a_time_than_a_step_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = list[int]()
+
+    def measure(prompts: int) -> acceptance.HeldOutAcceptance:
+        """Return what is measured in a run of so many prompts a step."""
+        sizes.clear()
+        experiment = build_experiment(replace(RUN, data=replace(RUN.data, prompts=prompts)))
+        return acceptance.measure_acceptance(
+            experiment, experiment.networks.drafter, experiment.networks.params, 1.0, experiment.networks.params
+        )
+
+    make_generate = acceptance.make_generate
+
+    def counting(*arguments: Any) -> Any:
+        generate = make_generate(*arguments)
+        return lambda params, prompts, noise: sizes.append(len(prompts.id)) or generate(params, prompts, noise)
+
+    monkeypatch.setattr(acceptance, "make_generate", counting)
+    cut = measure(prompts=1)
+    assert sizes == [2, 2, 2, 2]
+    whole = measure(prompts=4)
+    assert sizes == [7] and whole.counts.sequences == 7
+    assert replace(cut, predicted=None, untrained=None) == replace(whole, predicted=None, untrained=None)
+    assert cut.predicted == pytest.approx(whole.predicted, abs=1e-5) == cut.untrained

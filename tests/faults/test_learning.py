@@ -14,7 +14,11 @@ from jaxtyping import Array
 
 import launch.train
 from configs.schema import RolloutOptions, RunConfig
+from configs.schema.networks import DraftConfig
+from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
+from launch.evaluation.one_prompt import answer_prompt
 from launch.run.learning_signal import ADVANTAGES, PATIENCE, LearningSignal
 from launch.run.step_timer import Step
 from specjax.drafters import NoDrafter
@@ -168,3 +172,11 @@ def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [line["ratio/mean"] for line in lines] == [None] * PATIENCE
     assert "dropped" in Path("run/diary.jsonl").read_text()
+
+
+def test_row_08_an_answer_of_one_token_states_no_acceptance_length() -> None:
+    config = replace(parse_run(argv("tiny", LEAST), "", ""), draft=DraftConfig(kind="none"))
+    config = replace(config, rollout=replace(config.rollout, max_new_tokens=1, draft_length=0))
+    experiment = build_experiment(config, training=False)
+    _, summary = answer_prompt(experiment, experiment.networks.params, "1+2", 1)
+    assert summary.startswith("1 tokens in ") and "nan" not in summary and "acceptance" not in summary

@@ -434,6 +434,7 @@ def test_a_directory_that_is_no_run_is_refused(refusal: Refusal, tmp_path: Path)
 
 def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
     options = SETTINGS | changes("--draft.kind none --rollout.draft-length 0")
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
     said = refusal(launch.diagnose.main, argv("tiny", options | {"--checkpoint": str(tmp_path)}))
     assert said.startswith("draft.kind = none:")
 

@@ -15,7 +15,7 @@ from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
 from launch.data.tokenizers import CharacterTokenizer
-from launch.distillation.acceptance import count_drafts, length_buckets
+from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.break_even import break_even
 from specjax.types import Rollout
 
@@ -79,12 +79,12 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
         drafted=jnp.array([same, same, [2, 2, 1], filler]),
         accepted=jnp.array([same, same, [2, 2, 1], filler]),
     )
-    whole = count_drafts(rollout, np.array([True, True, False, False]))
+    whole = count_drafts(DraftRecords.of(rollout, np.array([True, True, False, False])))
     assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
     assert whole.rates == [1, 1, 1] and whole.alpha == 4
-    cut = count_drafts(rollout, np.array([False, False, True, False]))
+    cut = count_drafts(DraftRecords.of(rollout, np.array([False, False, True, False])))
     assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
-    assert count_drafts(rollout, np.zeros(4, bool)).alpha is None
+    assert count_drafts(DraftRecords.of(rollout, np.zeros(4, bool))).alpha is None
     assert length_buckets(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
 
 

@@ -12,8 +12,9 @@ import launch.evaluate
 import launch.evaluation.sampler
 from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
+from launch.data.batches import prompts_per_batch
 from launch.evaluation.options import EvaluateArgs
-from launch.evaluation.sampler import Sampler, make_evaluate, prompts_per_batch
+from launch.evaluation.sampler import Sampler, make_evaluate
 from launch.evaluation.statistics import over_prompts, pass_at_k
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh

@@ -111,7 +111,6 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     [
         ({"--out": None}, "out = None: "),
         ({"--out": "."}, "out = .:"),
-        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--dialect": "specforge"}, "dialect = specforge: "),
         ({"--verifier": "me"}, "verifier = me: "),
         (MTP | {"--part": "draft"}, "draft.kind = mtp: "),
@@ -119,7 +118,7 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     ],
 )
 def test_refusals(refusal: Refusal, shrunk: Options, tmp_path: Path, options: dict[str, Any], message: str):
-    (tmp_path / "kept").touch()
+    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     given = shrunk | {"--checkpoint": "run", "--out": "out"} | options
     given = {name: value for name, value in given.items() if value is not None}
     assert_refused(refusal(launch.export.main, argv("gsm8k", given)), message)
