@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from models.files import errors_name
 from models.json_fields import boolean, check, either, integer, number, refuse_unknown, show
@@ -55,10 +55,10 @@ def _scaling(kind: type[RopeScaling], outer: str, rope: Mapping[str, Any], lengt
     """
     given = {_LENGTH: length} if kind is YarnScaling else {}
     given |= {name: value for name, value in rope.items() if value is not None}
-    values = {}
+    values, types = {}, get_type_hints(kind)
     for field in fields(kind):
         if field.name in given or field.default is MISSING:
-            name, read = f"{outer}.{field.name}", _READERS[field.type]
+            name, read = f"{outer}.{field.name}", _READERS[types[field.name]]
             values[field.name] = read({name: given.get(field.name)}, name)
     with errors_name(outer):
         return kind(**values)

@@ -56,7 +56,7 @@ PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
         (BEST, "checkpoint.every = 50: ...eval.every = 0...checkpoint.best = eval/accuracy"),
         (BEST | {"--checkpoint.every": "4", "--eval.every": "3"}, "checkpoint.every = 4:"),
         ({"--seed": "-1"}, "seed = -1:...0"),
-        ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9:...0...8"),
+        ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9:...8"),
         ({"--log.samples": "-1"}, "log.samples = -1:...0"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "warmup.steps: ...problem 0...solution"),
         (PLAIN | {"--distill.steps": "1"}, "draft.kind = none:"),
