@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from launch.build.experiment import Experiment, build_experiment
+from launch.build.memory import check_training
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
     with StopSignals(console.print) as signals, open_run(config) as directory:
         experiment = build_experiment(config)
+        check_training(experiment)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             problem_sets = experiment.problems.train, experiment.problems.held_out
             rewards = [make_reward(pool, each, experiment.tokenizer) for each in problem_sets]

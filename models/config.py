@@ -16,6 +16,7 @@ Remat = Literal["none", "dots", "full"]
 RopeTheta = Annotated[float, above(1), at_most(1e15)]
 # Below the bound the squares of float32 that it is added to have no digits left.
 NormEps = Annotated[float, at_least(1e-20), at_most(1)]
+HeadDim = Annotated[int, at_least(2), at_most(4096)]
 # One position holds a prompt of one token and no answer.
 MaxPositions = Annotated[int, at_least(2), at_most(MOST)]
 
@@ -43,7 +44,7 @@ class LayerConfig(Options):
     intermediate_size: Positive
     num_heads: Positive
     num_kv_heads: Positive
-    head_dim: Positive
+    head_dim: HeadDim
     qk_norm: bool = False
     qkv_bias: bool = False
     rope_theta: RopeTheta = 10_000.0

@@ -62,7 +62,7 @@ Fraction = Annotated[float, at_least(0), at_most(1)]
 Weight = Annotated[float, at_least(0), at_most(1e6)]
 Factor = Annotated[float, above(0), at_most(1e6)]
 # Networks are traced layer by layer, and drafts token by token.
-Layers = Annotated[int, at_least(1), at_most(1000)]
+Layers = Annotated[int, at_least(1), at_most(256)]
 DraftLength = Annotated[int, at_least(0), at_most(128)]
 
 
@@ -121,7 +121,7 @@ def _accepts(hint: Any, value: object) -> bool:
     if kind is Literal:
         return value in inner
     if kind is tuple:
-        if not isinstance(value, tuple | list):
+        if not isinstance(value, tuple):
             return False
         items = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(items) == len(value) and all(map(_accepts, items, value))
@@ -141,7 +141,7 @@ def _allowed(hint: Any) -> str:
     if kind is Literal:
         return f"one of {', '.join(map(str, inner))}"
     if kind is tuple:
-        return f"a list, each {' then '.join(_allowed(each) for each in inner if each is not Ellipsis)}"
+        return f"a tuple, each {' then '.join(_allowed(each) for each in inner if each is not Ellipsis)}"
     if kind is Annotated:
         return f"{_allowed(inner[0])} {' and '.join(map(str, inner[1:]))}"
     return {int: "an integer", float: "a number", NoneType: "none"}.get(hint, f"a {hint.__name__}")

@@ -13,7 +13,7 @@ from specjax import kernels
 from specjax.options import Fraction, Options, Positive, at_least, at_most, zero_or_at_least
 
 # Logits are divided by it: below the bound float32 overflows.
-Temperature = Annotated[float, zero_or_at_least(1e-4), at_most(1e4)]
+Temperature = Annotated[float, zero_or_at_least(1e-4), at_most(10_000)]
 
 
 @dataclass(frozen=True)

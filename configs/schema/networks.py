@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from configs.schema.functions import check_function, is_function
-from models.config import DecoderConfig, Dtype, Remat
+from models.config import DecoderConfig, Dtype, HeadDim, Remat
 from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, PassDecay, Passes
 from specjax.drafters.lookup import MatchLength, check_lengths
@@ -128,7 +128,7 @@ class DraftConfig(Options):
     intermediate_size: Positive | None = None
     num_heads: Positive | None = None
     num_kv_heads: Positive | None = None
-    head_dim: Positive | None = None
+    head_dim: HeadDim | None = None
     vocab_size: Positive | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     architecture: DecoderConfig | None = None

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import random
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -16,9 +17,14 @@ import configs.schema
 import launch
 import models
 import specjax
+from launch.cli.errors import ConfigError
 from specjax.options import Options, alternatives
+from specjax.parallel.memory import check_memory, device_memory, growing
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import ChosenConfig
 from specjax.sampling import SamplingLaw, process_logits
+from tests.faults import fuzz_numbers
+from tests.faults.fuzz_numbers import Case
 from tests.refusals import refuses
 
 NAMES = ("Config", "Args", "Options", "Scaling", "Law", "Preset")
@@ -136,3 +142,51 @@ def test_row_22_laws_at_their_bounds_are_distributions(law: dict[str, Any], dtyp
     log_p = process_logits(logits, SamplingLaw(**law))
     assert not jnp.any(jnp.isnan(log_p))
     assert jnp.allclose(jnp.sum(jnp.exp(log_p), axis=-1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", random.Random(5).sample([*fuzz_numbers.cases()], 60), ids=lambda case: str(case)[:80])
+def test_row_20_hostile_numbers_are_accepted_or_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with fuzz_numbers.stubbed():
+        assert not fuzz_numbers.failed(result := fuzz_numbers.outcome(case)), result
+
+
+LARGE = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "said"),
+    [
+        ("train", "rollout.group_size", "caches of the rollout"),
+        ("train", "rollout.max_new_tokens", "the memory of the history lookup"),
+        ("train", "data.max_prompt_tokens", "caches of the rollout"),
+        ("train", "eval.samples", "caches of the rollout"),
+        ("train", "draft_training.replay", "rollouts to replay"),
+        ("train", "draft.lookup.kept", "the memory of the history lookup"),
+        ("train", "model.architecture.hidden_size", "parameters"),
+        ("train", "model.architecture.intermediate_size", "parameters"),
+        ("train", "model.architecture.vocab_size", "parameters"),
+        ("train", "draft.intermediate_size", "parameters"),
+        ("distill", "rollout.group_size", "caches of the rollout"),
+        ("compare", "rollout.max_new_tokens", "the memory of the history lookup"),
+        ("diagnose", "rollout.max_new_tokens", "caches of the rollout"),
+        ("evaluate", "samples", "caches of the rollout"),
+        ("generate", "samples", "caches of the rollout"),
+        ("bench", "contexts", "caches"),
+    ],
+)
+def test_row_20_sizes_that_no_machine_holds_are_refused(program: str, path: str, said: str) -> None:
+    own = "." not in path
+    case = Case(program, path, str(LARGE), in_recipe=not own)
+    field = path.rpartition(".")[2] if said == "parameters" else path
+    with fuzz_numbers.stubbed(), refuses(f"{field} = {LARGE}: ...GiB...GiB...{said}", ConfigError):
+        fuzz_numbers.run(case)
+
+
+def test_row_20_the_part_and_the_option_that_reduces_it_are_named() -> None:
+    mesh = make_mesh(MeshConfig(data=2))
+    present = device_memory(mesh)
+    check_memory([growing("small", present // 2, {"one": 1}), growing("large", present // 2, {"two": 2})], mesh)
+    parts = growing("small", present // 3, {"one": 5}), growing("large", present, {"two": 2, "three": 3}, "four more")
+    with refuses("three = 3: ...GiB...GiB...large...less...four more"):
+        check_memory(parts, mesh)
