@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax import kernels
-from specjax.options import Factor, Options, Positive
+from specjax.options import Factor, Options, Positive, show
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
     """Return the scaling saved as JSON of its `dataclasses.asdict`. Raises ValueError if no kind has these fields."""
     if found is None:
         return None
+    if not isinstance(found, dict):
+        raise ValueError(f"rope_scaling = {show(found)}: must be an object or null")
     for kind in (LinearScaling, Llama3Scaling, YarnScaling):
         if found.keys() == {field.name for field in fields(kind)}:
             return kind(**found)
-    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {', '.join(sorted(found))}")
+    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {show(', '.join(sorted(found)))}")
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:

@@ -62,7 +62,8 @@ Fraction = Annotated[float, at_least(0), at_most(1)]
 Weight = Annotated[float, at_least(0), at_most(1e6)]
 Factor = Annotated[float, above(0), at_most(1e6)]
 # Networks are traced layer by layer, and drafts token by token.
-Layers = Annotated[int, at_least(1), at_most(256)]
+MOST_LAYERS = 256
+Layers = Annotated[int, at_least(1), at_most(MOST_LAYERS)]
 DraftLength = Annotated[int, at_least(0), at_most(128)]
 
 
@@ -79,7 +80,7 @@ class Options:
 def check_options(options: object) -> None:
     """Raise ValueError for the first dataclass field whose value its annotation does not allow.
 
-    Numbers, words listed by a `Literal`, and unions and tuples of them are checked. Other types are not.
+    Numbers, text, booleans, words of a `Literal`, and unions and tuples of them are checked. Other types are not.
     """
     for name, hint in checked_fields(type(options)).items():
         value = getattr(options, name)
@@ -89,7 +90,7 @@ def check_options(options: object) -> None:
 
 @cache
 def checked_fields(kind: type) -> dict[str, Any]:
-    """Return the annotations of the fields that hold numbers or words of a `Literal`, by name."""
+    """Return the annotations of the fields that `check_options` checks, by name."""
     return {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if _is_checked(hint)}
 
 
@@ -111,7 +112,7 @@ def _is_checked(hint: Any) -> bool:
     nested = alternatives(hint)
     if len(nested) > 1 or get_origin(hint) is tuple:
         return any(map(_is_checked, nested if len(nested) > 1 else get_args(hint)))
-    return hint in (int, float) or get_origin(hint) in (Annotated, Literal)
+    return hint in (int, float, bool, str) or get_origin(hint) in (Annotated, Literal)
 
 
 def _accepts(hint: Any, value: object) -> bool:
@@ -144,4 +145,5 @@ def _allowed(hint: Any) -> str:
         return f"a tuple, each {' then '.join(_allowed(each) for each in inner if each is not Ellipsis)}"
     if kind is Annotated:
         return f"{_allowed(inner[0])} {' and '.join(map(str, inner[1:]))}"
-    return {int: "an integer", float: "a number", NoneType: "none"}.get(hint, f"a {hint.__name__}")
+    names = {int: "an integer", float: "a number", bool: "True or False", str: "text", NoneType: "none"}
+    return names.get(hint, f"a {hint.__name__}")

@@ -5,7 +5,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any, get_type_hints
 
 from models.files import errors_name
-from models.json_fields import boolean, check, either, integer, number, refuse_unknown, show
+from models.json_fields import boolean, check, either, integer, nested, number, refuse_unknown
 from models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 ROPE_FIELDS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
@@ -22,9 +22,7 @@ def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     Raises ValueError naming the field: for a type that is not implemented, or a missing, invalid or unknown field.
     """
     outer, rope = either(config, "rope_parameters", "rope_scaling")
-    rope = {} if rope is None else rope
-    if not isinstance(rope, dict):
-        raise ValueError(f"{outer} = {show(rope)}: must be an object")
+    rope = nested({outer: rope}, outer)
     inner = {f"{outer}.{key}": value for key, value in rope.items()}
     theta_name, theta = either({**config, **inner}, f"{outer}.rope_theta", "rope_theta")
     theta = 10_000.0 if theta is None else number({theta_name: theta}, theta_name)
