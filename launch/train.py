@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from launch.build.experiment import Experiment, build_experiment
-from launch.build.memory import check_training
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.options import parse_run, run_program, use_compile_cache
@@ -35,7 +34,6 @@ def main(argv: list[str]) -> int:
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
     with StopSignals(console.print) as signals, open_run(config) as directory:
         experiment = build_experiment(config)
-        check_training(experiment)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             problem_sets = experiment.problems.train, experiment.problems.held_out
             rewards = [make_reward(pool, each, experiment.tokenizer) for each in problem_sets]
@@ -47,10 +45,10 @@ def train(
 ) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
-    pipeline, evaluate = experiment.train_batches(), held_out_evaluator(experiment, held_out_reward)
+    pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
+    evaluate = held_out_evaluator(experiment, held_out_reward)
     functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
-    cells = check_run(experiment, continuing)
     record_config(directory, config, report=console.print)
     costs = None
     if config.rollout.draft_lengths:

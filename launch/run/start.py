@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
-from launch.build.memory import check_rollout
+from launch.build.memory import check_rollout, check_training
 from launch.build.state import fresh_state
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
@@ -54,6 +54,7 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     if config.cost_table is not None and not config.rollout.draft_lengths:
         raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
     check_wandb(config.log.wandb_project)
+    check_training(experiment)
     if not continuing:
         check_warmup(experiment)
     if config.distill.steps and not continuing:

@@ -119,7 +119,13 @@ SMALL = {
     **{f"model.architecture.{name}": 16 for name in ("hidden_size", "intermediate_size", "head_dim")},
     **{"model.architecture.num_layers": 2, "model.architecture.num_heads": 1, "model.feature_layers": (0, 1)},
     **{"draft.intermediate_size": 16, "draft.num_heads": 1, "draft.num_kv_heads": 1, "draft.vocab_size": 12},
-    **{"data.arithmetic.problems": 100, "data.held_out_count": 16, "eval.prompts": 4, "eval.every": 4},
+    **{
+        "model.architecture.max_positions": 2**31 - 1,
+        "data.arithmetic.problems": 100,
+        "data.held_out_count": 16,
+        "eval.prompts": 4,
+        "eval.every": 4,
+    },
     **{"checkpoint.every": 4, "speedup.slots": (2,), "speedup.prompts": 2, "draft.lookup.kind": "history"},
 }
 
@@ -182,6 +188,10 @@ def stubbed() -> Iterator[None]:
                 if name:
                     _load(name)
                     stack.enter_context(patch(name.replace(":", "."), stub))
+        # A run without a directory: it has these checkpoints, and the options that it is diagnosed with.
+        stack.enter_context(patch("launch.cli.paths.saved_steps", lambda directory: [1, 7]))
+        for name in ("read_recorded", "check_same", "saved_step", "differences"):
+            stack.enter_context(patch(f"launch.diagnose.{name}", lambda *args: ()))
         for module in ("launch.build.policy", "launch.build.drafts.eagle3"):
             stack.enter_context(patch(f"{module}.init_params", _zeros))
         yield
