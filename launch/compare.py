@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from launch.build.experiment import Experiment, build_experiment
+from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
 
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, Any]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
+    check_training(experiment)
     config, costs = experiment.config, round_costs(experiment)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}

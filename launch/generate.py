@@ -10,10 +10,11 @@ from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.restore import params_of
 from specjax.checkpoint import Which
+from specjax.options import Options, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateArgs:
+class GenerateArgs(Options):
     """Options of launch.generate alone.
 
     Attributes:
@@ -26,11 +27,10 @@ class GenerateArgs:
     prompt: str
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
-    samples: int = 1
+    samples: Positive = 1
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples = {self.samples}: must be at least 1")
+        super().__post_init__()
         check_checkpoint(self.checkpoint, self.checkpoint_step)
 
 

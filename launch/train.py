@@ -45,10 +45,10 @@ def train(
 ) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
-    pipeline, evaluate = experiment.train_batches(), held_out_evaluator(experiment, held_out_reward)
+    pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
+    evaluate = held_out_evaluator(experiment, held_out_reward)
     functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
-    cells = check_run(experiment, continuing)
     record_config(directory, config, report=console.print)
     costs = None
     if config.rollout.draft_lengths:

@@ -1,9 +1,10 @@
 """Shapes and options of the networks, which distinguish the model families."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from models.rope import RopeScaling
+from specjax.options import MOST, Layers, NonNegative, Options, Positive, above, at_least, at_most
 
 Dtype = Literal["float32", "bfloat16"]
 # What the backward pass of training recomputes, layer by layer. none: nothing; dots: all but the products with weights
@@ -11,15 +12,17 @@ Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 
 
-def at_least_one(config: object, *names: str) -> None:
-    """Raise ValueError for the first of these fields that is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+# At base 1 every pair of dimensions turns alike, and YaRN divides by the logarithm of the base.
+RopeTheta = Annotated[float, above(1), at_most(1e15)]
+# Below the bound the squares of float32 that it is added to have no digits left.
+NormEps = Annotated[float, at_least(1e-20), at_most(1)]
+HeadDim = Annotated[int, at_least(2), at_most(4096)]
+# One position holds a prompt of one token and no answer.
+MaxPositions = Annotated[int, at_least(2), at_most(MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerConfig:
+class LayerConfig(Options):
     """One layer of rotary grouped-query attention and SwiGLU, shared by decoders and draft heads.
 
     Attributes:
@@ -37,21 +40,21 @@ class LayerConfig:
         param_dtype: Dtype of the parameters.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: HeadDim
     qk_norm: bool = False
     qkv_bias: bool = False
-    rope_theta: float = 10_000.0
+    rope_theta: RopeTheta = 10_000.0
     rope_scaling: RopeScaling | None = None
-    norm_eps: float = 1e-6
+    norm_eps: NormEps = 1e-6
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        at_least_one(self, "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+        super().__post_init__()
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}")
         if self.head_dim % 2:
@@ -80,24 +83,21 @@ class DecoderConfig(LayerConfig):
         sliding_layers: Layers with the window, ascending; None for every layer.
     """
 
-    vocab_size: int
-    num_layers: int
+    vocab_size: Positive
+    num_layers: Layers
     tie_embeddings: bool = False
-    max_positions: int = 32_768
-    feature_layers: tuple[int, ...] = ()
-    sliding_window: int | None = None
-    sliding_layers: tuple[int, ...] | None = None
+    max_positions: MaxPositions = 32_768
+    feature_layers: tuple[NonNegative, ...] = ()
+    sliding_window: Positive | None = None
+    sliding_layers: tuple[NonNegative, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "vocab_size", "num_layers", "max_positions")
         for name in ("feature_layers", "sliding_layers"):
             ids = getattr(self, name) or ()
             if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
                 raise ValueError(f"{name} = {ids}: must be distinct, ascending and within 0 .. {self.num_layers - 1}")
-        if self.sliding_window is not None:
-            at_least_one(self, "sliding_window")
-        elif self.sliding_layers is not None:
+        if self.sliding_window is None and self.sliding_layers is not None:
             raise ValueError(f"sliding_layers = {self.sliding_layers}: must be none without sliding_window")
 
     @property

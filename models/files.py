@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any
 
 # Stored beside a converted public checkpoint, for the export back: fields of its config.json and tensors of a draft.
 CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
+
+# Bytes. The indices of the largest published models take less than a tenth of it.
+_LARGEST_JSON = 2**26
 
 
 def optional(module: str) -> Any:
@@ -22,11 +26,31 @@ def optional(module: str) -> Any:
         raise ImportError(f"{module} is not installed: pip install 'specjax[hf]'") from error
 
 
+def check_file(path: Path) -> None:
+    """Raise ValueError unless the path is a regular file or a link to one. Opening a pipe or a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path}: must be a regular file")
+
+
+def check_tree(directory: Path) -> None:
+    """Raise ValueError unless everything below the directory is a regular file or a directory."""
+    for path in directory.rglob("*"):
+        if not path.is_dir():
+            check_file(path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ValueError naming the file if it is missing or not a JSON object."""
+    """Read a JSON object. Raises ValueError naming the file if it is missing, too large or not a JSON object."""
+    check_file(path)
+    if (size := path.stat().st_size) > _LARGEST_JSON:
+        raise ValueError(f"{path}: {size} bytes, must be at most {_LARGEST_JSON}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise ValueError(f"{path}: {reason}") from error
     if not isinstance(fields, dict):

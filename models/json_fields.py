@@ -1,9 +1,11 @@
 """Readers for the fields of a `config.json`. Each error is one line: the field, its value and what is allowed."""
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+from specjax.options import MOST, MOST_LAYERS
 
 UNKNOWN = "unknown field, refused because it may change the forward"
 
@@ -34,19 +36,19 @@ def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> An
     return fields[name]
 
 
-def integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a positive integer. Without a default the field is required."""
+def integer(fields: Mapping[str, Any], name: str, default: int | None = None, most: int = MOST) -> int:
+    """Return a positive integer of at most `most`. Without a default the field is required."""
     value = fields.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"{name} = {show(value)}: must be a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ValueError(f"{name} = {show(value)}: must be a positive integer, at most {most}")
     return value
 
 
 def number(fields: Mapping[str, Any], name: str) -> float:
     """Return a required positive number, as a float."""
     value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} = {show(value)}: must be a positive number")
     return float(value)
 
@@ -59,6 +61,33 @@ def boolean(fields: Mapping[str, Any], name: str, default: bool = False) -> bool
     return value
 
 
+def texts(fields: Mapping[str, Any], name: str) -> list[str]:
+    """Return a list of texts, empty if the field is missing or null."""
+    value = fields.get(name)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} = {show(value)}: must be a list of texts")
+    return value
+
+
+def layer_ids(fields: Mapping[str, Any], name: str, offset: int = 0) -> tuple[int, ...]:
+    """Return the layers that a list counts `offset` lower, empty if the field is missing or null."""
+    ids = fields.get(name)
+    ids = [] if ids is None else ids
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i + offset <= MOST_LAYERS for i in ids):
+        raise ValueError(f"{name} = {show(ids)}: must be a list of layers")
+    return tuple(i + offset for i in ids)
+
+
+def nested(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object, empty if the field is missing or null."""
+    value = fields.get(name)
+    value = {} if value is None else value
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} = {show(value)}: must be an object")
+    return value
+
+
 def refuse_unknown(fields: Mapping[str, Any], known: set[str] | frozenset[str], prefix: str = "") -> None:
     """Raise ValueError for the first unknown field, in alphabetical order."""
     if unknown := sorted(set(fields) - known):
@@ -67,5 +96,8 @@ def refuse_unknown(fields: Mapping[str, Any], known: set[str] | frozenset[str], 
 
 def show(value: Any) -> str:
     """Return the value as JSON, cut to 80 characters."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "an object of hundreds of levels"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -14,20 +14,46 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
 from models.config import Dtype
+from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import shardings
 from specjax.types import PyTree
 
 Init = Callable[[Key[Array, ""]], PyTree]
 
+# The option that gives the size of a logical axis.
+_OPTIONS = {
+    "vocab": "vocab_size",
+    "embed": "hidden_size",
+    "mlp": "intermediate_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+}
+
 
 def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
-    """Return the parameters as ShapeDtypeStructs, with shardings if a mesh is given. Allocates nothing."""
+    """Return the parameters as ShapeDtypeStructs, with shardings if a mesh is given. Allocates nothing.
+
+    Raises ValueError if the devices of the mesh cannot hold them.
+    """
     boxed = jax.eval_shape(init, jax.random.key(0))
     shapes = nn.unbox(boxed)
     if mesh is None:
         return shapes
     on_mesh = shardings(shapes, nn.get_partition_spec(boxed), mesh)
-    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, on_mesh)
+    params = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, on_mesh)
+    check_memory([growing("parameters", bytes_per_device(params), _sizes(boxed), "mesh.fsdp more")], mesh)
+    return params
+
+
+def _sizes(boxed: PyTree) -> dict[str, int]:
+    """Return the options that the parameters grow with, and their values."""
+    sizes = {}
+    for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
+        # The projection of an EAGLE-3 head's features has an axis `mlp` of another size.
+        of_mlp = any(getattr(key, "key", None) == "mlp" for key in path)
+        named = zip(leaf.names, leaf.value.shape, strict=True) if isinstance(leaf, nn.Partitioned) else ()
+        sizes |= {_OPTIONS[axis]: size for axis, size in named if axis in _OPTIONS and (axis != "mlp" or of_mlp)}
+    return sizes or {"parameters": 1}
 
 
 def param_shardings(init: Init, mesh: Mesh) -> PyTree:

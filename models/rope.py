@@ -10,20 +10,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax import kernels
+from specjax.options import Factor, Options, Positive, show
 
 
 @dataclass(frozen=True)
-class LinearScaling:
+class LinearScaling(Options):
     """Position interpolation (arXiv 2306.15595): divide positions by `factor`."""
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        _above_zero(self, "factor")
+    factor: Factor
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
+class Llama3Scaling(Options):
     """Rope scaling of Llama 3.1 and later. Long wavelengths are stretched, short ones kept, those between blended.
 
     Attributes:
@@ -33,13 +31,13 @@ class Llama3Scaling:
         original_max_position_embeddings: Length of the original context.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Factor
+    low_freq_factor: Factor
+    high_freq_factor: Factor
+    original_max_position_embeddings: Positive
 
     def __post_init__(self) -> None:
-        _above_zero(self, "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        super().__post_init__()
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor = {self.high_freq_factor}: must be above low_freq_factor = {self.low_freq_factor}"
@@ -47,7 +45,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
-class YarnScaling:
+class YarnScaling(Options):
     """YaRN (arXiv 2309.00071): stretch long wavelengths, and scale queries and keys.
 
     Attributes:
@@ -62,17 +60,17 @@ class YarnScaling:
         truncate: Whether to round the bounds of the blend outwards, to whole dimensions.
     """
 
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    factor: Factor
+    original_max_position_embeddings: Positive
+    beta_fast: Factor = 32.0
+    beta_slow: Factor = 1.0
+    attention_factor: Factor | None = None
+    mscale: Factor | None = None
+    mscale_all_dim: Factor | None = None
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _above_zero(self, "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        super().__post_init__()
         if self.beta_fast < self.beta_slow:
             raise ValueError(f"beta_fast = {self.beta_fast}: must be at least beta_slow = {self.beta_slow}")
 
@@ -96,10 +94,12 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
     """Return the scaling saved as JSON of its `dataclasses.asdict`. Raises ValueError if no kind has these fields."""
     if found is None:
         return None
+    if not isinstance(found, dict):
+        raise ValueError(f"rope_scaling = {show(found)}: must be an object or null")
     for kind in (LinearScaling, Llama3Scaling, YarnScaling):
         if found.keys() == {field.name for field in fields(kind)}:
             return kind(**found)
-    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {', '.join(sorted(found))}")
+    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {show(', '.join(sorted(found)))}")
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:
@@ -164,9 +164,3 @@ def _yarn(frequency: Float[np.ndarray, "h"], theta: float, s: YarnScaling) -> Fl
     width = high - low or 1e-3  # avoid division by zero
     stretched = np.clip((np.arange(half, dtype=np.float32) - low) / width, 0.0, 1.0)
     return frequency / s.factor * stretched + frequency * (1 - stretched)
-
-
-def _above_zero(scaling: object, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(scaling, name) < math.inf:
-            raise ValueError(f"{name} = {getattr(scaling, name)}: must be above 0 and finite")

@@ -10,6 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
+from specjax.options import NonNegative
 from specjax.types import Params, PyTree, TrainState
 
 
@@ -23,7 +24,7 @@ class Checkpoint(NamedTuple):
 
 
 # Selects a checkpoint: by step, the newest, or the one with the highest score.
-Which = int | Literal["newest", "best"]
+Which = NonNegative | Literal["newest", "best"]
 
 
 # Empty file in a checkpoint from which, or to which, an update was skipped.

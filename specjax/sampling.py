@@ -1,19 +1,23 @@
 """The sampling law: drafting, verification and plain sampling all use the distribution defined here."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax import kernels
+from specjax.options import Fraction, Options, Positive, at_least, at_most, zero_or_at_least
+
+# Logits are divided by it: below the bound float32 overflows.
+Temperature = Annotated[float, zero_or_at_least(1e-4), at_most(10_000)]
 
 
 @dataclass(frozen=True)
-class SamplingLaw:
+class SamplingLaw(Options):
     """Sampling distribution: temperature, then top-k, then top-p, then min-p, applied to the logits.
 
     Attributes:
@@ -23,20 +27,10 @@ class SamplingLaw:
         min_p:       Keep tokens at least this times as likely as the most likely; 0 keeps all.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature}: must be >= 0 and finite")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k = {self.top_k}: must be >= 1, or none to keep all tokens")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p = {self.top_p}: must be in (0, 1]")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p = {self.min_p}: must be in [0, 1]")
+    temperature: Temperature = 1.0
+    top_k: Positive | None = None
+    top_p: Annotated[float, at_least(1e-6), at_most(1)] = 1.0
+    min_p: Fraction = 0.0
 
     @property
     def truncates(self) -> bool:

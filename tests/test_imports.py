@@ -11,7 +11,7 @@ PACKAGES = ("specjax", "models", "configs", "launch")
 # a package's own `__init__` are listed nowhere and stand above all rooms.
 ROOMS = {
     "specjax": (
-        ("types", "choices"),
+        ("types", "options"),
         ("kernels", "keys", "parallel"),
         ("cache", "param_labels", "sampling"),
         ("log_probs", "verify"),

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from models.config import at_least_one
+from specjax.options import NonNegative, Options, Positive
 from specjax.train.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)
-class WarmupConfig:
+class WarmupConfig(Options):
     """Supervised steps on worked solutions before RL, for a policy with random weights.
 
     Attributes:
@@ -16,13 +16,13 @@ class WarmupConfig:
         optimizer:  Optimiser of the warm-up.
     """
 
-    steps: int = 0
-    batch_size: int = 64
+    steps: NonNegative = 0
+    batch_size: Positive = 64
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-3))
 
 
 @dataclass(frozen=True)
-class DistillConfig:
+class DistillConfig(Options):
     """Training the draft on the policy's own answers: in launch.distill, or before RL.
 
     The optimiser is `draft_optimizer`. Its learning rate falls to zero at the last step.
@@ -36,13 +36,8 @@ class DistillConfig:
         microbatches: Microbatches per step; more save memory.
     """
 
-    steps: int = 0
-    answers: int = 4096
-    chunks: int = 4
-    batch_size: int = 32
-    microbatches: int = 1
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "answers", "chunks", "batch_size", "microbatches")
-        if self.steps < 0:
-            raise ValueError(f"steps = {self.steps}: must be at least 0")
+    steps: NonNegative = 0
+    answers: Positive = 4096
+    chunks: Positive = 4
+    batch_size: Positive = 32
+    microbatches: Positive = 1

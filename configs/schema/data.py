@@ -1,11 +1,15 @@
 """Section of a run that describes its problems."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from specjax.options import Options, Positive, at_least, at_most
+
+Terms = Annotated[int, at_least(2), at_most(64)]
 
 
 @dataclass(frozen=True)
-class ArithmeticConfig:
+class ArithmeticConfig(Options):
     """The built-in task: sums with worked steps.
 
     Attributes:
@@ -15,14 +19,14 @@ class ArithmeticConfig:
         max_value: Each number lies in 1 .. max_value.
     """
 
-    problems: int = 4096
-    min_terms: int = 3
-    max_terms: int = 6
-    max_value: int = 9
+    problems: Annotated[int, at_least(1), at_most(1_000_000)] = 4096
+    min_terms: Terms = 3
+    max_terms: Terms = 6
+    max_value: Annotated[int, at_least(1), at_most(1_000_000)] = 9
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Options):
     """Training problems and held-out problems.
 
     Attributes:
@@ -43,7 +47,7 @@ class DataConfig:
 
     train: str | None = None
     held_out: str | None = None
-    held_out_count: int = 256
+    held_out_count: Positive = 256
     prompt_field: str = "question"
     answer_field: str = "answer"
     solution_field: str | None = None
@@ -51,6 +55,6 @@ class DataConfig:
     instruction: str = "{prompt}"
     tokenizer: Literal["checkpoint", "bytes", "characters"] = "checkpoint"
     enable_thinking: bool | None = None
-    prompts: int = 32
-    max_prompt_tokens: int = 512
+    prompts: Positive = 32
+    max_prompt_tokens: Positive = 512
     arithmetic: ArithmeticConfig | None = None

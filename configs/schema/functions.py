@@ -33,6 +33,10 @@ class RolloutOptions(RolloutConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_function("function", self.function)
+        if max(self.lengths) > self.max_new_tokens:
+            name = "draft_lengths" if self.draft_lengths else "draft_length"
+            value = getattr(self, name)
+            raise ValueError(f"{name} = {value}: must be at most max_new_tokens = {self.max_new_tokens}")
 
 
 @dataclass(frozen=True)

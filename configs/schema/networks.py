@@ -4,16 +4,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from configs.schema.functions import check_function, is_function
-from models.config import DecoderConfig, Dtype, Remat, at_least_one
+from models.config import DecoderConfig, Dtype, HeadDim, Remat
 from models.drafts.mtp import ConventionName
-from specjax.drafters.distillation import Objective, check_passes
-from specjax.drafters.lookup import check_lengths
+from specjax.drafters.distillation import Objective, PassDecay, Passes
+from specjax.drafters.lookup import MatchLength, check_lengths
+from specjax.options import DraftLength, Layers, NonNegative, Options, Positive, Weight
 
 DRAFT_KINDS = ("eagle3", "mtp", "model", "none")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Options):
     """The policy.
 
     Attributes:
@@ -32,17 +33,18 @@ class ModelConfig:
     path: str | None = None
     family: str | None = None
     architecture: DecoderConfig | None = None
-    feature_layers: tuple[int, ...] = ()
+    feature_layers: tuple[NonNegative, ...] = ()
     dtype: Dtype = "bfloat16"
     param_dtype: Dtype = "float32"
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_function("family", self.family)
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(Options):
     """An EAGLE-3 head with random weights. Fields are named as in public checkpoints.
 
     See models.drafts.eagle3.Eagle3Config.
@@ -58,8 +60,8 @@ class HeadConfig:
         norm_output:          Feed the normed state back to the next draft step (EAGLE-3.1).
     """
 
-    num_layers: int = 1
-    sliding_window: int | None = None
+    num_layers: Layers = 1
+    sliding_window: Positive | None = None
     qk_norm: bool = False
     use_aux_hidden_state: bool = True
     norm_before_fc: bool = False
@@ -69,7 +71,7 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
-class LookupConfig:
+class LookupConfig(Options):
     """Drafting by lookup: propose the tokens that followed the same tokens earlier. Alone, or together with a draft.
 
     Attributes:
@@ -84,22 +86,19 @@ class LookupConfig:
     """
 
     kind: Literal["none", "ngram", "history"] = "none"
-    min_n: int = 3
-    max_n: int = 8
-    kept: int = 4
-    factor: float = 1.0
-    offset: int = 0
+    min_n: MatchLength = 3
+    max_n: MatchLength = 8
+    kept: Positive = 4
+    factor: Weight = 1.0
+    offset: DraftLength = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lengths(self.min_n, self.max_n)
-        at_least_one(self, "kept")
-        for name in ("factor", "offset"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0")
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(Options):
     """The draft, from a checkpoint or with random weights.
 
     A width, number of heads or head_dim of None is the policy's.
@@ -126,27 +125,25 @@ class DraftConfig:
 
     kind: str = "eagle3"
     path: str | None = None
-    intermediate_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    vocab_size: int | None = None
+    intermediate_size: Positive | None = None
+    num_heads: Positive | None = None
+    num_kv_heads: Positive | None = None
+    head_dim: HeadDim | None = None
+    vocab_size: Positive | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     architecture: DecoderConfig | None = None
     loss: Objective = "cross_entropy"
-    unroll: int = 3
-    decay: float = 0.8
+    unroll: Passes = 3
+    decay: PassDecay = 0.8
     mtp_convention: ConventionName | None = None
     lookup: LookupConfig = field(default_factory=LookupConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in DRAFT_KINDS and not is_function(self.kind):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
         # Widths and `head` describe an EAGLE-3 head with random weights. Other kinds ignore them, so a recipe that sets
         # them can run with any draft.
-        sizes = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-        at_least_one(self, *(name for name in sizes if getattr(self, name) is not None))
-        check_passes(self.unroll, self.decay)
         if self.kind not in DRAFT_KINDS:
             return
         if self.vocab_size is not None and (self.kind != "eagle3" or self.path is not None):

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from models.config import at_least_one
+from specjax.options import DraftLength, NonNegative, Options, Positive
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Options):
     """Evaluation on held-out prompts during training, with the rollout's sampling distribution.
 
     Attributes:
@@ -15,16 +15,13 @@ class EvalConfig:
         samples: Completions per prompt.
     """
 
-    every: int = 0
-    prompts: int = 64
-    samples: int = 1
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "prompts", "samples")
+    every: NonNegative = 0
+    prompts: Positive = 64
+    samples: Positive = 1
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Options):
     """Checkpoints to resume from, saved before RL, every n-th step and at the end.
 
     Attributes:
@@ -33,16 +30,13 @@ class CheckpointConfig:
         best:  Also keep the checkpoint at which this logged metric was highest. None: newest only.
     """
 
-    every: int = 50
-    keep: int = 2
+    every: NonNegative = 50
+    keep: Positive = 2
     best: str | None = None
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "keep")
 
 
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(Options):
     """Records of a run besides its metrics.
 
     Attributes:
@@ -50,16 +44,12 @@ class LogConfig:
         wandb_project: Weights & Biases project that also gets the metrics. None: local files only.
     """
 
-    samples: int = 4
+    samples: NonNegative = 4
     wandb_project: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ValueError(f"samples = {self.samples}: must be at least 0")
 
 
 @dataclass(frozen=True)
-class SpeedupConfig:
+class SpeedupConfig(Options):
     """Closing comparison, after the last step: generation with and without drafting, each at its best.
 
     Attributes:
@@ -70,15 +60,14 @@ class SpeedupConfig:
         repeats:       Timings of the best settings with and of those without drafting, in turns.
     """
 
-    slots: tuple[int, ...] = ()
-    draft_lengths: tuple[int, ...] = (1, 2, 3, 4)
-    prompts: int = 16
-    repeats: int = 5
+    slots: tuple[Positive, ...] = ()
+    draft_lengths: tuple[DraftLength, ...] = (1, 2, 3, 4)
+    prompts: Positive = 16
+    repeats: Positive = 5
 
     def __post_init__(self) -> None:
-        at_least_one(self, "prompts", "repeats")
-        for name in ("slots", "draft_lengths"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise ValueError(f"{name} = {getattr(self, name)}: each must be at least 1")
+        super().__post_init__()
+        if 0 in self.draft_lengths:
+            raise ValueError(f"draft_lengths = {self.draft_lengths}: each must be at least 1")
         if self.slots and not self.draft_lengths:
             raise ValueError("draft_lengths = (): must have at least one draft length, unless slots is empty")

@@ -1,16 +1,16 @@
 """Rewards: one scorer, or several with weights."""
 
-import math
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from models.config import at_least_one
+from specjax.options import NonNegative, Options, Positive, above, at_least, at_most
 
 TRACED = "exact_traced"
 
 
 @dataclass(frozen=True)
-class LengthConfig:
+class LengthConfig(Options):
     """Options of the scorer `length`, which penalises short and long completions.
 
     The length counts the stop token. The reward is 0 from `least` to `most` tokens. Outside it falls linearly to -1 at
@@ -23,18 +23,18 @@ class LengthConfig:
         slack: Tokens beyond these limits over which the reward falls to -1.
     """
 
-    least: int = 0
-    most: int | None = None
-    slack: int = 256
+    least: NonNegative = 0
+    most: NonNegative | None = None
+    slack: Positive = 256
 
     def __post_init__(self) -> None:
-        at_least_one(self, "slack")
-        if self.most is not None and not 0 <= self.least <= self.most:
-            raise ValueError(f"least = {self.least}, most = {self.most}: must be 0 <= least <= most")
+        super().__post_init__()
+        if self.most is not None and self.least > self.most:
+            raise ValueError(f"least = {self.least}: must be at most most = {self.most}")
 
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(Options):
     """Reward of a completion: the weighted sum of one or more scorers.
 
     A completion has no reward if a scorer raises, times out or returns no finite number.
@@ -55,17 +55,15 @@ class RewardConfig:
 
     scorer: str = "exact"
     also: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
+    weights: tuple[Annotated[float, at_least(-1e6), at_most(1e6)], ...] = ()
     pattern: str | None = None
     format: str = r"\s*<think>.+</think>.*\S.*"
     length: LengthConfig = field(default_factory=LengthConfig)
-    workers: int = 2
-    time_limit_s: float = 5.0
+    workers: Annotated[int, at_least(1), at_most(1024)] = 2
+    time_limit_s: Annotated[float, above(0), at_most(86_400)] = 5.0
 
     def __post_init__(self) -> None:
-        at_least_one(self, "workers")
-        if not 0 < self.time_limit_s < math.inf:
-            raise ValueError(f"time_limit_s = {self.time_limit_s}: must be above 0 and finite")
+        super().__post_init__()
         if self.scorer == "length":
             raise ValueError("scorer = length: does not tell whether an answer is correct; must be in also")
         if len(set(self.names)) < len(self.names):
@@ -74,8 +72,6 @@ class RewardConfig:
             raise ValueError(f"also = {self.also}, weights = {self.weights}: must be empty with {TRACED}")
         if self.weights and len(self.weights) != len(self.names):
             raise ValueError(f"weights = {self.weights}: must be {len(self.names)}, for {', '.join(self.names)}")
-        if not all(map(math.isfinite, self.weights)):
-            raise ValueError(f"weights = {self.weights}: must be finite")
         if ("regex" in self.names) != (self.pattern is not None):
             raise ValueError(f"pattern = {self.pattern}: must be given with the scorer regex, else None")
         if "length" in self.names and self.length.most is None:

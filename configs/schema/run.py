@@ -8,7 +8,7 @@ from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.networks import DraftConfig, ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import RewardConfig
-from models.config import at_least_one
+from specjax.options import NonNegative, Positive
 from specjax.parallel.mesh import MeshConfig
 from specjax.train.config import TrainConfig
 from specjax.verify import VERIFIERS
@@ -34,13 +34,13 @@ class RunConfig(TrainConfig):
     """
 
     name: str
-    steps: int
+    steps: Positive
     out: str | None = None
     resume: bool = False
-    probe_every: int = 20
-    print_every: int = 1
-    profile_step: int = 0
-    max_skipped: int = 10
+    probe_every: NonNegative = 20
+    print_every: Positive = 1
+    profile_step: NonNegative = 0
+    max_skipped: NonNegative = 10
     cost_table: str | None = None
     mesh: MeshConfig = field(default_factory=MeshConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -61,12 +61,7 @@ class RunConfig(TrainConfig):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} = {getattr(self, name)}: must be {kind.__name__} of configs.schema")
         super().__post_init__()
-        at_least_one(self, "steps", "print_every")
-        if self.max_skipped < 0:
-            raise ValueError(f"max_skipped = {self.max_skipped}: must be at least 0")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed = {self.seed}: must be between 0 and {2**31 - 1}")
-        if not 0 <= self.profile_step <= self.steps:
-            raise ValueError(f"profile_step = {self.profile_step}: must be between 0 and steps = {self.steps}")
+        if self.profile_step > self.steps:
+            raise ValueError(f"profile_step = {self.profile_step}: must be at most steps = {self.steps}")
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.bench.models import random_networks
+from launch.bench.models import check_grid, random_networks
 from launch.bench.options import SECTIONS, TRAINED, BenchArgs
 from launch.bench.plots import save_plots
 from launch.bench.presets import find_preset
 from launch.bench.report import as_json, print_section
 from launch.bench.sections.trained import trained
+from launch.cli.errors import refusing
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory
 from launch.cli.pyplot import load_pyplot
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> int:
     name, preset = find_preset(options.preset)
     overrides = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
     preset = replace(preset, **{name: value for name, value in overrides.items() if value})
+    with refusing():
+        check_grid(preset)
     chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
     if options.checkpoint is not None and options.recipe is not None:
         chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)

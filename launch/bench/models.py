@@ -17,6 +17,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
+from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.generate import prepare
 from specjax.types import Params, Policy, Prompts, PyTree
@@ -75,6 +76,14 @@ def functions(preset: Preset) -> Functions:
     ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
     drafter = make_eagle3(head, policy, ids)
     return Functions(policy, drafter, partial(init_decoder, decoder), partial(init_eagle3, head))
+
+
+def check_grid(preset: Preset) -> None:
+    """Raise ValueError if a device cannot hold the caches of the largest batch at the longest context."""
+    rows, length = max(preset.batches), max(preset.contexts)
+    caches = jax.eval_shape(partial(functions(preset).policy.init_cache, rows, length))
+    sizes = {"batches": rows, "contexts": length}
+    check_memory([growing("caches", bytes_per_device(caches), sizes)], make_mesh(MeshConfig()))
 
 
 def random_networks(preset: Preset) -> Networks:

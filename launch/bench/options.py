@@ -12,6 +12,7 @@ from launch.bench.sections.layout import layout
 from launch.bench.sections.peers import peers, rollouts
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
+from specjax.options import Options, Positive
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "floor": floor,
@@ -27,7 +28,7 @@ TRAINED = "trained"
 
 
 @dataclass(frozen=True)
-class BenchArgs:
+class BenchArgs(Options):
     """Options of launch.bench.
 
     Attributes:
@@ -47,9 +48,9 @@ class BenchArgs:
 
     preset: str | None = None
     sections: tuple[str, ...] = ()
-    batches: tuple[int, ...] = ()
-    contexts: tuple[int, ...] = ()
-    repeats: int | None = None
+    batches: tuple[Positive, ...] = ()
+    contexts: tuple[Positive, ...] = ()
+    repeats: Positive | None = None
     json: str | None = None
     plots: str | None = None
     checkpoint: str | None = None
@@ -57,17 +58,12 @@ class BenchArgs:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset = {self.preset}: must be one of {', '.join(PRESETS)}")
         for name in self.sections:
             if name not in (*SECTIONS, TRAINED):
                 raise ValueError(f"sections = {name}: must be one of {', '.join((*SECTIONS, TRAINED))}")
-        for name in ("batches", "contexts"):
-            for value in getattr(self, name):
-                if value < 1:
-                    raise ValueError(f"{name} = {value}: must be at least 1")
-        if self.repeats is not None and self.repeats < 1:
-            raise ValueError(f"repeats = {self.repeats}: must be at least 1")
         if (self.checkpoint is None) != (self.recipe is None):
             raise ValueError(f"checkpoint = {self.checkpoint}, recipe = {self.recipe}: must be given together")
         if TRAINED in self.sections and self.checkpoint is None:

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 
 from models.config import DecoderConfig, eagle3_feature_layers
+from specjax.options import DraftLength, Fraction, Options, Positive
 
 
 @dataclass(frozen=True)
-class LongTail:
+class LongTail(Options):
     """Long-tailed completion lengths: one in `every` is `factor` times the median, the others are near the median.
 
     Attributes:
@@ -18,9 +19,9 @@ class LongTail:
         every:  one completion in this many is long.
     """
 
-    median: int
-    factor: int = 8
-    every: int = 16
+    median: Positive
+    factor: Positive = 8
+    every: Positive = 16
 
     @property
     def longest(self) -> int:
@@ -28,7 +29,7 @@ class LongTail:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Options):
     """Networks with random weights, and the grid over which each section measures them.
 
     Attributes:
@@ -51,21 +52,21 @@ class Preset:
     """
 
     decoder: DecoderConfig
-    draft_vocab: int | None = None
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    verified: tuple[int, ...] = (1, 2, 4, 6, 8)
-    draft_lengths: tuple[int, ...] = (1, 3, 5, 7)
-    rates: tuple[float, ...] = (0.6, 0.76, 0.8, 0.87)
-    batch: int
-    prompt: int
-    new: int
-    peer_batches: tuple[int, ...]
-    peer_rate: float = 0.8
+    draft_vocab: Positive | None = None
+    batches: tuple[Positive, ...]
+    contexts: tuple[Positive, ...]
+    verified: tuple[Positive, ...] = (1, 2, 4, 6, 8)
+    draft_lengths: tuple[DraftLength, ...] = (1, 3, 5, 7)
+    rates: tuple[Fraction, ...] = (0.6, 0.76, 0.8, 0.87)
+    batch: Positive
+    prompt: Positive
+    new: Positive
+    peer_batches: tuple[Positive, ...]
+    peer_rate: Fraction = 0.8
     tail: LongTail
     gradients: bool = False
-    rounds: int = 8
-    repeats: int = 5
+    rounds: Positive = 8
+    repeats: Positive = 5
 
 
 def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, **other: Any) -> DecoderConfig:
@@ -87,15 +88,15 @@ def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_d
 class _Gpu(Preset):
     """Defaults of the presets for one GPU."""
 
-    draft_vocab: int | None = 32_000
-    batches: tuple[int, ...] = (1, 8, 32, 64, 256)
-    contexts: tuple[int, ...] = (1024, 8192)
-    batch: int = 16
-    prompt: int = 512
-    new: int = 512
-    peer_batches: tuple[int, ...] = (1, 16, 64)
+    draft_vocab: Positive | None = 32_000
+    batches: tuple[Positive, ...] = (1, 8, 32, 64, 256)
+    contexts: tuple[Positive, ...] = (1024, 8192)
+    batch: Positive = 16
+    prompt: Positive = 512
+    new: Positive = 512
+    peer_batches: tuple[Positive, ...] = (1, 16, 64)
     tail: LongTail = field(default_factory=lambda: LongTail(median=256))
-    rounds: int = 32
+    rounds: Positive = 32
 
 
 _BF16: dict[str, Any] = dict(vocab_size=151_936, dtype="bfloat16", param_dtype="bfloat16")

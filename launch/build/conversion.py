@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from launch.data.tokenizers import copy_tokenizer
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
@@ -30,11 +30,12 @@ from models.hf.load import load_policy
 from models.hf.mtp_files import load_mtp, save_mtp
 from models.hf.save import save_policy
 from models.params import cast
+from specjax.options import NonNegative, Options, at_least, at_most
 from specjax.parallel.mesh import MeshConfig, make_mesh
 
 
 @dataclass(frozen=True)
-class ConvertArgs:
+class ConvertArgs(Options):
     """Convert a policy or an EAGLE-3 draft between its public layout and ours. SOURCE decides the direction.
 
     Attributes:
@@ -49,9 +50,9 @@ class ConvertArgs:
 
     source: Path
     out: Path
-    feature_layers: tuple[int, ...] | None = None
+    feature_layers: tuple[NonNegative, ...] | None = None
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
-    max_file_bytes: int = 5_000_000_000
+    max_file_bytes: Annotated[int, at_least(1), at_most(2**63 - 1)] = 5_000_000_000
     dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
     verifier: str | None = None
 

@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.schema.networks import LookupConfig
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter
+from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Policy, PyTree
 
@@ -22,11 +23,17 @@ def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout:
     return lookup_drafter if isinstance(drafter, NoDrafter) else EitherDrafter(lookup_drafter, drafter)
 
 
-def blank_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
+def blank_memory(drafter: Drafter, prompts: int, kept: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
     """Return the drafter's memory before the first rollout, replicated over the mesh; () if it has none.
 
-    prompts: number of distinct prompts, each with its own place in the memory.
+    prompts: number of distinct prompts, each with its own place in the memory. kept: completions kept of each.
+
+    Raises ValueError if the devices cannot hold it.
     """
-    if drafter.memory is None or not prompts:
+    memory = drafter.memory
+    if memory is None or not prompts:
         return ()
-    return jax.device_put(drafter.memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))
+    size = bytes_per_device(jax.eval_shape(lambda: memory.blank(prompts, rollout.max_new_tokens)))
+    options = {"draft.lookup.kept": kept, "rollout.max_new_tokens": rollout.max_new_tokens}
+    check_memory([growing("the memory of the history lookup", size, options)], mesh)
+    return jax.device_put(memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

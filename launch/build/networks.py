@@ -12,7 +12,7 @@ from launch.build.drafts.base import Draft, DraftContext
 from launch.build.drafts.saved_head import read_head
 from launch.build.lookups import blank_memory, with_lookup
 from launch.build.policy import build_policy
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, refusing
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from models.config import DecoderConfig
@@ -56,7 +56,8 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     _check_lengths(config)
-    memory = blank_memory(drafter, len(problems), config.rollout, mesh)
+    with refusing():
+        memory = blank_memory(drafter, len(problems), config.draft.lookup.kept, config.rollout, mesh)
     return Networks(decoder, policy, drafter, Params(weights, draft.params, memory), draft)
 
 

@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from launch.cli.errors import ConfigError
+from specjax.options import alternatives, show
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Field:
             except (KeyError, ValueError):
                 continue
         repeated = " ..." if get_origin(self.kinds[0]) is tuple else ""
-        raise ConfigError(f"{self.path} = {' '.join(words)}: must be {self.metavar}{repeated}")
+        raise ConfigError(f"{self.path} = {show(' '.join(words))}: must be {self.metavar}{repeated}")
 
 
 def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Field]:
@@ -73,13 +74,13 @@ def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Fi
         default = field.default if value is None else getattr(value, field.name)
         if value is None and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = [each for each in alternatives if not dataclasses.is_dataclass(each) and each is not NoneType]
+        types = alternatives(hint)
+        kinds = [each for each in types if not dataclasses.is_dataclass(each) and each is not NoneType]
         if kinds:
-            kinds += [NoneType] * (NoneType in alternatives)
+            kinds += [NoneType] * (NoneType in types)
             yield Field(path, tuple(kinds), default, texts.get(field.name, ""))
         else:
-            section: Any = next(filter(dataclasses.is_dataclass, alternatives))
+            section: Any = next(filter(dataclasses.is_dataclass, types))
             yield from fields_of(section, default if dataclasses.is_dataclass(default) else None, f"{path}.")
 
 

@@ -3,6 +3,8 @@
 import argparse
 import logging
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -36,20 +38,45 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments and return the exit code.
 
     Some exceptions end the program with one line on stderr: ConfigError with exit code 2, RunStopped and OSError (a
-    full disk) with 1, Stopped and Ctrl-C with 128 + signal. Any other exception is a bug and propagates.
+    full disk) with 1, Stopped and Ctrl-C with 128 + signal. Any other exception is a bug and propagates. If nobody
+    reads the output any more (`--help | head`), the exit code is 128 + SIGPIPE.
     """
     # Orbax logs every error of its threads with a traceback, and raises it too.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
-        return main(sys.argv[1:])
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+        return code
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.signal
+    except SystemExit:  # of --help
+        if _drop_unread_output():
+            return 128 + signal.SIGPIPE
+        raise
     except (ConfigError, RunStopped, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _drop_unread_output():
+            return 128 + signal.SIGPIPE
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _drop_unread_output() -> bool:
+    """If nobody reads stdout any more, drop what is buffered and all later output, and return True."""
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        unread = any(event & select.POLLERR for _, event in poll.poll(0))
+    except BrokenPipeError:
+        unread = True
+    except (OSError, ValueError):  # stdout is no file
+        unread = False
+    if unread:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return unread
 
 
 def use_compile_cache() -> None:

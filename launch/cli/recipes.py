@@ -29,7 +29,9 @@ def load_recipe(name: str) -> RunConfig:
         raise ConfigError(f"CONFIG = {name}: must be {choices()}")
     try:
         config = runpy.run_path(str(path)).get("config")
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a recipe is a program: it may also exit
         raise ConfigError(f"CONFIG = {name}: {type(error).__name__}: {error}") from error
     if not isinstance(config, RunConfig):
         raise ConfigError(f"CONFIG = {name}: must define `config`, a RunConfig")

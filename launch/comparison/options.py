@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
+from specjax.options import DraftLength, NonNegative, Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareArgs:
+class CompareArgs(Options):
     """Options of launch.compare alone. Each variant is timed for --steps steps.
 
     Attributes:
@@ -19,22 +20,19 @@ class CompareArgs:
         plots:           Directory for the reward curves; needs matplotlib.
     """
 
-    draft_lengths: tuple[int, ...] = (0, 3, 5, 7)
+    draft_lengths: tuple[DraftLength, ...] = (0, 3, 5, 7)
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
     json: str | None = None
-    train_steps: int = 0
+    train_steps: NonNegative = 0
     plots: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.draft_lengths, default=0) < 0 or not any(self.draft_lengths):
-            raise ValueError(
-                f"draft_lengths = {self.draft_lengths}: each must be at least 0, and at least one must be above 0"
-            )
+        super().__post_init__()
+        if not any(self.draft_lengths):
+            raise ValueError(f"draft_lengths = {self.draft_lengths}: at least one must be above 0")
         check_writable("json", self.json)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
-        if self.train_steps < 0:
-            raise ValueError(f"train_steps = {self.train_steps}: must be at least 0")
         if self.plots is not None and not self.train_steps:
             raise ValueError(f"plots = {self.plots}: needs train_steps above 0, because the curves show those steps")
 

@@ -118,8 +118,11 @@ class CellTimer:
 
 
 def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
-    """Return the timer of the cells of a run. It decodes the first training prompts."""
-    prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
+    """Return the timer of the cells of a run. It decodes the first batch of training prompts.
+
+    Raises ConfigError if there are too few prompts for a batch.
+    """
+    prompts = next(experiment.train_batches())
     return CellTimer(
         experiment.networks, experiment.config.rollout, experiment.phases, prompts, experiment.mesh, fit_others
     )

@@ -1,14 +1,14 @@
 """Tokenizers: text to token ids and back."""
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, refusing
 from launch.data.prompts import Message, Prompt
+from models.files import check_file, read_json
 
 # Files of a tokenizer that lie beside the weights in a checkpoint.
 TOKENIZER_FILES = (
@@ -180,6 +180,10 @@ def _load(directory: Path) -> Any:
     """Load the Hugging Face tokenizer of a directory. Raises ConfigError with one line if that fails."""
     if not directory.is_dir():
         raise ConfigError(f"model.path = {directory}: no such directory")
+    for name in (*TOKENIZER_FILES, "config.json"):
+        if (directory / name).exists():
+            with refusing():
+                check_file(directory / name)
     # Silence the advice to install PyTorch: we use only the tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
@@ -224,9 +228,9 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
 
 def _listed_stops(path: Path) -> list[int]:
     try:
-        listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (ValueError, AttributeError, RecursionError):
-        raise ConfigError(f"model.path = {path.parent}: its {path.name} is not a JSON object") from None
+        listed = read_json(path).get("eos_token_id")
+    except ValueError as error:
+        raise ConfigError(f"model.path = {path.parent}: {error}") from None
     ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if not all(type(token) is int and token >= 0 for token in ids):
         raise ConfigError(f"model.path = {path.parent}: eos_token_id = {listed!r} in {path.name}: must be token ids")

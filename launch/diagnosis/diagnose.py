@@ -8,6 +8,7 @@ import numpy as np
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.diagnosis.acceptance import acceptance_findings, rates
@@ -66,6 +67,7 @@ def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
     networks, config = experiment.networks, experiment.config.rollout
     table, law, chunk = experiment.held_out_prompts, config.law, experiment.config.logit_chunk
     width = min(max(ROWS // config.group_size, 1), count, len(table.rows))
+    check_rollout(experiment, config, width, {"prompts": width, "rollout.group_size": config.group_size})
     batches = fixed_batches(table.first(count), width)
     observed, comparison = observe(experiment, networks.drafter, params, batches, config)
     caches, predicts = caches_finding(comparison), is_predicted(networks.drafter)

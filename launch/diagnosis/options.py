@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
+from specjax.options import Options, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseArgs:
+class DiagnoseArgs(Options):
     """Options of launch.diagnose alone.
 
     Attributes:
@@ -19,11 +20,10 @@ class DiagnoseArgs:
 
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
-    prompts: int = 32
+    prompts: Positive = 32
     json: str | None = None
 
     def __post_init__(self) -> None:
-        if self.prompts < 1:
-            raise ValueError(f"prompts = {self.prompts}: must be at least 1")
+        super().__post_init__()
         check_writable("json", self.json)
         check_checkpoint(self.checkpoint, self.checkpoint_step)

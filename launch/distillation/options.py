@@ -7,10 +7,12 @@ from launch.cli.paths import check_checkpoint, check_writable
 from launch.distillation.export import check_verifier
 from models.hf.eagle3_dialects import Dialect
 from specjax.checkpoint import Which
+from specjax.options import Options, Positive
+from specjax.sampling import Temperature
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillArgs:
+class DistillArgs(Options):
     """Options of launch.distill alone; its --out is the directory to write, new or empty.
 
     Attributes:
@@ -32,14 +34,11 @@ class DistillArgs:
     verifier: str | None = None
     responses: str | None = None
     save_responses: str | None = None
-    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
-    repeats: int = 10
+    temperatures: tuple[Temperature, ...] = (0.0, 0.6, 1.0)
+    repeats: Positive = 10
 
     def __post_init__(self) -> None:
-        if not all(0 <= temperature < float("inf") for temperature in self.temperatures):
-            raise ValueError(f"temperatures = {self.temperatures}: each must be at least 0 and finite")
-        if self.repeats < 1:
-            raise ValueError(f"repeats = {self.repeats}: must be at least 1")
+        super().__post_init__()
         if self.responses is not None and self.save_responses is not None:
             raise ValueError(f"save_responses = {self.save_responses}: must be none with responses")
         if self.start == "checkpoint" and self.checkpoint is None:

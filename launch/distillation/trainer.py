@@ -8,6 +8,7 @@ import numpy as np
 
 from launch.build.draft_vocabulary import most_frequent
 from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
@@ -73,6 +74,8 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     config, options = experiment.config, experiment.config.distill
     if not experiment.networks.draft.has_params:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
+    prompts, group_size = config.data.prompts, config.rollout.group_size
+    check_rollout(experiment, config.rollout, prompts, {"data.prompts": prompts, "rollout.group_size": group_size})
     experiment.train_batches()
     parts = batch_shards(experiment.mesh) * options.microbatches
     if options.batch_size % parts:

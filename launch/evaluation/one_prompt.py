@@ -3,6 +3,7 @@
 import math
 
 from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
@@ -21,8 +22,10 @@ def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: 
     table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
     if table.dropped:
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
-    (prompts,) = fixed_batches(table, batch_shards(experiment.mesh))
-    rollout, seconds = Sampler(experiment, experiment.networks.drafter, samples, step=0).generate(params, prompts)
+    sampler, shards = Sampler(experiment, experiment.networks.drafter, samples, step=0), batch_shards(experiment.mesh)
+    check_rollout(experiment, sampler.rollout, shards, {"samples": samples})
+    (prompts,) = fixed_batches(table, shards)
+    rollout, seconds = sampler.generate(params, prompts)
     # Later rows belong to filler prompts, which make the batch a multiple of the data shards.
     rows = zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True)
     metrics = rollout_metrics(rollout)

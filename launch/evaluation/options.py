@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
+from specjax.options import Options, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateArgs:
+class EvaluateArgs(Options):
     """Options of launch.evaluate alone.
 
     Attributes:
@@ -24,19 +25,16 @@ class EvaluateArgs:
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
     files: tuple[str, ...] = ()
-    prompts: int | None = None
-    samples: int = 1
-    k: tuple[int, ...] = ()
+    prompts: Positive | None = None
+    samples: Positive = 1
+    k: tuple[Positive, ...] = ()
     json: str | None = None
     save: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "prompts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: must be at least 1")
-        if not all(1 <= k <= self.samples for k in self.k):
-            raise ValueError(f"k = {self.k}: each must be within 1 .. samples = {self.samples}")
+        super().__post_init__()
+        if max(self.k, default=1) > self.samples:
+            raise ValueError(f"k = {self.k}: each must be at most samples = {self.samples}")
         for name in ("json", "save"):
             check_writable(name, getattr(self, name))
         check_checkpoint(self.checkpoint, self.checkpoint_step)

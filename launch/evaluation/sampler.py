@@ -54,17 +54,18 @@ class Sampler:
 
     Attributes:
         draft_length: draft length of every round.
+        rollout:      options of every rollout.
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
         rollout = experiment.config.rollout
         # Automatic draft lengths are chosen for training batches. The output distribution is the same at any length.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
-        config = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
+        self.rollout = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         self._generate = make_generate(
-            experiment.networks.policy, drafter, config, experiment.mesh, experiment.rollout_fn
+            experiment.networks.policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn
         )
-        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, config.stop_tokens
+        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, rollout.stop_tokens
         self._noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout
 from launch.build.problems import build_problems, load_problems
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
@@ -72,6 +73,7 @@ def evaluate_sets(
     completions = None if args.save is None else JsonLinesWriter("save", args.save)
     largest = max(len(table.rows) for table in tables.values())
     batch_size = prompts_per_batch(experiment.sequences, args.samples, largest, experiment.mesh)
+    check_rollout(experiment, sample.rollout, batch_size, {"samples": args.samples, "data.prompts": batch_size})
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():

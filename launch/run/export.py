@@ -15,10 +15,11 @@ from models.config import Dtype
 from models.hf.mtp_files import load_mtp
 from models.params import cast
 from specjax.checkpoint import Which
+from specjax.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArgs:
+class ExportArgs(Options):
     """Options of launch.export alone; its --out is the directory to write, new or empty.
 
     Attributes:
@@ -38,6 +39,7 @@ class ExportArgs:
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.part == "policy" and self.dialect != "ours":
             raise ValueError(f"dialect = {self.dialect}: allowed only with part = draft")
         check_verifier(self.verifier, self.dialect)

@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout, check_training
 from launch.build.state import fresh_state
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
@@ -53,6 +54,7 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     if config.cost_table is not None and not config.rollout.draft_lengths:
         raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
     check_wandb(config.log.wandb_project)
+    check_training(experiment)
     if not continuing:
         check_warmup(experiment)
     if config.distill.steps and not continuing:
@@ -143,6 +145,9 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     config, table = experiment.config.eval, experiment.held_out_prompts
     count = min(config.prompts, len(table.rows))
     size = prompts_per_batch(max(experiment.sequences, LEAST_EVALUATED), config.samples, count, experiment.mesh)
+    if config.every:
+        rollout = replace(experiment.config.rollout, group_size=config.samples, draft_lengths=())
+        check_rollout(experiment, rollout, size, {"eval.samples": config.samples, "eval.prompts": size})
     return make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
 
 

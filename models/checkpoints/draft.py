@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 from models.checkpoints.policy import config_from_json, restore_params, write_checkpoint
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
-from models.files import errors_name, new_directory, one_line_errors, read_json
+from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
+from models.json_fields import layer_ids, nested, show
 from models.params import abstract_params
 from specjax.types import PyTree
 
@@ -68,15 +69,16 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     found = read_json(path)
     with errors_name(path):
         if found.get("kind") != "eagle3":
-            raise ValueError(f"kind = {found.get('kind')}: must be eagle3")
+            raise ValueError(f"kind = {show(found.get('kind'))}: must be eagle3")
         if found.keys() != _FIELDS:
             raise ValueError("must have kind, head and feature_layers and nothing else")
-        config = config_from_json(Eagle3Config, found["head"], "a draft")
+        config = config_from_json(Eagle3Config, nested(found, "head"), "a draft")
+        layers = layer_ids(found, "feature_layers")
     ids = _read_ids(directory / _IDS)
     with errors_name(directory):
         check_target_ids(ids, config)
     params = restore_params(directory, abstract_params(partial(init_eagle3, config), mesh))
-    return SavedDraft(config, params, ids, tuple(found["feature_layers"]))
+    return SavedDraft(config, params, ids, layers)
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:
@@ -97,7 +99,7 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
     found = read_json(path)
     with errors_name(path):
         if found.get("kind") != kind:
-            raise ValueError(f"kind = {found.get('kind')}: must be {kind}")
+            raise ValueError(f"kind = {show(found.get('kind'))}: must be {kind}")
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     params = restore_params(directory, abstract)
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
@@ -121,5 +123,6 @@ def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
 def _read_ids(path: Path) -> np.ndarray | None:
     if not path.exists():
         return None
+    check_file(path)
     with one_line_errors(f"{path}: not an array of ids"):
         return np.load(path, allow_pickle=False)

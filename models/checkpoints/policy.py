@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import init_decoder
-from models.files import errors_name, new_directory, one_line_errors, read_json, write_json
+from models.files import check_tree, errors_name, new_directory, one_line_errors, read_json, write_json
 from models.params import abstract_params
 from models.rope import scaling_from_json
 from specjax.checkpoint_integrity import check_finite
@@ -64,6 +64,7 @@ def restore_params(directory: Path, expected: PyTree) -> PyTree:
     path = directory.absolute() / "params"
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
+    check_tree(path)
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
     if _shapes(saved) != _shapes(expected):

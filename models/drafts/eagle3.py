@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from models.config import DecoderConfig, LayerConfig, at_least_one
+from models.config import DecoderConfig, LayerConfig, MaxPositions
 from models.decoder import Block
 from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from specjax.cache import View, decode_view, token_at
 from specjax.drafters import DraftHead, HeadDrafter
+from specjax.options import Layers, Positive
 from specjax.parallel.mesh import constrain
 from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
 
@@ -41,12 +42,12 @@ class Eagle3Config(LayerConfig):
         norm_output: Feed back the state after the last norm instead of before it.
     """
 
-    vocab_size: int
-    draft_vocab_size: int
-    feature_size: int
-    max_positions: int = 32_768
-    num_layers: int = 1
-    sliding_window: int | None = None
+    vocab_size: Positive
+    draft_vocab_size: Positive
+    feature_size: Positive
+    max_positions: MaxPositions = 32_768
+    num_layers: Layers = 1
+    sliding_window: Positive | None = None
     use_aux_hidden_state: bool = True
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -55,11 +56,8 @@ class Eagle3Config(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "vocab_size", "feature_size", "max_positions", "num_layers")
-        if self.sliding_window is not None:
-            at_least_one(self, "sliding_window")
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be within 1 .. {self.vocab_size}")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be at most {self.vocab_size}")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc = True: must be False with fc_norm")
         for name in ("norm_before_fc", "fc_norm"):

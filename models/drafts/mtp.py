@@ -19,6 +19,7 @@ from models.drafts.eagle3 import method_of, step_of
 from models.layers import Projection, RMSNorm, init_cache, rotation_of
 from specjax.cache import View, decode_view
 from specjax.drafters import DraftHead, HeadDrafter
+from specjax.options import Positive
 from specjax.parallel.mesh import constrain
 from specjax.types import Cache, LayerCache, Params, Policy, PolicyOutput, PyTree
 
@@ -59,7 +60,7 @@ class MTPConfig(LayerConfig):
     """Head over one decoder block of the policy's shape. `vocab_size` is the size of a vocabulary head of its own."""
 
     convention: Convention
-    vocab_size: int
+    vocab_size: Positive
 
 
 def mtp_config(policy: DecoderConfig, convention: str) -> MTPConfig:

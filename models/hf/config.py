@@ -14,7 +14,8 @@ from models.hf.families import FAMILIES
 from models.hf.mtp_layout import COUNTS
 from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
 from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
-from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown
+from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown, texts
+from specjax.options import MOST, MOST_LAYERS
 
 # Positive integers: our name to Hugging Face's.
 _SIZES = {
@@ -82,7 +83,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     family = FAMILIES[one_of(fields, "model_type", tuple(FAMILIES))]
     if "attention_bias" in fields:
         check("attention_bias", fields["attention_bias"], family.attention_bias)
-    for value in fields.get("architectures") or ():
+    for value in texts(fields, "architectures"):
         check("architectures", value, (family.architecture,))
     for name, allowed in _ALLOWED.items():
         if name in fields:
@@ -90,7 +91,8 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | set(_ALLOWED))
     heads = integer(fields, "num_attention_heads")
     defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
-    sizes = {ours: integer(fields, theirs, defaults.get(ours)) for ours, theirs in _SIZES.items()}
+    most = {"num_layers": MOST_LAYERS}
+    sizes = {ours: integer(fields, theirs, defaults.get(ours), most.get(ours, MOST)) for ours, theirs in _SIZES.items()}
     theta, scaling = rope_from_hf(fields)
     window, sliding_layers = windows_from_hf(fields, family, sizes["num_layers"])
     dtype_name, dtype = either(fields, "dtype", "torch_dtype")

@@ -12,7 +12,7 @@ from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.hf.config import config_from_hf, config_to_hf
 from models.hf.families import FAMILIES
-from models.json_fields import boolean, check, integer, one_of, refuse_unknown, show
+from models.json_fields import boolean, check, integer, layer_ids, nested, one_of, refuse_unknown, show, texts
 
 Dialect = Literal["specforge", "speculators"]
 
@@ -34,7 +34,7 @@ def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
     """Return the dialect of a `config.json`, None if it does not describe a draft."""
     if "speculators_model_type" in fields:
         return "speculators"
-    eagle = any(str(name).endswith("Eagle3") for name in fields.get("architectures") or ())
+    eagle = any(name.endswith("Eagle3") for name in texts(fields, "architectures"))
     return "specforge" if eagle or "draft_vocab_size" in fields or "eagle_config" in fields else None
 
 
@@ -49,17 +49,15 @@ def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[i
     if dialect_of(fields) == "speculators":
         check("speculators_model_type", fields["speculators_model_type"], ("eagle3",))
         refuse_unknown(fields, _READ | _CARRIED)
-        layer = fields.get("transformer_layer_config")
-        if not isinstance(layer, dict):
-            raise ValueError(f"transformer_layer_config = {show(layer)}: must be an object")
-        return _head(fields, layer, _layers(fields, 0), True)
-    eagle = fields.get("eagle_config") or {}
+        layer = nested(fields, "transformer_layer_config")
+        return _head(fields, layer, layer_ids(fields, _LAYERS), True)
+    eagle = nested(fields, "eagle_config")
     refuse_unknown(eagle, {_LAYERS, "use_aux_hidden_state"}, "eagle_config.")
     one_of(fields, "model_type", ("llama",))
     one_of(fields, "num_hidden_layers", (1,))
     head_fields = {"eagle_config", *_FLAGS, *_VOCABULARY}
     layer = {name: value for name, value in fields.items() if name not in head_fields}
-    return _head(fields, layer, _layers(eagle, 1), boolean(eagle, "use_aux_hidden_state", default=True))
+    return _head(fields, layer, layer_ids(eagle, _LAYERS, 1), boolean(eagle, "use_aux_hidden_state", default=True))
 
 
 def config_to_public(
@@ -122,8 +120,8 @@ def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
     """Raise ValueError if a head's `config.json` says that it was made for a policy of another family."""
-    verifier = (fields.get("speculators_config") or {}).get("verifier") or {}
-    made_for = verifier.get("architectures") or ()
+    verifier = nested(nested(fields, "speculators_config"), "verifier")
+    made_for = texts(verifier, "architectures")
     alike = [
         family.architecture
         for family in FAMILIES.values()
@@ -151,9 +149,9 @@ def _head(
     layer = {**layer}
     layer.pop("architectures", None)
     layer.pop("tie_word_embeddings", None)  # a head always has its own lm_head
-    kinds = layer.get("layer_types") or ["full_attention"]
+    kinds = texts(layer, "layer_types") or ["full_attention"]
     if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
-        raise ValueError(f"layer_types = {kinds}: must be all full_attention or all sliding_attention")
+        raise ValueError(f"layer_types = {show(kinds)}: must be all full_attention or all sliding_attention")
     for name in ("dtype", "torch_dtype"):
         if layer.get(name) == "float16":  # the tensors keep float16; the compute dtype is float32
             layer[name] = "float32"
@@ -169,7 +167,7 @@ def _head(
         raise ValueError(f"max_window_layers = {first_sliding}: must leave all {decoder.num_layers} layers alike")
     width, size = fields.get("target_hidden_size"), decoder.hidden_size
     if width not in (None, size):
-        raise ValueError(f"target_hidden_size = {width}: must be hidden_size = {size}")
+        raise ValueError(f"target_hidden_size = {show(width)}: must be hidden_size = {size}")
     num_features = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
     flags: dict[str, Any] = {name: boolean(fields, name) for name in _FLAGS}
     config = Eagle3Config(
@@ -199,11 +197,3 @@ def _layer_fields(config: Eagle3Config) -> dict[str, Any]:
         fields["sliding_window"] = config.sliding_window
         fields["layer_types"] = ["sliding_attention"] * config.num_layers
     return fields
-
-
-def _layers(fields: Mapping[str, Any], offset: int) -> tuple[int, ...]:
-    """Return the layers on whose entry a head reads, from the ids of a dialect that counts them `offset` lower."""
-    ids = fields.get(_LAYERS) or []
-    if not isinstance(ids, list) or not all(isinstance(i, int) and i + offset >= 0 for i in ids):
-        raise ValueError(f"{_LAYERS} = {ids}: must be a list of layers")
-    return tuple(i + offset for i in ids)

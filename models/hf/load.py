@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
-from models.files import one_line_errors, optional, read_json
+from models.files import check_file, one_line_errors, optional, read_json
 from models.hf.layout import EMBEDDING, HEAD, Stored, stored_tensors
 from models.hf.mtp_layout import mtp_names
+from models.json_fields import show
 from models.params import abstract_params, by_path
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
@@ -101,8 +102,11 @@ def open_tensors(directory: Path) -> dict[str, Any]:
     if not (directory / INDEX).exists():
         raise ValueError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
     weight_map = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise ValueError(f"{directory / INDEX}: weight_map must be an object of file names")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{directory / INDEX}: weight_map = {show(weight_map)}: must be an object of file names")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or file != Path(file).name or "\\" in file:
+            raise ValueError(f"{directory / INDEX}: weight_map.{name} = {show(file)}: must be a file beside it")
     views: dict[str, Any] = {}
     for file in sorted(set(weight_map.values())):
         for name, view in file_views(directory / file).items():
@@ -115,8 +119,7 @@ def open_tensors(directory: Path) -> dict[str, Any]:
 def file_views(path: Path) -> dict[str, Any]:
     """Return lazy views like `open_tensors`, for one safetensors file."""
     safetensors = optional("safetensors")
-    if not path.exists():
-        raise ValueError(f"{path}: no such file")
+    check_file(path)
     with one_line_errors(f"{path}: not a safetensors file, or cut short"):
         file = safetensors.safe_open(path, framework="numpy")
     return {name: file.get_slice(name) for name in file.keys() if not follows_from_config(name)}

@@ -15,6 +15,7 @@ from models.files import read_json
 from models.hf.layout import EMBEDDING
 from models.hf.load import check_names, check_repeats, open_tensors, read_tensors
 from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
+from models.json_fields import show
 from models.params import abstract_params, cast
 from specjax.types import PyTree
 
@@ -62,8 +63,8 @@ def save_mtp(directory: Path, head: MTPHead) -> None:
 def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None) -> MTPHead:
     path = directory / "config.json"
     convention = read_json(path).get("convention")
-    if convention not in CONVENTIONS:
-        raise ValueError(f"{path}: convention = {convention}: must be {' or '.join(CONVENTIONS)}")
+    if not isinstance(convention, str) or convention not in CONVENTIONS:
+        raise ValueError(f"{path}: convention = {show(convention)}: must be {' or '.join(CONVENTIONS)}")
     config = mtp_config(policy, convention)
     params = restore_params(directory, abstract_params(partial(init_mtp, config), mesh))
     return config, cast(params, param_dtype)
@@ -74,6 +75,6 @@ def _check_counts(path: Path, found: bool) -> None:
     for name in COUNTS:
         count = fields.get(name)
         if found and count not in (None, 1):
-            raise ValueError(f"{path}: {name} = {count}: must be 1, a head is there and one layer implemented")
+            raise ValueError(f"{path}: {name} = {show(count)}: must be 1, a head is there and one layer implemented")
         if count and not found:
-            raise ValueError(f"{path}: {name} = {count}: must be 0, the weights hold no MTP head")
+            raise ValueError(f"{path}: {name} = {show(count)}: must be 0, the weights hold no MTP head")

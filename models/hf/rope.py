@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from models.files import errors_name
-from models.json_fields import boolean, check, either, integer, number, refuse_unknown, show
+from models.json_fields import boolean, check, either, integer, nested, number, refuse_unknown
 from models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 ROPE_FIELDS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
@@ -22,9 +22,7 @@ def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     Raises ValueError naming the field: for a type that is not implemented, or a missing, invalid or unknown field.
     """
     outer, rope = either(config, "rope_parameters", "rope_scaling")
-    rope = {} if rope is None else rope
-    if not isinstance(rope, dict):
-        raise ValueError(f"{outer} = {show(rope)}: must be an object")
+    rope = nested({outer: rope}, outer)
     inner = {f"{outer}.{key}": value for key, value in rope.items()}
     theta_name, theta = either({**config, **inner}, f"{outer}.rope_theta", "rope_theta")
     theta = 10_000.0 if theta is None else number({theta_name: theta}, theta_name)
@@ -55,10 +53,10 @@ def _scaling(kind: type[RopeScaling], outer: str, rope: Mapping[str, Any], lengt
     """
     given = {_LENGTH: length} if kind is YarnScaling else {}
     given |= {name: value for name, value in rope.items() if value is not None}
-    values = {}
+    values, types = {}, get_type_hints(kind)
     for field in fields(kind):
         if field.name in given or field.default is MISSING:
-            name, read = f"{outer}.{field.name}", _READERS[field.type]
+            name, read = f"{outer}.{field.name}", _READERS[types[field.name]]
             values[field.name] = read({name: given.get(field.name)}, name)
     with errors_name(outer):
         return kind(**values)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from models.files import one_line_errors, optional
+from models.files import check_file, one_line_errors, optional
 from models.hf.load import SINGLE, follows_from_config
 
 
@@ -36,6 +36,7 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
 
     Raises a one-line ImportError if torch is not installed, ValueError if the file is not a file of tensors.
     """
+    check_file(path)
     try:
         torch = optional("torch")
     except ImportError as error:

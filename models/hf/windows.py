@@ -5,7 +5,7 @@ from typing import Any
 
 from models.config import DecoderConfig
 from models.hf.families import Family
-from models.json_fields import check, integer, one_of, show
+from models.json_fields import check, integer, one_of, show, texts
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -20,7 +20,7 @@ def windows_from_hf(
     used = one_of({"use_sliding_window": False, **fields}, "use_sliding_window", switch) or family.windows == "each"
     used = used and fields.get("sliding_window") is not None
     allowed = ((_SLIDING,) if family.windows == "each" else (_FULL, _SLIDING)) if used else (_FULL,)
-    kinds = fields.get("layer_types") or ()
+    kinds = texts(fields, "layer_types")
     for kind in kinds:
         check("layer_types", kind, allowed)
     if not used:

@@ -4,23 +4,20 @@ p is the policy's full law at the rollout temperature, q the draft's law over it
 The expected acceptance, alpha = sum over D of min(p, q), uses p without renormalising it over D.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax.options import above, at_least, at_most
+
 Objective = Literal["cross_entropy", "kl", "total_variation", "hybrid"]
 HYBRID_DECAY = 3.0
+# Passes of a training-time test, and the weight of each relative to the one before.
 MOST_PASSES = 7
-
-
-def check_passes(unroll: int, decay: float) -> None:
-    """Raise ValueError unless number and weight of the passes of a training-time test are in range."""
-    if not 1 <= unroll <= MOST_PASSES:
-        raise ValueError(f"unroll = {unroll}: must be within 1 .. {MOST_PASSES}")
-    if not 0 < decay <= 1:
-        raise ValueError(f"decay = {decay}: must be in (0, 1]")
+Passes = Annotated[int, at_least(1), at_most(MOST_PASSES)]
+PassDecay = Annotated[float, above(0), at_most(1)]
 
 
 def divergence(

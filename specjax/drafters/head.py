@@ -16,9 +16,10 @@ from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize
 from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
-from specjax.drafters.distillation import Objective, acceptance, check_passes, divergence
+from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import unrolled_view
 from specjax.log_probs import by_position, laws
+from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, Params, PolicyOutput, Prompts
 
@@ -84,12 +85,12 @@ class HeadDrafter(Drafter):
     head: DraftHead
     vocab_size: int
     target_ids: np.ndarray | None = None
-    unroll: int = 3
-    decay: float = 0.8
+    unroll: Passes = 3
+    decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
     def __post_init__(self) -> None:
-        check_passes(self.unroll, self.decay)
+        check_options(self)
 
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)

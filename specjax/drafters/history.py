@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 from specjax.drafters.base import Drafter, Flag, Proposal
 from specjax.drafters.lookup import (
     Found,
+    MatchLength,
     Text,
     check_lengths,
     encode,
@@ -27,6 +28,7 @@ from specjax.drafters.lookup import (
     with_completion,
     with_tokens,
 )
+from specjax.options import DraftLength, NonNegative, Positive, Weight, check_options
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Prompts, PyTree, Rollout
 
@@ -71,18 +73,16 @@ class HistoryDrafter(Drafter):
     """
 
     vocab_size: int
-    min_n: int = 3
-    max_n: int = 8
-    kept: int = 4
-    siblings: int = 8
-    factor: float = 1.0
-    offset: int = 0
+    min_n: MatchLength = 3
+    max_n: MatchLength = 8
+    kept: Positive = 4
+    siblings: NonNegative = 8
+    factor: Weight = 1.0
+    offset: DraftLength = 0
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_lengths(self.min_n, self.max_n)
-        for name, least in {"kept": 1, "siblings": 0, "factor": 0, "offset": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {least}")
 
     @property
     def memory(self) -> "HistoryMemory":

@@ -4,14 +4,18 @@ A text stores a token as its id + 1, and 0 where there is no token, as after its
 can be resized by padding with zeros, and a search never matches padding.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.base import Proposal
+from specjax.options import at_least, at_most
 from specjax.types import Prompts, TextCache
+
+# Tokens of a match. A search takes one pass over the text for each.
+MatchLength = Annotated[int, at_least(1), at_most(128)]
 
 
 class Text(NamedTuple):
@@ -106,6 +110,6 @@ def one_hot_proposal(tokens: Int[Array, "B K"], length: Int[Array, "B"], vocab_s
 
 
 def check_lengths(min_n: int, max_n: int) -> None:
-    """Raise ValueError unless 1 <= min_n <= max_n."""
-    if not 1 <= min_n <= max_n:
-        raise ValueError(f"min_n = {min_n}, max_n = {max_n}: must be 1 <= min_n <= max_n")
+    """Raise ValueError unless min_n <= max_n."""
+    if min_n > max_n:
+        raise ValueError(f"min_n = {min_n}: must be at most max_n = {max_n}")

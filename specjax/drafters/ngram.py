@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal
 from specjax.drafters.lookup import (
+    MatchLength,
     Text,
     check_lengths,
     encode,
@@ -19,6 +20,7 @@ from specjax.drafters.lookup import (
     with_tokens,
 )
 from specjax.log_probs import laws
+from specjax.options import check_options
 from specjax.sampling import SamplingLaw, pick
 from specjax.types import Params, PolicyOutput, Prompts, TextCache
 
@@ -36,10 +38,11 @@ class NGramDrafter(Drafter):
     """
 
     vocab_size: int
-    min_n: int = 3
-    max_n: int = 8
+    min_n: MatchLength = 3
+    max_n: MatchLength = 8
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_lengths(self.min_n, self.max_n)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> Text:

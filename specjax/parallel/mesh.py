@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from specjax.options import Options, Positive
 from specjax.types import PyTree
 
 AXES = ("data", "fsdp", "tensor")
@@ -30,7 +31,7 @@ RULES: dict[str | None, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Options):
     """Devices along each axis of the mesh; their product is the number of devices used.
 
     Attributes:
@@ -39,14 +40,9 @@ class MeshConfig:
         tensor: Splits attention heads, the MLP and the vocabulary.
     """
 
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
-
-    def __post_init__(self) -> None:
-        for name in AXES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+    data: Positive = 1
+    fsdp: Positive = 1
+    tensor: Positive = 1
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.choices import check_choices
+from specjax.options import DraftLength, NonNegative, Options, Positive
 from specjax.sampling import SamplingLaw
 from specjax.verify import Verifier, VerifierName
 
@@ -19,7 +19,7 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(Options):
     """Options of generation.
 
     Attributes:
@@ -38,28 +38,24 @@ class RolloutConfig:
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
     """
 
-    group_size: int = 8
-    max_new_tokens: int = 128
-    draft_length: int = 3
-    draft_lengths: tuple[int, ...] = ()
+    group_size: Positive = 8
+    max_new_tokens: Positive = 128
+    draft_length: DraftLength = 3
+    draft_lengths: tuple[DraftLength, ...] = ()
     verifier: VerifierName | Verifier = "rejection"
     law: SamplingLaw = field(default_factory=SamplingLaw)
-    stop_tokens: tuple[int, ...] = ()
-    phases: tuple[tuple[int, int], ...] = ()
-    admit: int = 0
-    kept_prompts: int = 0
+    stop_tokens: tuple[NonNegative, ...] = ()
+    phases: tuple[tuple[Positive, Positive], ...] = ()
+    admit: NonNegative = 0
+    kept_prompts: NonNegative = 0
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        least = {"group_size": 1, "max_new_tokens": 1, "draft_length": 0, "admit": 0, "kept_prompts": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {value}")
-        if sorted(set(self.draft_lengths)) != list(self.draft_lengths) or min(self.draft_lengths, default=0) < 0:
-            raise ValueError(f"draft_lengths = {self.draft_lengths}: must be ascending, each at least 0")
+        super().__post_init__()
+        if sorted(set(self.draft_lengths)) != list(self.draft_lengths):
+            raise ValueError(f"draft_lengths = {self.draft_lengths}: must be ascending")
         slots = [slots for slots, _ in self.phases]
-        if min((number for phase in self.phases for number in phase), default=1) < 1 or slots != sorted(slots)[::-1]:
-            raise ValueError(f"phases = {self.phases}: must be (slots, window) of at least 1, and slots never rise")
+        if slots != sorted(slots)[::-1]:
+            raise ValueError(f"phases = {self.phases}: must be (slots, window), and slots never rise")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ tokens would be biased: a round that accepts little is soon followed by another 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.choices import check_choices
+from specjax.options import NonNegative, Options, Positive, at_least, below
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.batch import ScoredSequences, Sequences
 from specjax.types import TrainState, pytree
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class DraftTrainingConfig:
+class DraftTrainingConfig(Options):
     """Schedule of draft training, and the rollouts it uses.
 
     Attributes:
@@ -45,18 +45,9 @@ class DraftTrainingConfig:
     """
 
     mode: Literal["online", "frozen"] = "online"
-    every: int = 1
-    fall: float = 0.0
-    replay: int = 0
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if self.every < 1:
-            raise ValueError(f"every = {self.every}: must be at least 1")
-        if not 0 <= self.fall < 1:
-            raise ValueError(f"fall = {self.fall}: must be a share, at least 0 and below 1")
-        if self.replay < 0:
-            raise ValueError(f"replay = {self.replay}: must be at least 0")
+    every: Positive = 1
+    fall: Annotated[float, at_least(0), below(1)] = 0.0
+    replay: NonNegative = 0
 
 
 @pytree

@@ -6,11 +6,11 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from specjax.choices import check_choices
+from specjax.options import Options
 
 
 @dataclass(frozen=True)
-class AdvantageConfig:
+class AdvantageConfig(Options):
     """Baseline of a reward, and the scale of the difference.
 
     GRPO (arXiv 2402.03300, section 4.1.2) by default. All choices go together but baseline batch with scale group.
@@ -26,7 +26,7 @@ class AdvantageConfig:
     scale: Literal["group", "batch", "none"] = "group"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if self.baseline == "batch" and self.scale == "group":
             # A group of equal rewards can differ from the batch mean, but its own deviation of 0 cannot scale that.
             raise ValueError("scale = group: must be batch or none with baseline batch")

@@ -1,7 +1,9 @@
 """Options of one training step, and the checks of their combinations."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from specjax.options import MOST, Factor, NonNegative, Options, Positive, at_least, at_most
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
@@ -13,7 +15,7 @@ from specjax.train.updates import UpdateConfig
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Options):
     """One step of training: rollout, rewards, advantages, and the updates of both networks.
 
     Attributes:
@@ -35,7 +37,7 @@ class TrainConfig:
         allow_truncated_law: Train although top-k, top-p, min-p or temperature 0 truncate the rollout's distribution.
     """
 
-    seed: int = 0
+    seed: NonNegative = 0
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
@@ -43,20 +45,18 @@ class TrainConfig:
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     updates: UpdateConfig = field(default_factory=UpdateConfig)
-    microbatches: int = 1
-    reference_every: int = 0
-    gap_alarm: float = 0.05
-    ladder: tuple[int, ...] = ()
-    logit_chunk: int = 0
+    microbatches: Positive = 1
+    reference_every: NonNegative = 0
+    gap_alarm: Factor = 0.05
+    # A draft predicts from the third token on.
+    ladder: tuple[Annotated[int, at_least(3), at_most(MOST)], ...] = ()
+    logit_chunk: NonNegative = 0
     draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     allow_truncated_law: bool = False
 
     def __post_init__(self) -> None:
-        if self.microbatches < 1:
-            raise ValueError(f"microbatches = {self.microbatches}: must be at least 1")
+        super().__post_init__()
         loss, updates = self.loss, self.updates
-        if self.reference_every < 0:
-            raise ValueError(f"reference_every = {self.reference_every}: must be at least 0")
         if self.reference_every and not loss.kl_coefficient:
             raise ValueError(f"reference_every = {self.reference_every}: must be 0 without a kl_coefficient")
         if updates.recompute_old and not updates.several:
@@ -73,16 +73,12 @@ class TrainConfig:
                 "kl_in = reward: must go with advantage.scale = batch or none; over the deviation of a group of equal "
                 "rewards KL would be all that counts, whatever its coefficient"
             )
-        if not self.gap_alarm > 0:
-            raise ValueError(f"gap_alarm = {self.gap_alarm}: must be > 0")
         if self.selection.overlong_buffer > self.rollout.max_new_tokens:
             raise ValueError(
                 f"overlong_buffer = {self.selection.overlong_buffer}: must be at most the length budget, "
                 f"max_new_tokens = {self.rollout.max_new_tokens}"
             )
         check_ladder(self.ladder)
-        if self.logit_chunk < 0:
-            raise ValueError(f"logit_chunk = {self.logit_chunk}: must be at least 0")
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "

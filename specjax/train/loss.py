@@ -6,13 +6,13 @@ ratio, the surrogate, the weighting of tokens, and the correction for a generati
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from specjax.choices import check_choices
+from specjax.options import Factor, Options, Weight, above, at_most
 from specjax.types import pytree
 
 # Log-ratios are clipped to this magnitude: a single ratio that overflows would make the whole gradient NaN.
@@ -22,7 +22,7 @@ Aggregate = Literal["token", "sequence", "budget"]
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Options):
     """The surrogate of the policy gradient. All ratios are of probabilities under temperature alone.
 
     Attributes:
@@ -45,26 +45,19 @@ class LossConfig:
 
     ratio: Literal["token", "sequence"] = "token"
     surrogate: Literal["clipped", "cispo"] = "clipped"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
+    clip_low: Weight = 0.2
+    clip_high: Weight = 0.28
+    dual_clip: Annotated[float, above(1), at_most(1e6)] | None = None
     aggregate: Aggregate = "token"
     importance: Literal["token", "sequence", "icepop"] = "token"
-    importance_cap: float | None = 2.0
-    importance_floor: float = 0.5
+    importance_cap: Factor | None = 2.0
+    importance_floor: Weight = 0.5
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    kl_coefficient: float = 0.0
+    kl_coefficient: Weight = 0.0
     kl_in: Literal["loss", "reward", "token"] = "loss"
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("clip_low", "clip_high", "importance_floor", "kl_coefficient"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be >= 0")
-        if self.importance_cap is not None and not self.importance_cap > 0:
-            raise ValueError(f"importance_cap = {self.importance_cap}: must be > 0, or none")
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ValueError(f"dual_clip = {self.dual_clip}: must be > 1, or none")
+        super().__post_init__()
         if self.dual_clip is not None and self.surrogate != "clipped":
             raise ValueError(f"dual_clip = {self.dual_clip}: must be none with surrogate {self.surrogate}")
         if self.importance == "icepop" and self.importance_cap is None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
-from specjax.choices import check_choices
+from specjax.options import Fraction, NonNegative, Options, above, at_least, at_most
 from specjax.param_labels import hidden_matrices, matrices
 from specjax.train.adaptation import maybe_cond
 from specjax.types import Params, PyTree
 
+# Decay of a moment. The bound is below 1 in float32 too.
+Decay = Annotated[float, at_least(0), at_most(0.999999)]
+Rate = Annotated[float, at_least(0), at_most(1000)]
+
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Options):
     """AdamW (arXiv 1711.05101) or Muon (Jordan et al. 2024) after a clip of the global gradient norm.
 
     Muon orthogonalises the momentum of the matrices within the network; embeddings, vocabulary heads, norms and biases
@@ -42,29 +46,19 @@ class OptimizerConfig:
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 1e-6
-    warmup_steps: int = 0
+    learning_rate: Rate = 1e-6
+    warmup_steps: NonNegative = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    decay_steps: int = 0
-    floor: float = 0.0
-    b1: float = 0.9
-    b2: float = 0.999
-    momentum: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    decay_steps: NonNegative = 0
+    floor: Fraction = 0.0
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    momentum: Decay = 0.95
+    weight_decay: Rate = 0.0
+    clip_norm: Annotated[float, above(0), at_most(1e12)] = 1.0
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("learning_rate", "warmup_steps", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and finite")
-        for name in ("b1", "b2", "momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm = {self.clip_norm}: must be > 0")
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor = {self.floor}: must be in [0, 1]")
+        super().__post_init__()
         if self.schedule != "constant" and self.decay_steps < 1:
             raise ValueError(f"decay_steps = {self.decay_steps}: must be at least 1 with schedule {self.schedule}")
         if self.schedule == "constant" and (self.decay_steps or self.floor):

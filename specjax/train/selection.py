@@ -8,13 +8,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
+from specjax.options import NonNegative, Options, Weight
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.train.batch import ScoredSequences
 from specjax.types import Rollout
 
 
 @dataclass(frozen=True)
-class SelectionConfig:
+class SelectionConfig(Options):
     """Options of selection and of the length punishment: DAPO (arXiv 2503.14476).
 
     By default every completion with a reward is trained on.
@@ -27,15 +28,10 @@ class SelectionConfig:
         overlong_penalty: What the reward has lost at the end of the budget.
     """
 
-    groups: int = 0
+    groups: NonNegative = 0
     drop_truncated: bool = False
-    overlong_buffer: int = 0
-    overlong_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("groups", "overlong_buffer", "overlong_penalty"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0")
+    overlong_buffer: NonNegative = 0
+    overlong_penalty: Weight = 1.0
 
 
 def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) -> Float[Array, "R"]:

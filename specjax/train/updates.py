@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
+from specjax.options import Options, Positive
 from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.optimizer import apply_gradients, usable
 from specjax.train.sums import Sums, reduce_sums
@@ -19,7 +20,7 @@ Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]
 
 
 @dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(Options):
     """Updates per rollout.
 
     With one update, the policy that generated is the one that is trained, and it anchors the ratio itself. With
@@ -33,14 +34,9 @@ class UpdateConfig:
                        rounding.
     """
 
-    minibatches: int = 1
-    epochs: int = 1
+    minibatches: Positive = 1
+    epochs: Positive = 1
     recompute_old: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("minibatches", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
 
     @property
     def count(self) -> int:

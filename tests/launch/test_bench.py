@@ -258,7 +258,7 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
         ("--sections floor roof", "sections = roof: "),
         ("--sections trained", "sections = trained: "),
         ("--repeats 0", "repeats = 0: "),
-        ("--contexts 1024 0", "contexts = 0: "),
+        ("--contexts 1024 0", "contexts = (1024, 0): "),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: "),
         ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
         ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: "),

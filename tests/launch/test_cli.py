@@ -114,7 +114,7 @@ def test_options_change_the_recipe():
         ("--draft-training.replay -1e-3", "draft_training.replay = -1e-3: ...INT"),
         ("--rollout.draft-length -1", "rollout.draft_length = -1: ...0"),
         ("--rollout.law.temperature nan", "rollout.law.temperature = nan: ...0"),
-        ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: ...0...1"),
+        ("--rollout.law.top-p 3", "rollout.law.top_p = 3.0: ...1"),
         ("--rollout.law.top-p 0.5", "rollout.law = SamplingLaw("),
         ("--policy-optimizer.learning-rate nan", "policy_optimizer.learning_rate = nan: ...0"),
         ("--policy-optimizer.clip-norm nan", "policy_optimizer.clip_norm = nan: ...0"),

@@ -101,11 +101,8 @@ def test_sums_are_right_distinct_and_by_the_seed():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ((37, 2, 3, 3), "problems = 37:...1...36"),
-        ((0, 2, 3, 3), "problems = 0: "),
-        ((1, 1, 3, 3), "min_terms = 1:...2"),
-        ((1, 3, 2, 3), "min_terms = 3:...2...max_terms...2"),
-        ((1, 2, 2, 0), "max_value = 0: "),
+        ((37, 2, 3, 3), "problems = 37:...36"),
+        ((1, 3, 2, 3), "min_terms = 3:...max_terms...2"),
     ],
 )
 def test_bad_bounds_are_config_errors(bounds: tuple[int, ...], message: str):

@@ -164,7 +164,7 @@ def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, monkeyp
         (dict(scorer="regex", pattern="("), "pattern = (: "),
         (dict(format="*"), "format = *: "),
         (dict(also=("length",)), "length.most = None: "),
-        (dict(length=(3, 2)), "least = 3, most = 2: "),
+        (dict(length=(3, 2)), "least = 3: must be at most most = 2"),
     ],
 )
 def test_what_a_reward_cannot_be(options: dict[str, Any], message: str):

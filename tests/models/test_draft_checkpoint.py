@@ -97,7 +97,7 @@ def test_broken_checkpoints(tmp_path: Path, params: PyTree):
     [
         (dict(num_layers=0), "num_layers = 0:...1"),
         (dict(sliding_window=0), "sliding_window = 0:...1"),
-        (dict(draft_vocab_size=65), "draft_vocab_size = 65:...1...64"),
+        (dict(draft_vocab_size=65), "draft_vocab_size = 65:...64"),
         (dict(norm_before_fc=True), "norm_before_fc = True:...False"),
         (dict(use_aux_hidden_state=False), "fc_norm = True:...False"),
         (dict(feature_size=40), "feature_size = 40:...fc_norm...16"),

@@ -93,7 +93,7 @@ FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
         'speculators_model_type = "eagle": ',
     ),
     "layer ids": (SPECULATORS, {LAYER_IDS: [-1, 2, 3]}, f"{LAYER_IDS} = [-1, 2, 3]: "),
-    "vocabulary": (SPECFORGE, {"draft_vocab_size": 18}, "draft_vocab_size = 18: ...1...17"),
+    "vocabulary": (SPECFORGE, {"draft_vocab_size": 18}, "draft_vocab_size = 18: ...17"),
     "scaling": (SPECFORGE, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.rope_type = "),
 }
 

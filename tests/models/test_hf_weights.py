@@ -163,7 +163,7 @@ def test_refused_files(tmp_path: Path):
     second.write_bytes(second.read_bytes()[:-1])
     refused(f"/{second.name}: ...cut short")
     second.unlink()
-    refused(f"/{second.name}: ...no such file")
+    refused(f"/{second.name}: ...No such file")
     (directory / INDEX).unlink()
     refused(f"/qwen3_sharded: ...{SINGLE}...{INDEX}")
 

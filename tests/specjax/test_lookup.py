@@ -252,8 +252,8 @@ def test_a_model_learns_the_policys_law():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: NGramDrafter(VOCAB, 3, 2), "min_n = 3, max_n = 2:...1...min_n...max_n"),
-        (lambda: HistoryDrafter(VOCAB, 0, 2), "min_n = 0, max_n = 2:...1...min_n...max_n"),
+        (lambda: NGramDrafter(VOCAB, 3, 2), "min_n = 3:...max_n = 2"),
+        (lambda: HistoryDrafter(VOCAB, 0, 2), "min_n = 0:...1...128"),
         (lambda: HistoryDrafter(VOCAB, kept=0), "kept = 0:...1"),
     ],
 )

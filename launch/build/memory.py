@@ -1,0 +1,107 @@
+"""Memory that a run needs at least, per device: refused before anything is allocated or compiled.
+
+The estimate counts only what must be there at the same time, so that no run that fits is refused. A compiled program
+needs more.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from launch.build.experiment import Experiment
+from launch.cli.errors import refusing
+from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
+from specjax.parallel.mesh import batch_shards
+from specjax.rollout.plan import RolloutConfig, lay_out
+from specjax.train.stages import optimizers_of
+
+
+def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
+    """Raise ConfigError if the devices cannot hold a rollout of so many prompts.
+
+    rows: the options that set the number of sequences, and their values.
+    """
+    with refusing():
+        check_memory([_parameters(experiment), *_rollout(experiment, rollout, prompts, rows)], experiment.mesh)
+
+
+def check_training(experiment: Experiment) -> None:
+    """Raise ConfigError if the devices cannot hold a training step: its rollout, or one of its updates."""
+    config = experiment.config
+    rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
+    state = [_parameters(experiment), *_training_state(experiment)]
+    with refusing():
+        for stage in (_rollout(experiment, config.rollout, config.data.prompts, rows), _update(experiment, rows)):
+            check_memory([*state, *stage], experiment.mesh)
+
+
+def _parameters(experiment: Experiment) -> Part:
+    return _sharded("parameters", bytes_per_device(experiment.networks.params), experiment.mesh)
+
+
+def _sharded(name: str, size: int, mesh: Mesh) -> Part:
+    """Return a part of the size of the networks, which fsdp shards."""
+    return Part(name, size, "mesh.fsdp", mesh.shape["fsdp"], "must be more, or the networks smaller")
+
+
+def _training_state(experiment: Experiment) -> list[Part]:
+    """Return moments of the optimisers, the reference policy, and the rollouts that are replayed."""
+    config, params, mesh = experiment.config, experiment.networks.params, experiment.mesh
+    moments, optimizers = 0, optimizers_of(config)
+    for optimizer, own in ((optimizers.policy, params.policy), (optimizers.draft, params.draft)):
+        # Moments are sharded as their parameters.
+        total = max(sum(x.nbytes for x in jax.tree.leaves(own)), 1)
+        moments += bytes_per_device(jax.eval_shape(optimizer.init, own)) * bytes_per_device(own) // total
+    reference = bytes_per_device(params.policy) if config.loss.kl_coefficient else 0
+    kept, rows = config.draft_training.replay, _trained_groups(experiment) * config.rollout.group_size
+    replayed = 4 * kept * rows * sum(_widths(experiment).values()) // batch_shards(mesh)
+    return [
+        _sharded("moments of the optimisers", moments, mesh),
+        _sharded("the reference policy", reference, mesh),
+        growing("rollouts to replay", replayed, {"draft_training.replay": kept, **_widths(experiment)}),
+    ]
+
+
+def _rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> list[Part]:
+    """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
+    policy, tensor = experiment.networks.policy, experiment.mesh.shape["tensor"]
+    sequences = max(prompts * rollout.group_size // batch_shards(experiment.mesh), 1)
+    phases = lay_out(rollout, sequences, experiment.config.data.max_prompt_tokens)
+    caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
+    logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size
+    options, hint = {**rows, **_widths(experiment)}, "fewer slots in rollout.phases"
+    lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
+    return [
+        growing("caches of the rollout", max(map(bytes_per_device, caches)) // tensor, options, hint),
+        growing("logits of a verification", logits // tensor, lengths, hint),
+        growing("tokens of the rollout", 4 * sequences * rollout.max_new_tokens, options),
+    ]
+
+
+def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
+    """Return the gradients, and the logits and the residual stream of a microbatch."""
+    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    options, width, decoder = {**rows, **_widths(experiment)}, sum(_widths(experiment).values()), networks.decoder
+    parts = batch_shards(mesh) * config.updates.minibatches * config.microbatches
+    sequences = _trained_groups(experiment) * config.rollout.group_size // parts
+    item, positions = jnp.dtype(networks.policy.dtype).itemsize, min(config.logit_chunk or width, width)
+    logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
+    stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
+    return [
+        _sharded("gradients of the policy", bytes_per_device(networks.params.policy), mesh),
+        growing("logits of a microbatch", logits, options, "logit_chunk set, or microbatches more"),
+        growing("activations of a microbatch", stream, options, "microbatches more"),
+    ]
+
+
+def _trained_groups(experiment: Experiment) -> int:
+    return experiment.config.selection.groups or experiment.config.data.prompts
+
+
+def _widths(experiment: Experiment) -> dict[str, int]:
+    """Return the options whose sum is the longest row, and their values."""
+    data, rollout = experiment.config.data, experiment.config.rollout
+    return {"data.max_prompt_tokens": data.max_prompt_tokens, "rollout.max_new_tokens": rollout.max_new_tokens}

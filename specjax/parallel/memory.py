@@ -1,0 +1,76 @@
+"""The memory of a device, and the refusal of what it cannot hold, before anything is allocated."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from specjax.types import PyTree
+
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class Part(NamedTuple):
+    """One part of what a program holds in memory at once.
+
+    Attributes:
+        name:   Name of the part, for the message.
+        size:   Bytes per device.
+        option: Option that makes it smaller.
+        value:  Value of the option.
+        remedy: What the option must be.
+    """
+
+    name: str
+    size: int
+    option: str
+    value: int
+    remedy: str
+
+
+def growing(name: str, size: int, options: Mapping[str, int], other: str = "") -> Part:
+    """Return a part that grows with several options. The message names the largest, and `other` ways to reduce it."""
+    option = max(options, key=lambda name: options[name])
+    return Part(name, size, option, options[option], f"must be less{other and f', or {other}'}")
+
+
+def check_memory(parts: Sequence[Part], mesh: Mesh) -> None:
+    """Raise ValueError if a device cannot hold all parts at once.
+
+    The message names the largest part, and the option that makes it smaller.
+    """
+    needed, present = sum(part.size for part in parts), device_memory(mesh)
+    if needed <= present:
+        return
+    largest = max(parts, key=lambda part: part.size)
+    raise ValueError(
+        f"{largest.option} = {largest.value}: needs at least {_gib(needed)} per device, which has {_gib(present)}; "
+        f"{_gib(largest.size)} for {largest.name}; {largest.remedy}"
+    )
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Return the bytes of a device of the mesh; CPU devices share the machine's or the container's memory."""
+    device = mesh.devices.flat[0]
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit", 2**63)
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
+    return (min(present, int(limit)) if limit.isdigit() else present) // mesh.devices.size
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Return the bytes that each device holds of arrays or of ShapeDtypeStructs; without a sharding, all of them."""
+    return sum(math.prod(_shard_shape(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _shard_shape(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"

@@ -1,0 +1,73 @@
+"""Faults around a command line: who reads the output, and what the user's own files do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launch.train
+from launch.cli.errors import ConfigError
+from launch.cli.functions import load_function
+from launch.cli.options import run_program
+from launch.cli.recipes import load_recipe
+from tests.refusals import refuses
+
+EXITS = (
+    *(
+        "raise SystemExit(0)",
+        "raise SystemExit",
+        "raise SystemExit('two\\nlines')",
+        "import sys; sys.exit(3)",
+        "exit()",
+    ),
+    *("raise GeneratorExit", "class Own(BaseException): pass\nraise Own('x')", "raise BaseException", "1 / 0", "("),
+)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tiny", "--help", "all"], ["--help", "all"]])
+@pytest.mark.parametrize("read", [0, 1])
+def test_row_23_output_that_nobody_reads_is_no_error(arguments: list[str], read: int) -> None:
+    program = [sys.executable, "-m", "launch.train", *arguments]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(read)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        # All of it may fit into the pipe before it is closed.
+        assert process.wait() in (141, 0 if read else 141)
+
+
+def test_row_23_another_broken_pipe_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: list[str]) -> int:
+        raise BrokenPipeError(32, "a scorer is gone")
+
+    assert run_program(main) == 1
+    assert "a scorer is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", EXITS)
+def test_row_23_a_recipe_that_exits_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(text)
+    with pytest.raises(ConfigError, match=f"CONFIG = {recipe}: "):
+        load_recipe(str(recipe))
+    monkeypatch.setattr(sys, "argv", ["program", str(recipe)])
+    assert run_program(launch.train.main) == 2
+
+
+@pytest.mark.parametrize("number", range(len(EXITS)))
+def test_row_23_a_module_that_exits_is_refused(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"exits_{number}.py").write_text(EXITS[number])
+    monkeypatch.syspath_prepend(tmp_path)
+    with refuses(f"loss.function = exits_{number}:f: ", ConfigError):
+        load_function("loss.function", f"exits_{number}:f")
+
+
+def test_row_23_an_interrupt_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("raise KeyboardInterrupt")
+    monkeypatch.setattr(sys, "argv", ["program", str(recipe)])
+    assert run_program(launch.train.main) == 130

@@ -1,0 +1,197 @@
+"""Faults in the files of a model: what is no plain file, lies elsewhere, or holds values of other types."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxtyping
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from launch.data.tokenizers import TOKENIZER_FILES, HuggingFaceTokenizer
+from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
+from models.checkpoints.made_for import read_made_for
+from models.checkpoints.policy import config_from_json, load_policy_checkpoint, save_policy_checkpoint
+from models.config import DecoderConfig
+from models.decoder import init_decoder
+from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.files import read_json
+from models.hf.config import config_from_hf, config_to_hf, read_hf_config
+from models.hf.eagle3_dialects import check_stated_policy, config_from_public, dialect_of
+from models.hf.load import INDEX, SINGLE, open_tensors
+from models.hf.torch_files import torch_views
+from models.params import init_params
+from models.rope import Llama3Scaling, YarnScaling
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from tests.models.eagle3_checkpoints import Public
+from tests.refusals import refuses
+
+ONE = make_mesh(MeshConfig())
+SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=8, num_layers=7)
+DECODER = DecoderConfig(**SHAPE, qk_norm=True, sliding_window=4, sliding_layers=(1, 2), feature_layers=(0, 3))
+YARN = YarnScaling(2.0, 64, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0)
+LLAMA = DecoderConfig(**SHAPE, rope_scaling=Llama3Scaling(2.0, 1.0, 4.0, 64))
+QWEN = DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=YARN)
+
+
+def deep(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": [value]}
+    return value
+
+
+WRONG = ([], {}, "x", "", 5, 0, -1, 10**9, 2**31, 10**400, 1e308, True, None, [[]], [1, "a"], [{}], {"a": 1}, deep(300))
+
+
+def changed(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the fields with each value, also of nested objects and lists, replaced by each wrong one."""
+    for name, value in fields.items():
+        yield from ({**fields, name: wrong} for wrong in WRONG)
+        if isinstance(value, dict):
+            yield from ({**fields, name: inner} for inner in changed(value))
+        if isinstance(value, list | tuple) and value:
+            yield from ({**fields, name: [*value[:-1], wrong]} for wrong in WRONG)
+
+
+def read_public(fields: Mapping[str, Any]) -> None:
+    if dialect_of(fields) is not None:
+        config_from_public(fields)
+    check_stated_policy(fields, LLAMA)
+
+
+PARSED: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
+    "qwen3": (config_to_hf(DECODER) | {"layer_types": ["full_attention"] * 7}, config_from_hf),
+    "yarn": (config_to_hf(QWEN), config_from_hf),
+    "mistral": (config_to_hf(DecoderConfig(**SHAPE, sliding_window=4)), config_from_hf),
+    "windows": (
+        config_to_hf(DECODER) | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3},
+        config_from_hf,
+    ),
+    "specforge": (Public().fields() | {"target_hidden_size": 12}, read_public),
+    "speculators": (Public("speculators", window=4, num_layers=2).fields(), read_public),
+    "ours": (
+        asdict(LLAMA) | {"feature_layers": [0, 3]},
+        lambda fields: config_from_json(DecoderConfig, fields, "a policy"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_row_21_fields_of_other_types_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    fields, parse = PARSED[name]
+    parse(fields)
+    refused = 0
+    for other in changed(fields):
+        try:
+            parse(other)
+        except ValueError as error:
+            assert "\n" not in str(error) and len(str(error)) < 500
+            refused += 1
+    assert refused > 5 * len(fields)
+
+
+def write_policy(directory: Path) -> Path:
+    save_policy_checkpoint(directory, init_params(partial(init_decoder, LLAMA), jax.random.key(0), ONE), LLAMA)
+    return directory
+
+
+@pytest.mark.parametrize(
+    "file", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a\\b", 5, None, ["x"], "x\0", "x" * 5000]
+)
+def test_row_21_weights_lie_beside_their_index(tmp_path: Path, file: object) -> None:
+    save_file({"w": np.zeros(2, np.float32)}, tmp_path / "x")
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"w": file}}))
+    with refuses("/"):
+        open_tensors(directory)
+    (directory / "x").symlink_to(tmp_path / "x")  # as in the cache of huggingface_hub
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"w": "x"}}))
+    assert open_tensors(directory).keys() == {"w"}
+
+
+def pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("put", [pipe, device, folder])
+def test_row_21_only_regular_files_are_opened(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    reads: dict[str, Callable[[Path], object]] = {
+        "config.json": lambda path: read_hf_config(path.parent),
+        "made_for.json": lambda path: read_made_for(path.parent),
+        SINGLE: lambda path: open_tensors(path.parent),
+        INDEX: lambda path: open_tensors(path.parent),
+        "pytorch_model.bin": lambda path: torch_views(path, {}),
+        **dict.fromkeys(TOKENIZER_FILES, lambda path: HuggingFaceTokenizer(path.parent)),
+    }
+    for name, read in reads.items():
+        path = tmp_path / name.replace(".", "") / name
+        path.parent.mkdir()
+        put(path)
+        with pytest.raises(ValueError, match=f"{name}: must be a regular file"):
+            read(path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("put", [pipe, device])
+def test_row_21_only_regular_files_are_restored(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    directory = write_policy(tmp_path / "policy")
+    load_policy_checkpoint(directory, ONE)
+    files = sorted(path for path in (directory / "params").rglob("*") if path.is_file())
+    kept = files[-1].read_bytes()
+    put(files[-1])
+    with refuses(f"/{files[-1].name}: "):
+        load_policy_checkpoint(directory, ONE)
+    files[-1].unlink()
+    files[-1].write_bytes(kept)
+    load_policy_checkpoint(directory, ONE)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, "5", "[]", "", "{", '{"a": ' + "9" * 5000 + "}", "\xff"]
+)
+def test_row_21_json_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="latin-1")
+    with refuses("/config.json: "):
+        read_json(path)
+
+
+def test_row_21_a_file_too_large_for_json_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with refuses("/config.json: ...bytes..."):
+        read_json(path)
+
+
+@pytest.mark.parametrize("change", [{"feature_layers": 5}, {"feature_layers": ["x"]}, {"head": []}, {"kind": []}])
+def test_row_21_a_draft_of_other_types_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    head = Eagle3Config(**{**SHAPE, "num_layers": 1}, draft_vocab_size=8, feature_size=24)
+    params = init_params(partial(init_eagle3, head), jax.random.key(0), ONE)
+    save_draft_checkpoint(tmp_path / "draft", params, head, None, (0, 1, 2))
+    load_draft_checkpoint(tmp_path / "draft", ONE)
+    path = tmp_path / "draft" / "config.json"
+    path.write_text(json.dumps(read_json(path) | change))
+    with refuses(f"/config.json: {next(iter(change))} = "):
+        load_draft_checkpoint(tmp_path / "draft", ONE)

@@ -1,0 +1,194 @@
+"""Faults in numbers: values out of range, sizes that no machine holds."""
+
+import importlib
+import inspect
+import math
+import pkgutil
+import random
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import configs.schema
+import launch
+import models
+import specjax
+from launch.cli import paths
+from launch.cli.errors import ConfigError
+from specjax.options import Options, alternatives
+from specjax.parallel.memory import check_memory, device_memory, growing
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rollout.plan import ChosenConfig
+from specjax.sampling import SamplingLaw, process_logits
+from tests.faults import fuzz_numbers
+from tests.faults.fuzz_numbers import Case
+from tests.refusals import refuses
+
+NAMES = ("Config", "Args", "Options", "Scaling", "Law", "Preset")
+
+
+def every_class() -> set[type]:
+    """Return all classes that the packages define."""
+    modules = set()
+    for package in (specjax, models, configs.schema, launch):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.startswith("launch.bench.peers."):
+                modules.add(importlib.import_module(found.name))
+    classes = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
+    return {kind for kind in classes if kind.__module__ in {module.__name__ for module in modules}}
+
+
+OPTIONS = sorted(
+    (kind for kind in every_class() if is_dataclass(kind) and issubclass(kind, Options)), key=lambda kind: kind.__name__
+)
+
+
+def numbers(hint: Any) -> list[Any]:
+    """Return the annotations of all numbers in a field's annotation."""
+    if get_origin(hint) is Annotated or hint in (int, float):
+        return [hint]
+    nested = alternatives(hint) if len(alternatives(hint)) > 1 else get_args(hint) if get_origin(hint) is tuple else ()
+    return [found for each in nested for found in numbers(each)]
+
+
+# (class, field, annotation of a number), for every number in every field of every class of options.
+NUMBERS = [
+    (kind, field.name, hint)
+    for kind in OPTIONS
+    for field in fields(kind)
+    for hint in numbers(get_type_hints(kind, include_extras=True)[field.name])
+]
+
+
+# Values of fields without a default, where two of everything do not go together.
+APART = {"high_freq_factor": 4.0, "draft_lengths": (1,)}
+
+
+def valid(kind: type) -> Any:
+    """Return an instance whose values are the defaults, and 2 or the like where there is none."""
+    hints = get_type_hints(kind, include_extras=True)
+    required = [field for field in fields(kind) if MISSING is field.default is field.default_factory]
+    return kind(**{field.name: APART.get(field.name) or some(hints[field.name]) for field in required})
+
+
+def some(hint: Any) -> Any:
+    """Return a value that the annotation accepts."""
+    if get_origin(hint) is tuple:
+        return (some(get_args(hint)[0]),)
+    if numbers(hint):
+        return get_args(hint)[0](2)
+    return valid(hint) if is_dataclass(hint) else Path("x") if hint is Path else "x"
+
+
+def nested(own: Any, hint: Any, value: object) -> object:
+    """Return the value in as many tuples as the field has around the number."""
+    if own is hint:
+        return value
+    if get_origin(own) is tuple:
+        return tuple(nested(each, hint, value) for each in get_args(own) if each is not Ellipsis)
+    return next(nested(each, hint, value) for each in alternatives(own) if hint in numbers(each))
+
+
+def wrong(hint: Any) -> list[object]:
+    """Return values that no field with this annotation accepts."""
+    kind, lower, upper = get_args(hint)
+    beyond = [lower.limit - 1, 2 * upper.limit + 1, *([lower.limit] * (lower.relation == "above"))]
+    beyond += [upper.limit] * (upper.relation == "below")
+    large = [math.nan, math.inf, -math.inf, 1e31, 2**63, -(2**63), 10**5000]
+    return [*beyond, *large, True, "2", [2], *([2.5] if kind is int else [])]
+
+
+def test_row_20_every_number_has_a_range() -> None:
+    lower, upper = {"at least", "above", "0 or at least"}, {"at most", "below"}
+    for kind, name, hint in NUMBERS:
+        relations = [bound.relation for bound in get_args(hint)[1:]]
+        assert len(relations) == 2 and relations[0] in lower and relations[1] in upper, f"{kind.__name__}.{name}"
+        assert all(math.isfinite(bound.limit) for bound in get_args(hint)[1:])
+
+
+def test_row_20_every_class_with_numbers_is_one_of_options() -> None:
+    kinds = (kind for kind in every_class() if is_dataclass(kind) and kind.__name__.endswith(NAMES))
+    unchecked = {kind.__name__ for kind in kinds if not issubclass(kind, Options)}
+    assert unchecked == {"NoOptions", "ReportArgs"} and len(OPTIONS) > 30 and len(NUMBERS) > 200
+
+
+@pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
+def test_row_20_numbers_out_of_range_are_refused(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind is ChosenConfig:  # made by the rollout itself, with one traced field more than its base
+        return
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    monkeypatch.setattr(paths, "saved_steps", lambda directory: [2])
+    made, hints = valid(kind), get_type_hints(kind, include_extras=True)
+    for name, hint in ((name, hint) for each, name, hint in NUMBERS if each is kind):
+        for value in wrong(hint):
+            with refuses(f"{name} = ...must be "):
+                replace(made, **{name: nested(hints[name], hint, value)})
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-300, 9e-5, -0.1, 1e5])
+def test_row_22_temperatures_that_overflow_are_refused(temperature: float) -> None:
+    with refuses(f"temperature = {temperature}: ...0...0.0001...10000"):
+        SamplingLaw(temperature=temperature)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "law", [{"temperature": 1e-4}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_k": 1}, {"temperature": 1e4}]
+)
+def test_row_22_laws_at_their_bounds_are_distributions(law: dict[str, Any], dtype: str) -> None:
+    logits = jnp.linspace(-3e4, 3e4, 64, dtype=dtype).reshape(2, 32)
+    log_p = process_logits(logits, SamplingLaw(**law))
+    assert not jnp.any(jnp.isnan(log_p))
+    assert jnp.allclose(jnp.sum(jnp.exp(log_p), axis=-1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", random.Random(5).sample([*fuzz_numbers.cases()], 60), ids=lambda case: str(case)[:80])
+def test_row_20_hostile_numbers_are_accepted_or_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with fuzz_numbers.stubbed():
+        assert not fuzz_numbers.failed(result := fuzz_numbers.outcome(case)), result
+
+
+LARGE = 2**30
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "said"),
+    [
+        ("train", "rollout.group_size", "caches of the rollout"),
+        ("train", "rollout.max_new_tokens", "the memory of the history lookup"),
+        ("train", "data.max_prompt_tokens", "caches of the rollout"),
+        ("train", "eval.samples", "caches of the rollout"),
+        ("train", "draft_training.replay", "rollouts to replay"),
+        ("train", "draft.lookup.kept", "the memory of the history lookup"),
+        ("train", "model.architecture.hidden_size", "parameters"),
+        ("train", "model.architecture.intermediate_size", "parameters"),
+        ("train", "model.architecture.vocab_size", "parameters"),
+        ("train", "draft.intermediate_size", "parameters"),
+        ("distill", "rollout.group_size", "caches of the rollout"),
+        ("compare", "rollout.max_new_tokens", "the memory of the history lookup"),
+        ("diagnose", "rollout.max_new_tokens", "caches of the rollout"),
+        ("evaluate", "samples", "caches of the rollout"),
+        ("generate", "samples", "caches of the rollout"),
+        ("bench", "contexts", "caches"),
+    ],
+)
+def test_row_20_sizes_that_no_machine_holds_are_refused(program: str, path: str, said: str) -> None:
+    own = "." not in path
+    case = Case(program, path, str(LARGE), in_recipe=not own)
+    field = path.rpartition(".")[2] if said == "parameters" else path
+    with fuzz_numbers.stubbed(), refuses(f"{field} = {LARGE}: ...GiB...GiB...{said}", ConfigError):
+        fuzz_numbers.run(case)
+
+
+def test_row_20_the_part_and_the_option_that_reduces_it_are_named() -> None:
+    mesh = make_mesh(MeshConfig(data=2))
+    present = device_memory(mesh)
+    check_memory([growing("small", present // 2, {"one": 1}), growing("large", present // 2, {"two": 2})], mesh)
+    parts = growing("small", present // 3, {"one": 5}), growing("large", present, {"two": 2, "three": 3}, "four more")
+    with refuses("three = 3: ...GiB...GiB...large...less...four more"):
+        check_memory(parts, mesh)
