@@ -1,6 +1,7 @@
 """Answer a prompt: `python -m launch.generate CONFIG --prompt TEXT [--checkpoint DIR]`."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
@@ -48,10 +49,8 @@ def main(argv: list[str]) -> int:
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    answers, summary = answer_prompt(experiment, params, args.prompt, args.samples)
-    for answer in answers:
-        console.print(answer, end="\n\n")
-    console.print(summary)
+    show = partial(console.print, end="")
+    console.print(answer_prompt(experiment, params, args.prompt, args.samples, show))
     return 0
 
 

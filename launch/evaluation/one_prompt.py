@@ -1,36 +1,77 @@
 """Answers of a policy to one prompt."""
 
 import math
+import time
+from collections.abc import Callable
+
+import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.build.memory import check_rollout
+from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.sampler import Sampler
+from launch.evaluation.streaming import stream_rounds
 from specjax.parallel.mesh import batch_shards
 from specjax.train.metrics import rollout_metrics
-from specjax.types import Params
+from specjax.types import Params, Prompts
 
 
-def answer_prompt(experiment: Experiment, params: Params, prompt: str, samples: int) -> tuple[list[str], str]:
-    """Return `samples` answers as text, and one line with their tokens, seconds and acceptance length.
+def answer_prompt(
+    experiment: Experiment, params: Params, prompt: str, samples: int, show: Callable[[str], None]
+) -> str:
+    """Show `samples` answers as text, a single one while it is generated. Return a line on their speed and their end.
+
+    show: called with each piece of text. A custom rollout function is not shown before its end.
 
     Raises ConfigError if the prompt is empty or too long.
     """
-    limit = experiment.config.data.max_prompt_tokens
+    config = experiment.config
+    limit = config.data.max_prompt_tokens
     table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
     if table.dropped:
         raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
     sampler, shards = Sampler(experiment, experiment.networks.drafter, samples, step=0), batch_shards(experiment.mesh)
     check_rollout(experiment, sampler.rollout, shards, {"samples": samples})
     (prompts,) = fixed_batches(table, shards)
+    if samples == 1 and config.rollout.function is None:
+        return _stream(experiment, params, prompts, sampler, show)
     rollout, seconds = sampler.generate(params, prompts)
     # Later rows belong to filler prompts, which make the batch a multiple of the data shards.
-    rows = zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True)
+    for tokens, length in zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True):
+        show(experiment.tokenizer.decode(tokens[:length]) + "\n\n")
     metrics = rollout_metrics(rollout)
-    tokens, acceptance_length = float(metrics["rollout/tokens"]), float(metrics["rollout/acceptance_length"])
-    speed = f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"
-    # A completion of one token needs no verification.
-    summary = speed if math.isnan(acceptance_length) else f"{speed}, acceptance length {acceptance_length:.2f}"
-    return [experiment.tokenizer.decode(tokens[:length]) for tokens, length in rows], summary
+    cut = samples - int(np.sum(np.asarray(rollout.stopped)[:samples]))
+    ending = f"{cut} of {samples} answers cut off at rollout.max_new_tokens = {config.rollout.max_new_tokens}"
+    return _summary(
+        float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending if cut else None
+    )
+
+
+def _stream(
+    experiment: Experiment, params: Params, prompts: Prompts, sampler: Sampler, show: Callable[[str], None]
+) -> str:
+    """Show one answer piece by piece, and return its summary."""
+    clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
+    for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
+        text = experiment.tokenizer.decode(np.asarray(state.tokens[0])[: int(state.emitted[0])].tolist())
+        # An unfinished character may become another one.
+        whole = text if bool(state.done[0]) else text.rstrip("\N{REPLACEMENT CHARACTER}")
+        if whole.startswith(shown):
+            show(whole[len(shown) :])
+            shown = whole
+    show("\n\n")
+    assert state is not None
+    seconds, tokens, rounds = time.perf_counter() - start - clock.lap(), int(state.emitted[0]), int(state.row_rounds[0])
+    cut = None if bool(state.stopped[0]) else f"cut off at rollout.max_new_tokens = {sampler.rollout.max_new_tokens}"
+    # The first token comes from the prefill of the prompt.
+    return _summary(tokens, seconds, (tokens - 1) / rounds if rounds else math.nan, cut)
+
+
+def _summary(tokens: float, seconds: float, acceptance_length: float, cut: str | None) -> str:
+    parts = [f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"]
+    if not math.isnan(acceptance_length):  # a completion of one token needs no verification
+        parts.append(f"acceptance length {acceptance_length:.2f}")
+    return ", ".join([*parts, cut or "ended by a stop token"])

@@ -55,6 +55,7 @@ class Sampler:
     Attributes:
         draft_length: draft length of every round.
         rollout:      options of every rollout.
+        noise:        seed and step that key every rollout's noise.
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
@@ -66,7 +67,7 @@ class Sampler:
             experiment.networks.policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn
         )
         self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, rollout.stop_tokens
-        self._noise = seed_step(experiment.config.seed, step)
+        self.noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
 
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
@@ -75,7 +76,7 @@ class Sampler:
         params = replace(params, memory=())
         self._compile_clock.lap()
         start = time.perf_counter()
-        rollout = jax.block_until_ready(self._generate(params, prompts, self._noise))
+        rollout = jax.block_until_ready(self._generate(params, prompts, self.noise))
         seconds = time.perf_counter() - start - self._compile_clock.lap()
         return with_defaults(rollout, self._stop_tokens), seconds
 

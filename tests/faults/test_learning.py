@@ -178,5 +178,5 @@ def test_row_08_an_answer_of_one_token_states_no_acceptance_length() -> None:
     config = replace(parse_run(argv("tiny", LEAST), "", ""), draft=DraftConfig(kind="none"))
     config = replace(config, rollout=replace(config.rollout, max_new_tokens=1, draft_length=0))
     experiment = build_experiment(config, training=False)
-    _, summary = answer_prompt(experiment, experiment.networks.params, "1+2", 1)
+    summary = answer_prompt(experiment, experiment.networks.params, "1+2", 1, print)
     assert summary.startswith("1 tokens in ") and "nan" not in summary and "acceptance" not in summary

@@ -190,7 +190,7 @@ def test_generate_answers_from_a_finished_run(
     *answers, summary = capsys.readouterr().out.removesuffix("\n").split("\n\n")
     assert len(answers) == 2
     assert set(" ".join(answers).split()) <= {"and", "?", "1", "2", "3"}
-    assert "tokens/s" in summary and "acceptance length" in summary
+    assert "tokens/s" in summary
 
 
 @pytest.mark.slow

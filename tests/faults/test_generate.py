@@ -1,0 +1,58 @@
+"""Row 30: launch.generate shows an answer while it is generated, once, and says why it ended."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch.build.experiment import Experiment, build_experiment
+from launch.cli.options import parse_run
+from launch.data.batches import fixed_batches
+from launch.data.problems import Problem
+from launch.evaluation.one_prompt import answer_prompt
+from launch.evaluation.sampler import Sampler
+from tests.launch.programs import LEAST, argv
+
+PROMPT, BUDGET = "12+3", 8
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    config = parse_run(argv("tiny", LEAST | {"--rollout.draft-length": "2", "--rollout.verifier": "coupled"}), "", "")
+    rollout = replace(config.rollout, max_new_tokens=BUDGET, draft_lengths=(), phases=())
+    return build_experiment(replace(config, rollout=rollout), training=False)
+
+
+def whole_answer(experiment: Experiment) -> tuple[str, int, bool]:
+    """Return text and length of the answer that one rollout gives, and whether a stop token ended it."""
+    sampler = Sampler(experiment, experiment.networks.drafter, 1, step=0)
+    (prompts,) = fixed_batches(experiment.encode_prompts([Problem(prompt=PROMPT, answer="")]), 1)
+    rollout, _ = sampler.generate(experiment.networks.params, prompts)
+    length = int(rollout.lengths[0])
+    stopped = bool(np.asarray(rollout.stopped)[0])
+    return experiment.tokenizer.decode(np.asarray(rollout.tokens)[0, :length].tolist()), length, stopped
+
+
+def test_row_30_an_answer_is_streamed_with_the_tokens_of_a_rollout(experiment: Experiment) -> None:
+    text, length, stopped = whole_answer(experiment)
+    assert not stopped and length == BUDGET
+    pieces = list[str]()
+    summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 1, pieces.append)
+    assert "".join(pieces) == text + "\n\n" and len(pieces) > 2
+    assert summary.startswith(f"{BUDGET} tokens in ") and f"rollout.max_new_tokens = {BUDGET}" in summary
+
+
+def test_row_30_a_stop_token_is_said_to_have_ended_the_answer(experiment: Experiment) -> None:
+    text, _, _ = whole_answer(experiment)
+    ended = replace(experiment.config.rollout, stop_tokens=(experiment.tokenizer.encode(text[3])[0],))
+    other: Any = replace(experiment, config=replace(experiment.config, rollout=ended))
+    pieces = list[str]()
+    summary = answer_prompt(other, other.networks.params, PROMPT, 1, pieces.append)
+    assert summary.endswith("ended by a stop token") and text.startswith("".join(pieces).removesuffix("\n\n"))
+
+
+def test_row_30_several_answers_say_how_many_were_cut_off(experiment: Experiment) -> None:
+    pieces = list[str]()
+    summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 3, pieces.append)
+    assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
