@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs.schema import RunConfig
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
 from launch.run.directory import CHECKPOINTS, open_run, record_config
@@ -22,7 +23,7 @@ from launch.run.event_log import EventLog
 from launch.run.history import cut_after, records_of
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 CONFIG = RunConfig(name="sums", steps=10)
 
@@ -155,3 +156,65 @@ def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_pa
             save(saves, step)
         assert saves.newest_healthy() == 24
     assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [21, 24]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import jax.numpy as jnp
+from launch.cli.options import run_program
+from specjax.checkpoint import Checkpointer
+from specjax.types import Params, TrainState
+
+def state(count):
+    return TrainState(jnp.int32(1), Params({"x": jnp.arange(count) * 1.1}, {}), Params({}, {}), None)
+
+def main(argv):
+    with Checkpointer(Path(argv[0]), keep=2) as saves:
+        saves.save(3, state(10), {}, {})
+        saves.wait()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        saves.save(6, state(10**6), {}, {})
+        saves.save(9, state(10), {}, {})
+    return 0
+
+raise SystemExit(run_program(main))
+"""
+
+
+def test_row_17_a_checkpoint_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    (line,) = ended.stderr.splitlines()
+    assert_refused(line, f"error: {tmp_path / '6'}: cannot be written: ...File too large...step 3")
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("out", ["", "/proc/run", "file/run"])
+def test_row_17_a_directory_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with refuses(f"out = {out or repr(out)}: ", ConfigError), open_run(replace(CONFIG, out=out)):
+        pass
+    assert os.listdir() == ["file"]
+
+
+@pytest.mark.parametrize("name", ["[ace]o", "[/bold]", "[red]", "[link=x]"])
+def test_row_19_names_are_printed_as_they_are(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_run(replace(CONFIG, out=str(tmp_path / name))) as directory:
+        record_config(directory, CONFIG, report=console.print)
+        EventLog(directory).warn(1, f"a text [{name}]")
+    said = capsys.readouterr().out
+    assert f"run directory: {tmp_path / name}\n" in said and f"a text [{name}]\n" in said
+
+
+def test_row_19_no_console_reads_markup() -> None:
+    root = Path(__file__).parents[2]
+    consoles = [
+        line for path in root.glob("launch/**/*.py") for line in path.read_text().splitlines() if "Console(" in line
+    ]
+    assert consoles and all("markup=False" in line for line in consoles)

@@ -1,0 +1,178 @@
+"""Rows 14 and 27: long phases stop at a signal, go on bit for bit in another process, and show their progress."""
+
+import io
+import json
+import re
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import launch.evaluate
+from launch.build.experiment import Experiment, build_experiment
+from launch.cli import progress
+from launch.cli.errors import ConfigError, Stopped
+from launch.cli.options import parse_run
+from launch.cli.progress import Progress
+from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished
+from launch.distillation.trainer import distill
+from launch.run.supervised_warmup import warm_up
+from specjax.types import Params
+from tests.launch.programs import LEAST, argv
+from tests.refusals import refuses
+
+SMALL = LEAST | {
+    "--rollout.max-new-tokens": "24",
+    "--warmup.steps": "4",
+    "--warmup.batch-size": "4",
+    "--distill.steps": "6",
+    "--distill.answers": "32",
+    "--distill.chunks": "2",
+    "--distill.batch-size": "8",
+    "--distill.microbatches": "1",
+}
+
+
+class SignalAfter:
+    """A signal that arrives while unit `count` of a process is being worked on."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    @property
+    def received(self) -> signal.Signals | None:
+        self._left -= 1
+        return signal.SIGTERM if self._left <= 0 else None
+
+
+def unfinished(directory: Path | None, count: int) -> Unfinished:
+    signals: Any = SignalAfter(count)
+    return Unfinished(directory, signals)
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return build_experiment(parse_run(argv("tiny", SMALL), "", ""))
+
+
+def before_rl(experiment: Experiment, work: Unfinished) -> Params:
+    """Warm up and distil, as a new run does."""
+    copied = jax.tree.map(jnp.copy, experiment.networks.params)
+    fresh = replace(experiment, networks=replace(experiment.networks, params=copied))
+    params = warm_up(fresh, work)
+    return replace(params, draft=distill(fresh, params, work).draft)
+
+
+def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
+    expected = before_rl(experiment, Unfinished())
+    stops = 0
+    while True:
+        try:
+            params = before_rl(experiment, unfinished(tmp_path, 5))
+            break
+        except Stopped as stopped:
+            stops += 1
+            assert stopped.signal == signal.SIGTERM and re.search(
+                r": stopped after \d+ of \d+ .*--resume", str(stopped)
+            )
+            assert stops < 50
+    assert stops > 1
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "distillation", "warm-up"]
+
+
+def test_row_14_without_a_place_nothing_is_kept_and_it_is_said(experiment: Experiment) -> None:
+    with pytest.raises(Stopped, match="nothing is kept"):
+        before_rl(experiment, unfinished(None, 1))
+
+
+def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
+    with Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units") as phase:
+        phase.finish({"x": {"y": np.arange(3)}}, save=True)
+        phase.finish({"x": {"y": np.arange(3) + 1}})
+    again = Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units")
+    assert again.done == 2
+    np.testing.assert_array_equal(again.restore("x")["y"], [1, 2, 3])
+    with refuses(f"{tmp_path / UNFINISHED}: ", ConfigError):
+        Unfinished(tmp_path / UNFINISHED, options="b")
+
+
+def test_row_14_states_are_kept_every_few_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError), Unfinished(tmp_path).phase("x", 9, "units") as phase:
+        phase.finish({"x": {"y": np.arange(3)}})
+        phase._saved_at -= SAVE_EVERY_S + 1
+        phase.finish({"x": {"y": np.arange(3)}})
+        phase.finish({"x": {"y": np.arange(3)}})
+        raise KeyError  # killed
+    assert Unfinished(tmp_path).phase("x", 9, "units").done == 2
+
+
+@pytest.fixture
+def set_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets what launch.evaluate sees as its signals."""
+    monkeypatch.setattr("launch.evaluate.check_policy_source", lambda *_: None)
+    return lambda signals: monkeypatch.setattr("launch.evaluate.StopSignals", lambda say: nullcontext(signals))
+
+
+def test_row_14_an_evaluation_goes_on_where_it_stopped(
+    set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {name: value for name, value in LEAST.items() if "warmup" not in name and "distill" not in name}
+    words = {name: value for name, value in words.items() if not name.startswith(("--eval", "--probe", "--checkpoint"))}
+    words |= {"--data.prompts": "4", "--samples": "2", "--save": "saved.jsonl"}
+
+    def evaluate(results: str, signals: Any) -> None:
+        set_signals(signals)
+        assert launch.evaluate.main(argv("tiny", words | {"--json": results})) == 0
+
+    evaluate("whole.json", None)
+    whole = json.loads(Path("whole.json").read_text())["sets"]
+    saved = Path("saved.jsonl").read_text()
+    with pytest.raises(Stopped, match="stopped after 2 of 4 batches; the same command"):
+        evaluate("parts.json", SignalAfter(2))
+    with pytest.raises(Stopped, match="stopped after 3 of 4 batches"):
+        evaluate("parts.json", SignalAfter(1))
+    evaluate("parts.json", None)
+    (parts,) = json.loads(Path("parts.json").read_text())["sets"]
+    timed = {name for name in parts if "per_s" in name or "second" in name}
+    assert {k: v for k, v in parts.items() if k not in timed} == {k: v for k, v in whole[0].items() if k not in timed}
+    assert Path("saved.jsonl").read_text() == saved and not Path(f"parts.json.{UNFINISHED}").exists()
+
+
+def lines_of(phase: Progress, output: io.StringIO, seconds: list[float]) -> list[str]:
+    with phase:
+        for _ in seconds:
+            phase.advance(tokens=100, note="loss 2.0")
+    return output.getvalue().splitlines()
+
+
+def test_row_27_a_log_gets_a_line_before_the_first_unit_and_few_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0] + [1.0 * i for i in range(1000)])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    output = io.StringIO()
+    phase = Progress("distillation", 100, "steps", console=Console(file=output, width=200))
+    lines = lines_of(phase, output, [1.0] * 100)
+    assert lines[0] == "distillation: 0 of 100 steps; compiling .."
+    assert 5 < len(lines) < 40
+    assert all(
+        re.fullmatch(r"distillation: \d+ of 100 steps, loss 2.0(, [\d,]+ tokens/s, .* left)?", x) for x in lines[2:-1]
+    )
+    assert lines[-1].startswith("distillation: 100 of 100 steps, loss 2.0, ") and "left" not in lines[-1]
+
+
+def test_row_27_a_terminal_gets_one_line_that_changes() -> None:
+    output = io.StringIO()
+    terminal = Console(file=output, force_terminal=True, width=80)
+    with Progress("warm-up", 2, "steps", console=terminal) as phase:
+        phase.advance()
+        phase.advance()
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
+    assert text.rstrip().endswith("warm-up: 2 of 2 steps")
