@@ -79,10 +79,10 @@ def layer_ids(fields: Mapping[str, Any], name: str, offset: int = 0) -> tuple[in
     return tuple(i + offset for i in ids)
 
 
-def nested(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object, empty if the field is missing or null."""
+def nested(fields: Mapping[str, Any], name: str, required: bool = False) -> dict[str, Any]:
+    """Return an object, empty if the field is missing or null. Raise ValueError if it is then required."""
     value = fields.get(name)
-    value = {} if value is None else value
+    value = {} if value is None and not required else value
     if not isinstance(value, dict):
         raise ValueError(f"{name} = {show(value)}: must be an object")
     return value

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from models.checkpoints.policy import config_from_json, restore_params, write_checkpoint
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
-from models.json_fields import layer_ids, nested, show
+from models.json_fields import layer_ids, nested
 from models.params import abstract_params
+from specjax.options import show
 from specjax.types import PyTree
 
 _IDS = "target_ids.npy"

@@ -49,7 +49,7 @@ def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[i
     if dialect_of(fields) == "speculators":
         check("speculators_model_type", fields["speculators_model_type"], ("eagle3",))
         refuse_unknown(fields, _READ | _CARRIED)
-        layer = nested(fields, "transformer_layer_config")
+        layer = nested(fields, "transformer_layer_config", required=True)
         return _head(fields, layer, layer_ids(fields, _LAYERS), True)
     eagle = nested(fields, "eagle_config")
     refuse_unknown(eagle, {_LAYERS, "use_aux_hidden_state"}, "eagle_config.")

@@ -17,6 +17,7 @@ import configs.schema
 import launch
 import models
 import specjax
+from configs.schema import RolloutOptions
 from launch.cli import paths
 from launch.cli.errors import ConfigError
 from specjax.options import Options, alternatives
@@ -192,3 +193,14 @@ def test_row_20_the_part_and_the_option_that_reduces_it_are_named() -> None:
     parts = growing("small", present // 3, {"one": 5}), growing("large", present, {"two": 2, "three": 3}, "four more")
     with refuses("three = 3: ...GiB...GiB...large...less...four more"):
         check_memory(parts, mesh)
+
+
+@pytest.mark.parametrize("change", [{"draft_length": 41}, {"draft_lengths": (0, 41)}])
+def test_row_20_a_draft_longer_than_the_completion_is_refused(change: dict[str, Any]) -> None:
+    with refuses(f"{next(iter(change))} = ...41...max_new_tokens = 40"):
+        RolloutOptions(max_new_tokens=40, **change)
+
+
+def test_row_20_a_batch_larger_than_the_prompts_is_refused_before_it_is_timed() -> None:
+    with fuzz_numbers.stubbed(), refuses("data.prompts = 1000: ...84", ConfigError):
+        fuzz_numbers.run(Case("compare", "data.prompts", "1000", in_recipe=False))
