@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +179,34 @@ def test_row_27_a_terminal_gets_one_line_that_changes() -> None:
         phase.advance()
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
     assert text.rstrip().endswith("warm-up: 2 of 2 steps")
+
+
+COUNT = """
+import sys, jax, launch.train
+slow = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: slow.append(seconds) if "backend_compile" in event and seconds > 1 else None
+)
+assert launch.train.main(sys.argv[1:]) == 0
+print("compiled for over a second:", len(slow))
+"""
+
+
+@pytest.mark.slow
+def test_row_28_the_second_start_compiles_nothing(tmp_path: Path) -> None:
+    """With scorers on the host too: no program holds a callback, so that each is in the compile cache."""
+    words = LEAST | {"--steps": "3", "--probe-every": "2", "--reward.scorer": "exact", "--reward.workers": "1"}
+    environment = {**os.environ, "SPECJAX_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
+    counts = []
+    for run in ("first", "second"):
+        command = [
+            sys.executable,
+            "-c",
+            COUNT,
+            *argv("tiny", words | {"--out": str(tmp_path / run)}),
+            "--speedup.slots",
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+        assert ended.returncode == 0, ended.stderr
+        counts.append(int(ended.stdout.rsplit(": ", 1)[1]))
+    assert counts[0] > 0 and counts[1] == 0

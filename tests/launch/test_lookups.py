@@ -14,6 +14,7 @@ from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import Unfinished
 from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
@@ -136,5 +137,5 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Enough):
         evaluate(params)
     with pytest.raises(Enough):
-        launch.comparison.best_plans.compare_plans(experiment, params)
+        launch.comparison.best_plans.compare_plans(experiment, params, Unfinished())
     assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(experiment.problems.train)

@@ -109,3 +109,36 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
         for name in line:
             assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
     jax.tree.map(np.testing.assert_array_equal, saved_state(run, newest + 2), saved_state(whole, newest + 2))
+
+
+BEFORE_RL = LEAST | {
+    **{"--warmup.steps": "300", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "24", "--steps": "2"},
+    **{"--distill.steps": "300", "--distill.answers": "512", "--distill.chunks": "2", "--distill.batch-size": "8"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
+    """Every other process is only asked to stop, so that the next one starts further on."""
+    run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
+    start_time = time.monotonic()
+    finish(train(whole, BEFORE_RL))
+    whole_s, stopped, killed = time.monotonic() - start_time, list[str](), 0
+    for turn in range(16):
+        process = train(run, BEFORE_RL, *(["--resume"] if (run / "config.json").exists() else []))
+        time.sleep(chance.uniform(0.2, 0.9) * whole_s)
+        if process.poll() is not None:
+            break
+        if turn % 2:
+            process.terminate()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed += 1
+        _, said = process.communicate(timeout=120)
+        stopped += [said] if turn % 2 else []
+        if saves(run):
+            break
+    finish(train(run, BEFORE_RL, "--resume")) if process.poll() != 0 else None
+    assert killed and stopped
+    jax.tree.map(np.testing.assert_array_equal, saved_state(run, 2), saved_state(whole, 2))
