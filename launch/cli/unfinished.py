@@ -35,9 +35,8 @@ class Unfinished:
         self, directory: Path | None = None, signals: StopSignals | None = None, options: str | None = None
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
-        if directory is not None and directory.exists() and options is not None:
-            path = directory / OPTIONS
-            if not path.exists() or path.read_text(encoding="utf-8") != options:
+        if directory is not None and options is not None and (path := directory / OPTIONS).exists():
+            if path.read_text(encoding="utf-8") != options:
                 raise ConfigError(
                     f"{directory}: an earlier process with other options stopped here; must be removed to start "
                     "again, or give its options to go on"
@@ -48,9 +47,10 @@ class Unfinished:
         directory = None
         if self._directory is not None:
             directory = self._directory / name
-            directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
             if self._options is not None:
                 (self._directory / OPTIONS).write_text(self._options, encoding="utf-8")
+            directory.mkdir(exist_ok=True)
         advice = "the same command goes on from there" if self._options is not None else "--resume goes on from there"
         return Phase(name, total, unit, directory, self._signals, "nothing is kept" if directory is None else advice)
 

@@ -53,6 +53,8 @@ class TrainingLoop:
             self.save(0, state)
         if 0 < config.profile_step <= self.start.step:
             console.print(f"profile_step = {config.profile_step}: that step is already done; no trace is written")
+        if self.start.step < config.steps:
+            console.print("compiling the step ..")
         for number in range(self.start.step + 1, config.steps + 1):
             take = self.profile_step if number == config.profile_step else self.take_step
             state = take(number, state)
@@ -84,7 +86,7 @@ class TrainingLoop:
         self.clock.lap()
         state, rollout, metrics = step(state, prompts)
         if (compiling := self.clock.lap()) and not timed:
-            console.print(f"compiled the step in {compiling:.1f} s")
+            console.print(f"compiled the step, or read it from the cache, in {compiling:.1f} s")
         if probing:
             self.report_speedup(number, metrics)
         metrics = metrics | {"time/data": data_s}

@@ -112,8 +112,8 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
 
 
 BEFORE_RL = LEAST | {
-    **{"--warmup.steps": "300", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "24", "--steps": "2"},
-    **{"--distill.steps": "300", "--distill.answers": "512", "--distill.chunks": "2", "--distill.batch-size": "8"},
+    **{"--warmup.steps": "3000", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "24", "--steps": "2"},
+    **{"--distill.steps": "3000", "--distill.answers": "512", "--distill.chunks": "2", "--distill.batch-size": "8"},
 }
 
 
@@ -122,12 +122,13 @@ BEFORE_RL = LEAST | {
 def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
     """Every other process is only asked to stop, so that the next one starts further on."""
     run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
+    finish(train(tmp_path / "compiled", BEFORE_RL | {"--warmup.steps": "4", "--distill.steps": "4"}))
     start_time = time.monotonic()
     finish(train(whole, BEFORE_RL))
     whole_s, stopped, killed = time.monotonic() - start_time, list[str](), 0
     for turn in range(16):
         process = train(run, BEFORE_RL, *(["--resume"] if (run / "config.json").exists() else []))
-        time.sleep(chance.uniform(0.2, 0.9) * whole_s)
+        time.sleep(chance.uniform(0.3, 0.7) * whole_s)
         if process.poll() is not None:
             break
         if turn % 2:
