@@ -384,7 +384,7 @@ def run(trained: Trained, tmp_path: Path) -> Path:
         trained[0].config, changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
     )
     leave_run(tmp_path / "run", trained[0])
-    record_config(tmp_path / "run", recorded)
+    record_config(tmp_path / "run", recorded, report=lambda text: None)
     return tmp_path / "run"
 
 
