@@ -29,7 +29,7 @@ class TrainConfig(Options):
         updates:             Updates per rollout.
         microbatches:        Microbatches per update; the gradient is the same.
         reference_every:     Steps between updates of the reference policy; 0: fixed.
-        gap_alarm:           Mean log-prob gap of tokens that sets rollout/logprob_alarm. Of a sequence: 10 times it.
+        gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
                              smallest bucket that fits. Empty: the full length alone.
         logit_chunk:         Positions per row whose logits exist at a time; 0: all.

@@ -441,6 +441,8 @@ def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
 
 def test_completions_without_drafts_are_refused():
     """A completion of one token is sampled by the prefill."""
-    experiment = built(LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1"))
+    experiment = built(
+        LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1 --rollout.draft-length 1")
+    )
     with pytest.raises(ConfigError, match="first token, or a lookup found no match"):
         diagnose(experiment, experiment.networks.params, 2)

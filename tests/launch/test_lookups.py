@@ -78,7 +78,7 @@ def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
     [
         (dict(kind="model", path="nowhere"), "draft.path = nowhere:...config.json"),
         (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "its vocab_size is 16, must be 15"),
-        (dict(kind="model", architecture=replace(SMALL, max_positions=16)), "= 17:...16...draft.architecture"),
+        (dict(kind="model", architecture=replace(SMALL, max_positions=16)), "...= 17: ...16...draft.architecture"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(draft: dict, message: str):
