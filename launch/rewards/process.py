@@ -135,10 +135,10 @@ def _kill_all(cookie: str) -> None:
     wanted = f"{COOKIE}={cookie}".encode()
     for _ in range(100):
         found = False
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if wanted in environment.read_bytes().split(b"\0"):
-                    os.kill(int(environment.parent.name), signal.SIGKILL)
+        for pid in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
+            with suppress(OSError):  # it has ended meanwhile, or is another user's
+                if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    os.kill(int(pid), signal.SIGKILL)
                     found = True
         if not found:
             return
