@@ -25,11 +25,12 @@ from launch.comparison.stage_times import print_first_differences, print_stage_t
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
+from launch.run.restore import with_step
 from launch.run.trained_networks import trained_networks
 from launch.timing import format_provenance, provenance
 
 # The table is this wide; a narrower terminal wraps it.
-console = Console(highlight=False, soft_wrap=True, markup=False, width=170)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> int:
         load_pyplot()
         make_directory("plots", args.plots)
     with StopSignals(console.print) as signals:
+        args = with_step(args)
         unfinished = unfinished_beside(args.json, signals, config, args)
         experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths)))
         write_results(args.json, compare(experiment, args, unfinished))

@@ -23,7 +23,7 @@ from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
-from launch.run.restore import restore_params, restore_policy
+from launch.run.restore import restore_params, restore_policy, with_step
 from specjax.types import Params
 
 
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
     )
     out = new_output_directory(config)
     check_policy_source(config, args.checkpoint)
+    args = with_step(args)
     with StopSignals(console.print) as signals, exclusive("out", out):
         unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
         # Without the lookup: its hits must not count as the draft's acceptance.

@@ -13,7 +13,7 @@ from launch.cli.signals import StopSignals
 from launch.cli.unfinished import unfinished_beside
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
-from launch.run.restore import params_of
+from launch.run.restore import params_of, with_step
 from launch.timing import provenance
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
     check_policy_source(config, args.checkpoint)
-    sets = load_sets(config, args.files)
+    sets, args = load_sets(config, args.files), with_step(args)
     with StopSignals(console.print) as signals:
         unfinished = unfinished_beside(args.json, signals, config, args)
         experiment = build_experiment(config, training=False)

@@ -61,10 +61,10 @@ def train(
             start = start_new(experiment, evaluate, costs, unfinished)
         try:
             with open_logs(experiment, directory, start, signals) as logs:
-                warn_of_start(experiment, logs.events, continuing)
+                warn_of_start(experiment, logs.events, continuing, unfinished.found)
                 steps = TrainStep(stages), ProbeStep(stages)
                 state = TrainingLoop(experiment, start, *steps, pipeline, evaluate, costs, saves, logs).run()
-            if saves.newest() is not None:
+            if saves.newest() is not None or signals.received is None:
                 unfinished.remove()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
     if options.checkpoint is not None and options.recipe is not None:
         chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)
-    console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=WIDTH)
     console.print(f"{format_provenance('launch.bench')}\npreset    {name}\n")
     networks, results = random_networks(preset), {}
     for section, measure in chosen.items():

@@ -2,5 +2,5 @@
 
 from rich.console import Console
 
-# No markup: names of files and texts of models may hold square brackets.
-console = Console(highlight=False, soft_wrap=True, markup=False)
+# Names of files and texts of models may hold square brackets, and names between colons.
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)

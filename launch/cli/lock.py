@@ -60,6 +60,11 @@ def _lock(option: str, directory: Path) -> IO[str]:
             raise ConfigError(
                 f"{option} = {directory}: {holder} is writing to it; must be another directory, or wait until it ends"
             ) from None
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"{option} = {directory}: cannot be locked: {error.strerror}; must be on a file system with locks"
+            ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file

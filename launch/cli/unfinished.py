@@ -29,12 +29,16 @@ class Unfinished:
         directory: where states are kept. None: nowhere.
         signals:   what stops a phase. None: nothing.
         options:   text that must be the same in the process that goes on. Raises ConfigError otherwise.
+
+    Attributes:
+        found: whether an earlier process left something.
     """
 
     def __init__(
         self, directory: Path | None = None, signals: StopSignals | None = None, options: str | None = None
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
+        self.found = directory is not None and directory.exists()
         if directory is not None and options is not None and (path := directory / OPTIONS).exists():
             if path.read_text(encoding="utf-8") != options:
                 raise ConfigError(
@@ -106,15 +110,17 @@ class Phase(Progress):
     def finish(self, state: Mapping[str, PyTree], *, tokens: int = 0, note: str = "", save: bool = False) -> None:
         """Count a finished unit. Save the state, by parts, if it is time. Raises Stopped, after that, at a signal.
 
-        save: save in any case, because other work comes before the next unit.
+        state: empty if the phase cannot go on: then nothing is saved, and the next process starts it again.
+        save:  save in any case, because other work comes before the next unit.
         """
         self.advance(1, tokens, note)
         signal = None if self._signals is None else self._signals.received
         save |= signal is not None or self.done >= self.total or time.monotonic() - self._saved_at > SAVE_EVERY_S
-        if save and self._directory is not None:
+        if save and state and self._directory is not None:
             self._save(self._directory.absolute(), state)
         if signal is not None:
-            raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {self._advice}")
+            advice = self._advice if state else "it starts again in the next process"
+            raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {advice}")
 
     def _save(self, directory: Path, state: Mapping[str, PyTree]) -> None:
         with new_directory(directory / str(self.done)) as saving, ocp.PyTreeCheckpointer() as checkpointer:

@@ -30,10 +30,15 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
         raise ConfigError(
             f"{where}: field {field!r} must be text or a list of messages with role and content, not {shown}"
         )
-    messages = tuple(Message(*(text_field(message, name, where) for name in Message._fields)) for message in value)
-    if messages[-1].role != "user":
-        raise ConfigError(f"{where}: field {field!r} ends with the role {messages[-1].role!r}; it must be user")
+    messages = tuple(Message(text_field(each, "role", where), _content(each, where)) for each in value)
+    if messages[-1].role != "user" or not messages[-1].content:
+        raise ConfigError(f"{where}: field {field!r} must end with a message of the role user that is not empty")
     return messages
+
+
+def _content(message: dict[str, object], where: str) -> str:
+    """Return the content of a message; that of a system message may be empty."""
+    return "" if message.get("content") == "" else text_field(message, "content", where)
 
 
 def prompt_text(prompt: Prompt) -> str:

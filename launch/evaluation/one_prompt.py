@@ -1,6 +1,7 @@
 """Answers of a policy to one prompt."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -57,11 +58,12 @@ def _stream(
     clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
     for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
         text = experiment.tokenizer.decode(np.asarray(state.tokens[0])[: int(state.emitted[0])].tolist())
-        # An unfinished character may become another one.
-        whole = text if bool(state.done[0]) else text.rstrip("\N{REPLACEMENT CHARACTER}")
-        if whole.startswith(shown):
-            show(whole[len(shown) :])
-            shown = whole
+        done = bool(state.done[0])
+        # An unfinished character may become another one, and decoding may take a space back.
+        settled = text if done else text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        if done or settled.startswith(shown):
+            show(settled[len(os.path.commonprefix([shown, settled])) :])
+            shown = settled
     show("\n\n")
     assert state is not None
     seconds, tokens, rounds = time.perf_counter() - start - clock.lap(), int(state.emitted[0]), int(state.row_rounds[0])

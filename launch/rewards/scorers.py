@@ -77,10 +77,12 @@ def last_box(text: str) -> str | None:
 
     A brace after a backslash is a character of the answer.
     """
-    openings = list(re.finditer(r"\\boxed\s*\{", text))
+    openings = list(re.finditer(r"\\boxed\s*(\{|[^\s{]\S*)", text))
     if not openings:
         return None
     start, opened = openings[-1].span()
+    if openings[-1].group(1) != "{":  # \boxed 5
+        return text[start:opened]
     depth = 1
     for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opened):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)

@@ -112,7 +112,7 @@ def _existing(config: RunConfig) -> Path:
 
 def _check_checkpoints(directory: Path) -> None:
     """Raise ConfigError if the run saves none, or if those that it saved are gone: its history would start again."""
-    if saved_steps(directory / CHECKPOINTS):
+    if saved_steps(directory / CHECKPOINTS) or (directory / UNFINISHED).exists():
         return
     if not read_recorded(directory / CONFIG_FILE, "resume").get("checkpoint.every", True):
         raise ConfigError(f"resume: nothing was saved in {directory}: checkpoint.every = 0")
@@ -128,7 +128,7 @@ def _newest(name: str) -> Path:
     numbered = {
         int(match[1] or 1): path
         for path in RUNS.glob("*")
-        if (match := re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", path.name))
+        if (match := re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", path.name)) and (path / CONFIG_FILE).exists()
     }
     if not numbered:
         raise ConfigError(f"resume: no run of {name} in {RUNS.absolute()}; --out names a directory")

@@ -56,6 +56,9 @@ class TrainingLoop:
         if self.start.step < config.steps:
             console.print("compiling the step ..")
         for number in range(self.start.step + 1, config.steps + 1):
+            if number == self.start.step + 1 and self.logs.signals.received is not None:
+                self.warn_of_stop(self.start.step)
+                break
             take = self.profile_step if number == config.profile_step else self.take_step
             state = take(number, state)
             self.evaluate_if_due(number, state)

@@ -62,8 +62,11 @@ class SkippedUpdates:
 
 
 def describe_healthy(saves: Checkpointer) -> str:
-    """Return which checkpoint a run that skipped updates can be continued or exported from."""
+    """Return which checkpoint of a run that skipped updates is healthy, and how to use it."""
     step = saves.newest_healthy()
     if step is None:
         return "there is no healthy checkpoint"
-    return f"the last healthy checkpoint is that of step {step} (--checkpoint-step {step})"
+    return (
+        f"the last healthy checkpoint is that of step {step}: other programs read it with --checkpoint-step {step}; to "
+        "resume from it, move the newer ones away"
+    )

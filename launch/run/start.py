@@ -151,13 +151,13 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     return make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
 
 
-def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool) -> None:
+def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool, found: bool) -> None:
     """Warn if prompts are dropped, or if there is no checkpoint to resume from. Print how a read draft differs."""
     if (differences := experiment.networks.draft.differences()) is not None:
         console.print(differences)
     if continuing:
         return
-    if experiment.config.resume:
+    if experiment.config.resume and not found:
         events.warn(0, "No checkpoint found; starting from scratch")
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:

@@ -87,6 +87,12 @@ def test_row_09_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert load_jsonl(path, "q", "a") == [Problem(prompt="x", answer="1")]
 
 
+def test_row_09_a_system_message_may_be_empty(tmp_path: Path) -> None:
+    chat = (Message("system", ""), Message("user", "hello"))
+    path = jsonl(tmp_path / "a.jsonl", {"q": [message._asdict() for message in chat], "a": "1"})
+    assert load_jsonl(path, "q", "a")[0].prompt == chat
+
+
 def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> None:
     record = {"prompt": list(map(Message._asdict, CHAT)), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
     path = jsonl(tmp_path / "a.jsonl", record)
@@ -104,7 +110,8 @@ def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "messages",
     [[], ["x"], [{}], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": 1.5, "content": [1]}]]
-    + [[Message("user", "x")._asdict(), Message("assistant", "y")._asdict()], [{"role": "user", "content": " "}]],
+    + [[Message("user", "x")._asdict(), Message("assistant", "y")._asdict()], [{"role": "user", "content": " "}]]
+    + [[{"role": "user", "content": ""}]],
 )
 def test_row_09_messages_of_another_shape_are_named(tmp_path: Path, messages: object) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"q": messages, "a": "1"})

@@ -56,3 +56,19 @@ def test_row_30_several_answers_say_how_many_were_cut_off(experiment: Experiment
     pieces = list[str]()
     summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 3, pieces.append)
     assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
+
+
+def test_row_30_decoding_that_takes_text_back_loses_nothing(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tokenizers do that join a space and the full stop after it."""
+    text, _, _ = whole_answer(experiment)
+    decode = experiment.tokenizer.decode
+
+    def rewriting(ids: list[int]) -> str:
+        return decode(ids) if len(ids) == BUDGET else "#" * len(decode(ids))
+
+    monkeypatch.setattr(experiment.tokenizer, "decode", rewriting)
+    pieces = list[str]()
+    answer_prompt(experiment, experiment.networks.params, PROMPT, 1, pieces.append)
+    assert "".join(pieces).endswith(text + "\n\n")

@@ -203,7 +203,7 @@ def test_row_17_a_directory_that_cannot_be_written_is_refused(
     assert os.listdir() == ["file"]
 
 
-@pytest.mark.parametrize("name", ["[ace]o", "[/bold]", "[red]", "[link=x]"])
+@pytest.mark.parametrize("name", ["[ace]o", "[/bold]", "[red]", "[link=x]", "3:100:5", ":x:"])
 def test_row_19_names_are_printed_as_they_are(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with open_run(replace(CONFIG, out=str(tmp_path / name))) as directory:
         record_config(directory, CONFIG, report=console.print)
@@ -217,4 +217,4 @@ def test_row_19_no_console_reads_markup() -> None:
     consoles = [
         line for path in root.glob("launch/**/*.py") for line in path.read_text().splitlines() if "Console(" in line
     ]
-    assert consoles and all("markup=False" in line for line in consoles)
+    assert consoles and all("markup=False, emoji=False" in line for line in consoles)

@@ -115,6 +115,8 @@ def test_row_05_answers_that_cannot_score_are_counted(
         (r"\boxed{4\}", 0.0),
         (r"\boxed{3} so it is 4", 0.0),
         (r"\boxed{}", 0.0),
+        (r"\boxed{4}. No: \boxed 5", 0.0),
+        (r"\boxed{3} .. \boxed 4", 1.0),
         ("so it is 4", 1.0),
     ],
 )

@@ -24,10 +24,13 @@ from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
 from launch.cli.progress import Progress
-from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished
+from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished, options_text
 from launch.distillation.trainer import distill
+from launch.evaluation.options import EvaluateArgs
+from launch.run.restore import with_step
 from launch.run.supervised_warmup import warm_up
-from specjax.types import Params
+from specjax.checkpoint import Checkpointer
+from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv
 from tests.refusals import refuses
 
@@ -105,6 +108,27 @@ def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.restore("x")["y"], [1, 2, 3])
     with refuses(f"{tmp_path / UNFINISHED}: ", ConfigError):
         Unfinished(tmp_path / UNFINISHED, options="b")
+
+
+def test_row_14_a_phase_without_a_state_starts_again(tmp_path: Path) -> None:
+    work = unfinished(tmp_path, 2)
+    with pytest.raises(Stopped, match="starts again"), work.phase("x", 5, "units") as phase:
+        for _ in range(5):
+            phase.finish({})
+    assert Unfinished(tmp_path).phase("x", 5, "units").done == 0
+
+
+def test_row_14_the_newest_checkpoint_is_compared_by_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that trains on between a stop and the next start has another newest checkpoint."""
+    monkeypatch.setattr(EvaluateArgs, "__post_init__", lambda self: None)
+    texts = []
+    for step in (3, 60):
+        with Checkpointer(tmp_path / "checkpoints", keep=2) as saves:
+            saves.save(step, TrainState(jnp.int32(step), Params({"x": jnp.zeros(2)}, {}), Params({}, {}), None), {}, {})
+        args = with_step(EvaluateArgs(checkpoint=str(tmp_path)))
+        assert args.checkpoint_step == step
+        texts.append(options_text(args))
+    assert texts[0] != texts[1]
 
 
 def test_row_14_states_are_kept_every_few_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

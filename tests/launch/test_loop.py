@@ -192,3 +192,11 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert set(logged) == {1}
     timer.finish()
     assert 0.2 <= logged[1] < 0.3 and 0.1 <= logged[2] < 0.2
+
+
+def test_a_signal_before_the_first_step_takes_none(tmp_path: Path):
+    run = Recorder(tmp_path, start_step=2, save_every=100)
+    run.signals.received = signal.SIGTERM
+    run.loop.run()
+    assert [step for step in run.done if step[0] != "log"] == []
+    assert run.said[0][1].startswith("stopped after step 2; ")
