@@ -23,11 +23,11 @@ from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.cli.unfinished import Unfinished
-from launch.diagnosis.acceptance import Rate, acceptance_findings, rates
+from launch.diagnosis.acceptance import rates
 from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.findings import Finding, alternative_findings, coverage_finding
-from launch.diagnosis.observed import Drafted, Observed, observe
+from launch.diagnosis.observed import Observed, observe
 from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
@@ -241,26 +241,6 @@ def test_random_heads_are_read_neither_right_nor_wrong(
             assert set(states(findings(replace(params, draft=random))).values()) == {"undecided"}
 
 
-def test_a_reading_is_named_only_beyond_its_error_and_if_it_is_of_use():
-    rng = np.random.default_rng(0)
-    own, counted = rng.uniform(0.5, 0.8, size=(50, 20)), np.ones((50, 20), bool)
-    noise = rng.normal(0, 0.2, own.shape)
-    noise -= noise.mean()
-
-    def state(*others: np.ndarray, own: np.ndarray = own) -> str:
-        (finding,) = alternative_findings(own, [("rope", f"base {i}", x) for i, x in enumerate(others)], counted)
-        assert (finding.state == "off") == bool(finding.do)
-        return finding.state
-
-    assert state(own - 0.1) == "ok"
-    assert state(own + 1e-3) == "ok"
-    assert state(own + noise + 0.02) == "undecided"
-    assert state(own + noise + 0.02, own + 0.1) == "off"
-    assert state(own * 0.2 + 0.1, own=own * 0.2) == "undecided"
-    # Tokens of a row agree with each other: many of them are no more evidence than one.
-    assert state(own + np.repeat(rng.normal(0.04, 0.2, (50, 1)), 20, axis=1)) == "undecided"
-
-
 def test_a_draft_vocabulary_that_lacks_tokens(observed: Observed):
     said = np.unique(observed.tokens[observed.completion])
     assert coverage_finding(said, observed).state == "ok"
@@ -302,37 +282,6 @@ def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pyte
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(WrongLater, experiment)), params, PROMPTS)
     assert [fault.check for fault in diagnosis.faults] == ["acceptance by place"]
-
-
-def rate(predicted: float | None, accepted: int, count: int = 100, name: str = "position 1") -> Rate:
-    drafted = Drafted(*(np.zeros(count, int) for _ in range(3)), np.arange(count) < accepted)
-    overlaps = None if predicted is None else np.full((1, 1, 4), predicted)
-    return rates(Observed(np.zeros((1, 4), int), np.ones(1, int), np.full(1, 3), drafted), overlaps)[0][0]
-
-
-def test_few_tokens_prove_little():
-    assert not rate(0.98, 2, count=4).is_off
-    assert rate(0.98, 10, count=20).is_off and rate(0.2, 16, count=20).is_off
-    assert not rate(0.5, 45).is_off and not rate(0.98, 99).is_off
-    # Far beyond the error, but small.
-    assert not rate(0.5, 51_000, count=100_000).is_off
-
-
-def test_one_cause_is_one_fault():
-    right, wrong = rate(0.5, 50), rate(0.5, 10)
-
-    def found(by_position: list[Rate], by_place: list[Rate]) -> list[str]:
-        return [finding.state for finding in acceptance_findings(by_position, by_place)]
-
-    assert found([right, right], [right, right]) == ["ok", "ok"]
-    assert found([wrong, right], [wrong, wrong]) == ["off", "not checked"]
-    assert found([wrong, right], [right, wrong]) == ["not checked", "off"]
-    assert found([right, wrong], [right, right]) == ["off", "ok"]
-    assert found([rate(None, 50)], [rate(None, 50)]) == ["not checked"]
-    off, ok = Finding("caches", "off", "differ"), Finding("caches", "ok", "agree")
-    assert [off.explained_by(off).state, off.explained_by(ok).state, ok.explained_by(off).state] == [
-        *("not checked", "off", "ok")
-    ]
 
 
 class TellsPosition1(EitherDrafter):
