@@ -44,7 +44,7 @@ class Bigram(Drafter):
         length = jnp.full_like(state, len(tokens))
         return Proposal(jnp.stack(tokens, axis=1), jnp.stack(log_q, axis=1), length), state
 
-    def loss(self, params, tokens, output, mask, law) -> DraftLoss:
+    def loss(self, params, tokens, output, mask, law, anchors=None) -> DraftLoss:
         log_p = full_log_probs(output.logits[:, :-1], law)
         log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
         counts = mask[:, 1:].astype(jnp.float32)

@@ -11,7 +11,7 @@ from models.config import DecoderConfig, LayerConfig, Remat
 from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from models.rope import Rotation
 from specjax import kernels
-from specjax.cache import View, decode_view, token_at, uncached_view
+from specjax.cache import View, decode_view, token_at, tokens_at, uncached_view
 from specjax.parallel.mesh import constrain
 from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 
@@ -19,7 +19,7 @@ from specjax.types import Cache, LayerCache, Policy, PolicyOutput, PyTree
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream.
 
-    All T tokens are written to the cache. logits_at: int32 [B], the only token of each row to return: output [B, 1, D].
+    All T tokens are written to the cache. returned_at: int32 [B, N], the only tokens of each row to return: [B, N, D].
     """
 
     config: LayerConfig
@@ -31,12 +31,12 @@ class Block(nn.Module):
         cache: LayerCache | None,
         view: View,
         turn: Rotation,
-        logits_at: Int[Array, "B"] | None = None,
+        returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N D"], LayerCache | None]:
         c = self.config
         attention, mlp = Attention(c, name="attention"), SwiGLU(c, name="mlp")
-        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, turn, logits_at)
-        x = (x if logits_at is None else token_at(x, logits_at)) + y
+        y, cache = attention(RMSNorm(c, name="attention_norm")(x), cache, view, turn, returned_at)
+        x = (x if returned_at is None else tokens_at(x, returned_at)) + y
         return x + mlp(RMSNorm(c, name="mlp_norm")(x)), cache
 
 

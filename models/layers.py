@@ -83,7 +83,7 @@ class Attention(nn.Module):
     """Grouped-query attention: (x, cache or None, view, turn) -> (output [B, T, hidden_size], cache with x written).
 
     turn: rotation of all T tokens, from `rotation_of`.
-    logits_at: int32 [B], the only token of each row to return: output [B, 1, ..]. The cache gets all T tokens.
+    returned_at: int32 [B, N], the only tokens of each row to return: output [B, N, ..]. The cache gets all T tokens.
     """
 
     config: LayerConfig
@@ -95,14 +95,14 @@ class Attention(nn.Module):
         cache: LayerCache | None,
         view: View,
         turn: Rotation,
-        logits_at: Int[Array, "B"] | None = None,
+        returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
         queried, query_turn, mask = x, turn, view.mask
-        if logits_at is not None:
-            queried, query_turn = kv.token_at(x, logits_at), turn.at(logits_at)
+        if returned_at is not None:
+            queried, query_turn = kv.tokens_at(x, returned_at), turn.at(returned_at)
             if mask is not None:
-                mask = kv.token_at(mask, logits_at)
+                mask = kv.tokens_at(mask, returned_at)
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
         q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(queried)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax import kernels
+from specjax.cache import tokens_at
 from specjax.options import Factor, Options, Positive, show
 
 
@@ -122,9 +123,9 @@ class Rotation(NamedTuple):
     cos: Float[Array, "B T 1 h"]
     sin: Float[Array, "B T 1 h"]
 
-    def at(self, index: Int[Array, "B"]) -> "Rotation":
-        """Return the rotation of one token per row, `index`."""
-        return Rotation(*(jnp.take_along_axis(x, index[:, None, None, None], axis=1) for x in self))
+    def at(self, index: Int[Array, "B N"]) -> "Rotation":
+        """Return the rotation of the tokens `index` of each row."""
+        return Rotation(*(tokens_at(x, index) for x in self))
 
 
 def rotation(positions: Int[Array, "B T"], size: int, theta: float, scaling: RopeScaling | None) -> Rotation:

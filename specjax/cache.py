@@ -75,7 +75,13 @@ class View:
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
     """Return x at token `index` of each row."""
-    return jnp.take_along_axis(x, index[:, None, None], axis=1)
+    return tokens_at(x, index[:, None])
+
+
+def tokens_at(x: Shaped[Array, "B T *rest"], index: Int[Array, "B N"]) -> Shaped[Array, "B N *rest"]:
+    """Return x at the tokens `index` of each row; zeros where a row has no such token."""
+    index = index.reshape(*index.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)
 
 
 def decode_view(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from models.config import DecoderConfig, LayerConfig, MaxPositions
 from models.decoder import Block
 from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
-from specjax.cache import View, decode_view, token_at
+from specjax.cache import View, decode_view, tokens_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.options import Layers, Positive
 from specjax.parallel.mesh import constrain
@@ -115,24 +115,24 @@ class Eagle3(nn.Module):
         embeddings: Float[Array, "B T D"],
         cache: Cache,
         view: View,
-        logits_at: Int[Array, "B"] | None = None,
+        returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
         """Return the state for `unembed`, the state to feed back, and the cache. The embedding is concatenated first.
 
-        logits_at: int32 [B], the only pair of each row to return, N = 1. The others only enter the cache.
+        returned_at: int32 [B, N], the only pairs of each row to return; None: all. The others only enter the cache.
         """
         c = self.config
         # Every layer but the last returns all tokens: the next layer needs their keys.
-        returned_at = [None] * (c.num_layers - 1) + [logits_at]
+        chosen = [None] * (c.num_layers - 1) + [returned_at]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
         turn = rotation_of(c, view.positions)
-        y, layer = self.attention(x, cache[0], view, turn, returned_at[0])
+        y, layer = self.attention(x, cache[0], view, turn, chosen[0])
         residual = normed if c.norm_before_residual else hidden
-        hidden = (residual if returned_at[0] is None else token_at(residual, returned_at[0])) + y
+        hidden = (residual if chosen[0] is None else tokens_at(residual, chosen[0])) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         written = [layer]
-        for block, block_cache, index in zip(self.layer, cache[1:], returned_at[1:], strict=True):
+        for block, block_cache, index in zip(self.layer, cache[1:], chosen[1:], strict=True):
             hidden, layer = block(hidden, block_cache, view, turn, index)
             written.append(layer)
         normed = self.norm(hidden)
@@ -179,12 +179,12 @@ def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Arr
     """Return `DraftHead.step` for a network that takes token embeddings, looked up in the policy's table."""
 
     def step(
-        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, logits_at: Array | None
+        params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, returned_at: Array | None
     ) -> tuple[Array, Array, Cache]:
         # The policy's embeddings by reference. Training the draft does not change them.
         table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
         embeddings = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
-        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, logits_at))
+        return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, returned_at))
 
     return step
 

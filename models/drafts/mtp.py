@@ -92,11 +92,11 @@ class MTP(nn.Module):
         embeddings: Float[Array, "B T D"],
         cache: Cache,
         view: View,
-        logits_at: Int[Array, "B"] | None,
+        returned_at: Int[Array, "B N"] | None,
     ) -> tuple[Float[Array, "B N D"], Float[Array, "B N D"], Cache]:
         """Return the state for the vocabulary head, the state to feed back, and the cache.
 
-        logits_at: int32 [B], the only pair of each row to return, N = 1. The others only enter the cache.
+        returned_at: int32 [B, N], the only pairs of each row to return; None: all. The others only enter the cache.
         """
         convention = self.config.convention
         if convention.zeroes_first:
@@ -106,7 +106,7 @@ class MTP(nn.Module):
             pair.reverse()
         x = self.fc(jnp.concatenate(pair, axis=-1))
         turn = rotation_of(self.config, view.positions)
-        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, logits_at)
+        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, returned_at)
         normed = self.norm(x)
         return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
 

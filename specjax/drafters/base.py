@@ -35,11 +35,23 @@ class Proposal(NamedTuple):
     predicted: Bool[Array, "B"] | None = None
 
 
+class Anchors(NamedTuple):
+    """Completion tokens drawn from each row, each as position 1 of a draft that the loss counts.
+
+    Attributes:
+        index:  int32 [B, A], their places in the row, ascending.
+        weight: float32 [B, A], number of tokens of the row that each stands for; 0: it does not count.
+    """
+
+    index: Int[Array, "B A"]
+    weight: Float[Array, "B A"]
+
+
 class DraftLoss(NamedTuple):
     """Distillation loss of one microbatch.
 
     loss:    scalar, the sum over its tokens, to be divided by the global token count; differentiable in the draft's
-             parameters alone.
+             parameters alone. With anchors, an unbiased estimate of that sum.
     overlap: float32 [B, T], sum_v min(p, q) of the policy's law and the draft's law for each token: the expected
              acceptance of position 1 of a draft there. 0 where the token does not count.
     """
@@ -146,13 +158,22 @@ class Drafter(Protocol):
         output: PolicyOutput,
         mask: Bool[Array, "B T"],
         law: SamplingLaw,
+        anchors: Anchors | None = None,
     ) -> DraftLoss:
         """Return the distillation loss on a teacher-forced forward of the policy, without a gradient into the policy.
 
-        mask: True at completion tokens. A prediction counts if the token it predicts does. The default, for a drafter
-              without parameters, returns a loss and a predicted acceptance of 0.
+        mask:    True at completion tokens. A prediction counts if the token it predicts does.
+        anchors: the only tokens whose loss and overlap are read; None: all. A drafter may ignore it and compute all.
+
+        The default, for a drafter without parameters, returns a loss and a predicted acceptance of 0.
         """
         return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
+
+
+def at_anchors(anchors: Anchors, x: Float[Array, "B A"], length: int) -> Float[Array, "B T"]:
+    """Return rows of `length` tokens with the values x at the anchors that count, 0 elsewhere. No gradient."""
+    rows, counted = jnp.arange(len(x))[:, None], jax.lax.stop_gradient(jnp.where(anchors.weight > 0, x, 0.0))
+    return jnp.zeros((len(x), length), jnp.float32).at[rows, anchors.index].add(counted)
 
 
 def start_if(drafting: Flag, start: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Drafter, DraftLoss, DraftState, Flag, Memory, Proposal
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, DraftState, Flag, Memory, Proposal
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts
 
@@ -40,8 +40,16 @@ class EitherDrafter(Drafter):
     def features(self, output: PolicyOutput) -> Array:
         return self.trained.features(output)
 
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
-        return self.trained.loss(params, tokens, output, mask, law)
+    def loss(
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> DraftLoss:
+        return self.trained.loss(params, tokens, output, mask, law, anchors)
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> PairState:
         both = (drafter.start(params, prompts, features, width, drafting) for drafter in (self.lookup, self.trained))

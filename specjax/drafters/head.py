@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, decode_view, resize
-from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
+from specjax.cache import View, decode_view, resize, tokens_at
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
-from specjax.drafters.training_time_test import unrolled_view
+from specjax.drafters.training_time_test import anchored_view, unrolled_view
 from specjax.log_probs import by_position, laws
 from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
@@ -33,8 +33,9 @@ class DraftHead:
     Attributes:
         features:   PolicyOutput -> features [B, T, F].
         fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
-        step:       (params, hidden [B, T, D], tokens [B, T], cache, view, logits_at) -> (state [B, T, D] for `unembed`,
-                    hidden [B, T, D] to feed back, cache). With logits_at [B], both have T = 1: that token of each row.
+        step:       (params, hidden [B, T, D], tokens [B, T], cache, view, returned_at) -> (state [B, T, D] for
+                    `unembed`, hidden [B, T, D] to feed back, cache). With returned_at [B, N], both are [B, N, D]: of
+                    these tokens alone.
         unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
         init_cache: (rows, length) -> Cache.
         window:     Number of last positions that its attention sees; None: all.
@@ -133,7 +134,7 @@ class HeadDrafter(Drafter):
         room = state.cache[0].k.shape[2]
         view = decode_view(state.length, state.tokens.shape[1], room, state.visible_from, self.head.window)
         last = jnp.maximum(state.waiting - 1, 0)
-        read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last)
+        read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last[:, None])
         length = state.length + state.waiting
         ids = self.target_ids
         noise, tokens, log_q = gumbel, [], []
@@ -161,12 +162,22 @@ class HeadDrafter(Drafter):
             waiting=emitted,
         )
 
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+    def loss(
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> DraftLoss:
         """Return the weighted sum of the training-time test's passes, and the overlap of the first."""
         loss, overlaps = jnp.float32(0), []
-        for depth, (lost, overlap) in enumerate(self._passes(params, tokens, output, mask, law)):
-            loss += self.decay**depth * jnp.sum(lost)
+        for depth, (lost, overlap) in enumerate(self._passes(params, tokens, output, mask, law, anchors)):
+            loss += self.decay**depth * jnp.sum(lost if anchors is None else lost * anchors.weight)
             overlaps.append(overlap)
+        if anchors is not None:
+            return DraftLoss(loss, at_anchors(anchors, overlaps[0], tokens.shape[1]))
         return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlaps[0], ((0, 0), (2, 0)))))
 
     def overlaps(
@@ -181,36 +192,54 @@ class HeadDrafter(Drafter):
         return jnp.stack([jnp.pad(overlap, ((0, 0), (2 + i, 0)))[:, :length] for i, (_, overlap) in passes])
 
     def _passes(
-        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
-    ) -> Iterator[tuple[Float[Array, "B T-2"], Float[Array, "B T-2"]]]:
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> Iterator[tuple[Float[Array, "B N"], Float[Array, "B N"]]]:
         """Yield the divergence and the overlap of each pass; 0 where the predicted token does not count.
 
         The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
         returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
         token t + 2 + i, whose law the policy gives at t + 1 + i, at the rollout temperature.
+
+        N = T - 2, one for each index; with anchors one for each of them. Then pass 0 computes the keys of all indices,
+        and everything else is computed at the anchors alone.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
         target, law_of, chunk = laws(params.policy, output, law)
         ids = slice(None) if self.target_ids is None else self.target_ids
-        if not chunk:
+        if not chunk and anchors is None:
             # Computed once for all passes.
-            target, law_of = law_of(target)[..., ids], lambda log_p: log_p
-        targets, following, counts = (_shift(x, 1, self.unroll + 1, length) for x in (target, tokens, mask))
+            target, law_of, ids = law_of(target)[..., ids], lambda log_p: log_p, slice(None)
+        starts = None if anchors is None else anchors.index - 2
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:
-            log_p, log_q = law_of(target), full_log_probs(self.head.unembed(params, read), law)
-            log_p = log_p[..., ids] if chunk else log_p
+            log_p, log_q = law_of(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
+        def after(x: Array, by: int) -> Array:
+            """Return x `by` positions after each index, zeros beyond its end."""
+            if starts is not None:
+                return tokens_at(x, starts + by)
+            return jnp.pad(x[:, by:], ((0, 0), (0, max(by - 2, 0)), *((0, 0),) * (x.ndim - 2)))[:, :length]
+
         hidden = self.head.fuse(params, self.features(output)[:, :length])
-        cache = self.head.init_cache(rows, 0)
+        cache, following = self.head.init_cache(rows, 0), tokens[:, 1:-1]
         for depth in range(self.unroll):
-            view = unrolled_view(rows, length, depth, self.head.window)
-            cache = resize(cache, length)
-            read, hidden, cache = self.head.step(params, hidden, following[depth], cache, view, None)
-            kept = counts[depth + 1].astype(jnp.float32)
-            lost, accepted = by_position(compare, chunk, targets[depth], read)
+            if starts is None:
+                view = unrolled_view(rows, length, depth, self.head.window)
+            else:
+                view = anchored_view(starts, length, depth, self.head.window)
+            cache = resize(cache, hidden.shape[1])
+            read, hidden, cache = self.head.step(params, hidden, following, cache, view, starts if not depth else None)
+            kept = after(mask, depth + 2).astype(jnp.float32)
+            lost, accepted = by_position(compare, chunk, after(target, depth + 1), read)
             yield lost * kept, accepted * kept
+            following = after(tokens, depth + 2)
 
     def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
         """Return log_q over the policy's vocabulary, minus infinity outside the draft's.
@@ -222,9 +251,3 @@ class HeadDrafter(Drafter):
         known, place = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, np.int32)
         known[self.target_ids], place[self.target_ids] = True, np.arange(len(self.target_ids))
         return jnp.where(known[None, None], log_q.at[..., place].get(mode="promise_in_bounds"), -jnp.inf)
-
-
-def _shift(x: Array, first: int, count: int, length: int) -> list[Array]:
-    """Return x[:, i : i + length] for i = first, .., first + count - 1, with zeros beyond the end of x."""
-    padded = jnp.pad(x, ((0, 0), (0, first + count), *((0, 0),) * (x.ndim - 2)))
-    return [padded[:, i : i + length] for i in range(first, first + count)]

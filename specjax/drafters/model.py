@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.cache import resize
-from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal, start_if
+from specjax.cache import resize, tokens_at
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
@@ -97,7 +97,15 @@ class ModelDrafter(Drafter):
         missing = state.tokens.shape[1] - tokens.shape[1]
         return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
 
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+    def loss(
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> DraftLoss:
         """Return the objective against the policy's law at the rollout temperature. Runs a forward of the model."""
         target, law_of, chunk = laws(params.policy, output, law)
         draft, draft_law_of, _ = laws(params.draft, teacher_forced(self.model, params.draft, tokens, chunk), law)
@@ -106,7 +114,11 @@ class ModelDrafter(Drafter):
             log_p, log_q = law_of(target), draft_law_of(draft)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
-        loss, overlap = by_position(compare, chunk, target[:, :-1], draft[:, :-1])
-        kept = mask[:, 1:].astype(jnp.float32)
-        overlap = jax.lax.stop_gradient(overlap * kept)
-        return DraftLoss(jnp.sum(loss * kept), jnp.pad(overlap, ((0, 0), (1, 0))))
+        if anchors is None:
+            loss, overlap = by_position(compare, chunk, target[:, :-1], draft[:, :-1])
+            kept = mask[:, 1:].astype(jnp.float32)
+            overlap = jax.lax.stop_gradient(overlap * kept)
+            return DraftLoss(jnp.sum(loss * kept), jnp.pad(overlap, ((0, 0), (1, 0))))
+        before = anchors.index - 1
+        loss, overlap = by_position(compare, chunk, tokens_at(target, before), tokens_at(draft, before))
+        return DraftLoss(jnp.sum(loss * anchors.weight), at_anchors(anchors, overlap, tokens.shape[1]))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.drafters.base import Drafter, DraftLoss, Flag, Proposal
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal
 from specjax.drafters.lookup import (
     MatchLength,
     Text,
@@ -58,7 +58,15 @@ class NGramDrafter(Drafter):
     def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
         return with_tokens(state, tokens, emitted)
 
-    def loss(self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw) -> DraftLoss:
+    def loss(
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> DraftLoss:
         """Return a loss of 0 and the overlap: the policy's probability of the token it would propose, 0 if none.
 
         Runs a lookup for every token, which is quadratic in the length. Meant for measurements.

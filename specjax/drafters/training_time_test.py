@@ -1,18 +1,21 @@
-"""Attention of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2) over whole rows of T tokens.
+"""Attention of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2), over whole rows of T tokens or from drawn
+anchors.
 
 The cache holds the keys of all passes, one after the other. A query of pass d attends causally to the keys of pass 0,
 which come from true features. Of the later passes it attends only to the keys at its own index, as it would when
 decoding. These are T + d of the (d + 1) T keys. A window counts positions as in decoding: index t of pass s is at
 position t + s.
+
+With A anchors, the passes after the first hold A tokens each, and a mask says which keys an anchor attends to.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax.cache import View
+from specjax.cache import View, decode_view
 from specjax.types import LayerCache
 
 
@@ -20,6 +23,23 @@ def unrolled_view(rows: int, count: int, depth: int, window: int | None = None) 
     """Return the view of pass `depth` over rows of `count` tokens."""
     positions = jnp.tile(jnp.arange(count)[None] + depth, (rows, 1))
     return View(positions, write=jnp.full(rows, depth * count, jnp.int32), window=window)
+
+
+def anchored_view(anchors: Int[Array, "B A"], count: int, depth: int, window: int | None = None) -> View:
+    """Return the view of pass `depth` that starts at these indices of rows of `count` tokens.
+
+    Pass 0 holds whole rows, of which the anchors alone are to be returned; later passes hold the anchors.
+    """
+    rows, number = anchors.shape
+    if depth == 0:
+        return decode_view(jnp.zeros(rows, jnp.int32), count, count, window=window)
+    index, key_pass = jnp.arange(count)[None, None], jnp.repeat(jnp.arange(1, depth + 1), number)[None]
+    pass_0, later_passes = index <= anchors[..., None], jnp.tile(jnp.eye(number, dtype=bool), depth)
+    if window is not None:
+        pass_0 &= anchors[..., None] + depth - index < window
+        later_passes &= depth - key_pass < window
+    mask = jnp.concatenate([pass_0, jnp.tile(later_passes[None], (rows, 1, 1))], axis=2)
+    return View(anchors + depth, jnp.full(rows, count + (depth - 1) * number, jnp.int32), mask)
 
 
 def unrolled_mask(count: int, depth: int, window: int | None) -> Bool[Array, "T T+{depth}"]:

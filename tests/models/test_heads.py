@@ -24,6 +24,7 @@ from models.hf.mtp_layout import mtp_tensors
 from models.params import by_path
 from specjax.cache import decode_view, resize
 from specjax.drafters import HeadDrafter, Proposal
+from specjax.drafters.base import Anchors
 from specjax.drafters.head import HeadState
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, PolicyOutput, Prompts
@@ -285,9 +286,18 @@ def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
 
 
 def reference_loss(
-    head: Head, weights: Weights, features: np.ndarray, tokens: np.ndarray, logits: np.ndarray, mask: np.ndarray
+    head: Head,
+    weights: Weights,
+    features: np.ndarray,
+    tokens: np.ndarray,
+    logits: np.ndarray,
+    mask: np.ndarray,
+    weight: np.ndarray,
 ) -> tuple[float, np.ndarray]:
-    """(loss, overlap by token): from every position the head drafts along the true tokens, each pass at its own."""
+    """(loss, overlap by token): from every position the head drafts along the true tokens, each pass at its own.
+
+    weight: [B, ..], of the draft whose position 1 is that token.
+    """
     loss, overlap, length = 0.0, np.zeros(tokens.shape), tokens.shape[1]
     for row in range(len(tokens)):
         for t in range(length - 2):
@@ -301,13 +311,14 @@ def reference_loss(
                 log_q = scores - np.log(np.exp(scores).sum())
                 law = np.exp(logits[row, t + 1 + i].astype(np.float64) / LAW.temperature)
                 p = (law / law.sum())[head.ids]
-                loss -= head.drafter.decay**i * (p @ log_q)
-                if i == 0:
+                loss -= weight[row, t + 2] * head.drafter.decay**i * (p @ log_q)
+                if i == 0 and weight[row, t + 2]:
                     overlap[row, t + 2] = np.minimum(p, np.exp(log_q)).sum()
     return loss, overlap
 
 
-def test_loss_and_gradient(head: Head):
+@pytest.mark.parametrize("anchored", [False, True])
+def test_loss_and_gradient(head: Head, anchored: bool):
     """The gradient is compared along one random direction over all weights of the head; the policy's is zero."""
     head = replace(head, drafter=replace(head.drafter, unroll=3, decay=0.7))
     rows, length = 2, 8
@@ -317,16 +328,22 @@ def test_loss_and_gradient(head: Head):
     logits = 2 * generator.normal(size=(rows, length, VOCAB)).astype(np.float32)
     mask = np.arange(length) >= np.array([[2], [4]])
     mask[0, -2:] = False
+    anchors, weight = None, np.ones(tokens.shape)
+    if anchored:
+        # The last of the second row is beyond its end, and does not count.
+        anchors = Anchors(jnp.array([[2, 4, 5], [4, 7, 9]], jnp.int32), jnp.array([[2.0, 1.0, 3.0], [1.5, 2.5, 0.0]]))
+        weight = np.zeros((rows, length + 2))
+        np.put_along_axis(weight, np.asarray(anchors.index), np.asarray(anchors.weight), axis=1)
 
     @jax.jit
     def run(params: Params, tokens: jax.Array, output: PolicyOutput, mask: jax.Array) -> tuple[tuple, Params]:
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            return head.drafter.loss(params, tokens, output, mask, LAW)
+            return head.drafter.loss(params, tokens, output, mask, LAW, anchors)
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     (loss, overlap), gradient = run(head.params, tokens, head.output(features, logits), mask)
-    expected = reference_loss(head, head.weights, features, tokens, logits, mask)
+    expected = reference_loss(head, head.weights, features, tokens, logits, mask, weight)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-4)
     np.testing.assert_allclose(overlap, expected[1], rtol=1e-4)
 
@@ -334,7 +351,7 @@ def test_loss_and_gradient(head: Head):
 
     def loss_at(step: float) -> float:
         moved = head.weights | {name: head.weights[name] + step * v for name, v in direction.items()}
-        return reference_loss(head, moved, features, tokens, logits, mask)[0]
+        return reference_loss(head, moved, features, tokens, logits, mask, weight)[0]
 
     flat = by_path(gradient.draft)
     slope = sum(
