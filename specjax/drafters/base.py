@@ -39,11 +39,11 @@ class Anchors(NamedTuple):
     """Completion tokens drawn from each row, each as position 1 of a draft that the loss counts.
 
     Attributes:
-        index:  int32 [B, A], their places in the row, ascending.
+        place:  int32 [B, A], their indices in the row, ascending.
         weight: float32 [B, A], number of tokens of the row that each stands for; 0: it does not count.
     """
 
-    index: Int[Array, "B A"]
+    place: Int[Array, "B A"]
     weight: Float[Array, "B A"]
 
 
@@ -173,7 +173,7 @@ class Drafter(Protocol):
 def at_anchors(anchors: Anchors, x: Float[Array, "B A"], length: int) -> Float[Array, "B T"]:
     """Return rows of `length` tokens with the values x at the anchors that count, 0 elsewhere. No gradient."""
     rows, counted = jnp.arange(len(x))[:, None], jax.lax.stop_gradient(jnp.where(anchors.weight > 0, x, 0.0))
-    return jnp.zeros((len(x), length), jnp.float32).at[rows, anchors.index].add(counted)
+    return jnp.zeros((len(x), length), jnp.float32).at[rows, anchors.place].add(counted)
 
 
 def start_if(drafting: Flag, start: Callable[[], T]) -> T:

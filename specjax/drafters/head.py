@@ -215,7 +215,7 @@ class HeadDrafter(Drafter):
         if not chunk and anchors is None:
             # Computed once for all passes.
             target, law_of, ids = law_of(target)[..., ids], lambda log_p: log_p, slice(None)
-        starts = None if anchors is None else anchors.index - 2
+        starts = None if anchors is None else anchors.place - 2
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:
             log_p, log_q = law_of(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.options import NonNegative, Options, Positive, at_least, below
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.batch import ScoredSequences, Sequences
+from specjax.train.sums import DraftSums
 from specjax.types import TrainState, pytree
 
 # Each step multiplies the counts of the steps before it by this.
@@ -29,6 +30,9 @@ COUNT_DECAY = 0.8
 # (`fall`) must exceed DEVIATIONS too.
 ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 
+# Predicted acceptance holds while it is within this of what it was when it last changed.
+HELD = 0.02
+
 T = TypeVar("T")
 
 
@@ -36,18 +40,35 @@ T = TypeVar("T")
 class DraftTrainingConfig(Options):
     """Schedule of draft training, and the rollouts it uses.
 
+    A step that trains the draft also measures its predicted acceptance. With a frozen draft it measures alone.
+
     Attributes:
-        mode:   online trains it on the run's own rollouts; frozen leaves it as it is.
-        every:  Train in the first step and in every n-th after it.
-        fall:   Train also when acceptance at position 1 has fallen by more than this share, and 2 standard deviations,
-                below its best running mean since the last training; 0: never.
-        replay: Earlier rollouts to train on too, each token with equal weight; 0: none.
+        mode:      online trains it on the run's own rollouts; frozen leaves it as it is.
+        anchors:   Completion tokens of each sequence, drawn anew in each step, at which it learns; 0: all.
+        every:     Fewest steps from one training to the next.
+        max_every: Most steps. They double from `every` to this while predicted acceptance holds, and return to `every`
+                   when it changes.
+        fall:      Train also when measured acceptance at position 1 has fallen by more than this share, and 2 standard
+                   deviations, below its best running mean since the last training; 0: never.
+        replay:    Earlier rollouts to train on too, each token with equal weight; 0: none.
     """
 
     mode: Literal["online", "frozen"] = "online"
+    anchors: NonNegative = 16
     every: Positive = 1
-    fall: Annotated[float, at_least(0), below(1)] = 0.0
+    max_every: Positive = 32
+    fall: Annotated[float, at_least(0), below(1)] = 0.1
     replay: NonNegative = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_every < self.every:
+            raise ValueError(f"max_every = {self.max_every}: must be at least every = {self.every}")
+
+    @property
+    def always(self) -> bool:
+        """Return whether every step trains or measures the draft."""
+        return self.max_every == 1
 
 
 @pytree
@@ -76,13 +97,16 @@ class Replay:
 
 @pytree
 class Adaptation:
-    """State of draft training: scalars that count at position 1 of drafts, and the rollouts kept.
+    """State of draft training: scalars that count at position 1 of drafts, the schedule, and the rollouts kept.
 
     Attributes:
         drafted:  float32, decayed count since the draft was last trained.
         accepted: float32, likewise.
         best:     float32, highest ratio accepted / drafted since then.
         short:    int32, steps in a row that accepted less than expected.
+        interval: int32, steps from the last training to the next; 0 before the first.
+        wait:     int32, steps until the next.
+        level:    float32, predicted acceptance when it last changed.
         replay:   The rollouts kept, or None.
     """
 
@@ -90,6 +114,9 @@ class Adaptation:
     accepted: Float[Array, ""]
     best: Float[Array, ""]
     short: Int[Array, ""]
+    interval: Int[Array, ""]
+    wait: Int[Array, ""]
+    level: Float[Array, ""]
     replay: Replay | None
 
 
@@ -106,25 +133,24 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
         if rows is None:
             raise ValueError(f"replay = {n}: to keep rollouts, the shape of the prompts must be given")
         replay = Replay(zeros("int32", n, *rows), zeros("int32", n, rows[0]), zeros("int32", n, rows[0]))
-    return Adaptation(zeros("float32"), zeros("float32"), zeros("float32"), zeros("int32"), replay)
+    counts = {name: zeros("float32") for name in ("drafted", "accepted", "best", "level")}
+    return Adaptation(**counts, short=zeros("int32"), interval=zeros("int32"), wait=zeros("int32"), replay=replay)
 
 
-def should_train_draft(
-    config: DraftTrainingConfig, state: TrainState, sequences: ScoredSequences
-) -> bool | Bool[Array, ""]:
-    """Return whether this step trains the draft: a Python bool if it is known when the step is traced."""
-    if config.mode == "frozen" or not jax.tree.leaves(state.params.draft):
+def draft_is_due(config: DraftTrainingConfig, state: TrainState, sequences: ScoredSequences) -> bool | Bool[Array, ""]:
+    """Return whether this step trains or measures the draft: a Python bool if it is known when the step is traced."""
+    if not jax.tree.leaves(state.params.draft):
         return False
-    if state.adaptation is None and (config.fall or config.replay):
+    if state.adaptation is None and not (config.always and not config.replay):
         raise ValueError(f"draft_training = {config}: the state was not made for it")
-    if config.every == 1:
+    if config.always or state.adaptation is None:
         return True
-    train, counts = state.step % config.every == 0, _position_1(sequences)
-    if config.fall and state.adaptation is not None and counts is not None:
+    due, counts = state.adaptation.wait <= 0, _position_1(sequences)
+    if config.fall and counts is not None:
         drafted, accepted = counts
         best = state.adaptation.best
-        train |= best - accepted / drafted > config.fall * best + DEVIATIONS * _noise(best, drafted)
-    return train
+        due |= best - accepted / drafted > config.fall * best + DEVIATIONS * _noise(best, drafted)
+    return due
 
 
 def maybe_cond(condition: bool | Bool[Array, ""], yes: Callable[..., T], no: Callable[..., T], *args: object) -> T:
@@ -141,30 +167,31 @@ def replay_rows(state: TrainState) -> Sequences | None:
 
 
 def adapt(
+    config: DraftTrainingConfig,
     state: TrainState,
     sequences: ScoredSequences,
-    expected_accepted: Float[Array, ""] | None,
-    trained: bool | Bool[Array, ""],
-    expected_of: ScoredSequences | None = None,
+    sums: DraftSums,
+    due: bool | Bool[Array, ""],
+    *,
+    comparable: bool = True,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Return the state with its adaptation updated after a step on `sequences`, and metrics.
 
-    expected_accepted: expected number of accepted tokens at position 1, under the weights that generated them; None if
-                       the rollout's law is not the one it was computed under.
-    expected_of:       the rows that `expected_accepted` counts; None: all.
+    sums:       of the draft, under the weights that generated the sequences.
+    due:        whether the step trained or measured the draft.
+    comparable: the rollout's law is the one that the sums were computed under.
     """
     seen, counts = state.adaptation, _position_1(sequences)
-    compared = _position_1(sequences if expected_of is None else expected_of)
     if seen is None:
         return state, {}
     if seen.replay is not None:
         seen = replace(seen, replay=seen.replay.keep(sequences, state.step))
     metrics = {}
-    if compared is not None and expected_accepted is not None:
-        drafted, accepted = compared
-        mean, measured = expected_accepted / drafted, accepted / drafted
+    if counts is not None and comparable:
+        drafted = sums.drafted
+        mean, measured = sums.expected / drafted, sums.accepted / drafted
         fell = mean - measured > ALARM_MARGIN + DEVIATIONS * _noise(mean, drafted)
-        # A step that drafted nothing leaves the count of short steps unchanged.
+        # A step that compared nothing leaves the count of short steps unchanged.
         short = jnp.where(drafted > 0, jnp.where(fell, seen.short + 1, 0), seen.short)
         seen = replace(seen, short=short)
         metrics = {
@@ -175,9 +202,25 @@ def adapt(
     if counts is not None:
         drafted, accepted = COUNT_DECAY * seen.drafted + counts[0], COUNT_DECAY * seen.accepted + counts[1]
         best = jnp.maximum(seen.best, accepted / jnp.maximum(drafted, 1.0))
-        drafted, accepted, best = (jnp.where(trained, 0.0, x) for x in (drafted, accepted, best))
+        drafted, accepted, best = (jnp.where(due, 0.0, x) for x in (drafted, accepted, best))
         seen = replace(seen, drafted=drafted, accepted=accepted, best=best)
-    return replace(state, adaptation=seen), metrics
+    return replace(state, adaptation=_reschedule(config, seen, sums.overlap / sums.tokens, due)), metrics
+
+
+def _reschedule(
+    config: DraftTrainingConfig, seen: Adaptation, predicted: Float[Array, ""], due: bool | Bool[Array, ""]
+) -> Adaptation:
+    """Return the state with the next training set. predicted: acceptance; read only if this step was due."""
+    # A step that was due before its time fell short of the best.
+    held = (jnp.abs(predicted - seen.level) <= HELD) & (seen.wait <= 0) & (seen.interval > 0)
+    interval = jnp.where(held, jnp.minimum(2 * seen.interval, config.max_every), config.every)
+    level = jnp.where(held, seen.level, predicted)
+    return replace(
+        seen,
+        interval=jnp.where(due, interval, seen.interval),
+        wait=jnp.where(due, interval, seen.wait) - 1,
+        level=jnp.where(due, level, seen.level),
+    )
 
 
 def _noise(mean: Array, drafted: Array) -> Array:

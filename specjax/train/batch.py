@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from specjax.types import Prompts, PyTree, Rollout, pytree
 
@@ -15,10 +15,12 @@ class Sequences:
 
     tokens:     int32 [R, S], prompt and completion, left-aligned, then zeros.
     completion: bool [R, S], True at completion tokens.
+    keys:       uint32 [R, 2], keys of the rows' draws of anchors (specjax.train.anchors); None: nothing is drawn.
     """
 
     tokens: Int[Array, "R S"]
     completion: Bool[Array, "R S"]
+    keys: UInt32[Array, "R 2"] | None = None
 
     @property
     def lengths(self) -> Int[Array, "R"]:

@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from specjax.drafters import Drafter
-from specjax.drafters.base import DraftLoss
+from specjax.drafters.base import Anchors, DraftLoss
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import maybe_cond
+from specjax.train.anchors import draw_anchors
 from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.ladder import in_window, put_back, sorted_order, take_rows
 from specjax.train.loss import (
@@ -27,7 +28,7 @@ from specjax.train.loss import (
     policy_loss,
     token_weights,
 )
-from specjax.train.sums import DraftSums, PolicySums, Sums, reduce_sums, sum_draft, sum_policy
+from specjax.train.sums import DraftSums, PolicySums, Sums, no_draft_sums, reduce_sums, sum_draft, sum_policy
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName
 
@@ -45,6 +46,8 @@ class LossContext:
         ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
         budget:       the most tokens that a completion may have; None for as many as a row.
         logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
+        train_draft:  False: the draft's loss is measured alone, and its gradient is zero.
+        anchors:      completion tokens of each row at which the draft learns; 0 for all.
     """
 
     policy: Policy
@@ -57,30 +60,40 @@ class LossContext:
     ladder: tuple[int, ...] = ()
     budget: int | None = None
     logit_chunk: int = 0
+    train_draft: bool = True
+    anchors: int = 0
 
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
         """Run the policy over whole rows."""
         return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk)
+
+    def anchors_of(self, sequences: Sequences) -> Anchors | None:
+        """Draw the anchors of rows that have keys; None: the draft learns at every completion token."""
+        if not self.anchors:
+            return None
+        if sequences.keys is None:
+            raise ValueError(f"anchors = {self.anchors}: the sequences have no keys to draw them with")
+        return draw_anchors(sequences.keys, sequences.completion, self.anchors)
 
 
 def accumulate(
     context: LossContext,
     params: Params,
     batch: TrainBatch,
-    train_draft: bool | Bool[Array, ""] = True,
+    draft_due: bool | Bool[Array, ""] = True,
     replay: Sequences | None = None,
 ) -> tuple[Params, Sums]:
     """Return the gradients of the policy's and the draft's loss, each normalised over the whole batch, and sums.
 
-    train_draft: False leaves the draft's gradient at zero and only measures its loss. It may be traced.
-    replay:      rows of earlier rollouts, [n, R, ..], over which the draft's gradient is taken too. The sums are those
-                 of `batch` alone.
+    draft_due: False: nothing of the draft is computed; its gradient and sums are zero. It may be traced.
+    replay:    rows of earlier rollouts, [n, R, ..], over which the draft's gradient is taken too. The sums are those of
+               `batch` alone.
     """
     weight = token_weights(batch.trained, context.loss.aggregate, context.budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
     if replay is not None:
         draft_tokens += jnp.sum(replay.completion, dtype=jnp.float32)
-    run = partial(microbatch_gradients, context, params, draft_tokens, train_draft)
+    run = partial(microbatch_gradients, context, params, draft_tokens, draft_due)
 
     def add(total: Params, part: tuple[TrainBatch, Array]) -> tuple[Params, Sums]:
         gradients, sums = in_window(run, context.ladder, *part)
@@ -88,12 +101,12 @@ def accumulate(
 
     zeros = replace(jax.tree.map(jnp.zeros_like, params), memory=())
     gradients, parts = jax.lax.scan(add, zeros, split((batch, weight), context.microbatches))
-    if replay is not None and jax.tree.leaves(params.draft):
+    if replay is not None and context.train_draft and jax.tree.leaves(params.draft):
         rows = jax.vmap(partial(split, parts=context.microbatches))(replay)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
         with jax.named_scope("replay"):
             draft = maybe_cond(
-                train_draft,
+                draft_due,
                 lambda total: add_draft_gradients(context, params, draft_tokens, total, rows)[0],
                 lambda total: total,
                 gradients.draft,
@@ -106,7 +119,7 @@ def microbatch_gradients(
     context: LossContext,
     params: Params,
     draft_tokens: Float[Array, ""],
-    train_draft: bool | Bool[Array, ""],
+    draft_due: bool | Bool[Array, ""],
     batch: TrainBatch,
     weight: Float[Array, "R S"],
 ) -> tuple[Params, Sums]:
@@ -118,18 +131,19 @@ def microbatch_gradients(
         differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
         policy, (output, policy_sums) = differentiate(context, params.policy, batch, weight)
     if not jax.tree.leaves(params.draft):
-        return Params(policy, params.draft), Sums(policy_sums, DraftSums(*[jnp.float32(0)] * 4))
+        return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
+    zeros = jax.tree.map(jnp.zeros_like, params.draft)
 
-    def train() -> tuple[PyTree, DraftLoss]:
-        return draft_gradient(context, params, draft_tokens, batch, output)
-
-    def measure() -> tuple[PyTree, DraftLoss]:
-        # Also without an update: the metrics and the acceptance alarm need the overlap.
-        return jax.tree.map(jnp.zeros_like, params.draft), draft_loss(context, params, params.draft, batch, output)
+    def study() -> tuple[PyTree, DraftSums]:
+        if context.train_draft:
+            gradient, result = draft_gradient(context, params, draft_tokens, batch, output)
+        else:
+            gradient, result = zeros, draft_loss(context, params, params.draft, batch, output)
+        return gradient, sum_draft(batch, result, context.anchors_of(batch), context.verifier)
 
     with jax.named_scope("draft_gradient"):
-        draft, result = maybe_cond(train_draft, train, measure)
-    return Params(policy, draft), Sums(policy_sums, sum_draft(batch, result, context.verifier))
+        draft, draft_sums = maybe_cond(draft_due, study, lambda: (zeros, no_draft_sums()))
+    return Params(policy, draft), Sums(policy_sums, draft_sums)
 
 
 def weighted_policy_loss(
@@ -174,7 +188,8 @@ def draft_loss(
     output: of the policy, through stop_gradient.
     """
     both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
-    return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law)
+    anchors = context.anchors_of(sequences)
+    return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law, anchors)
 
 
 def draft_gradient(

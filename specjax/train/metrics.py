@@ -78,9 +78,9 @@ def update_metrics(
 ) -> Metrics:
     """Return means over the tokens that each loss counts, and gradient norms before clipping, averaged over updates.
 
-    The loss function's metrics are logged as `loss/NAME`. Metrics that the step does not measure are left out. The
-    gradient norm of the draft is NaN if only the running program decides not to train it. Metrics that compare training
-    with the rollout are those of the first update, whose policy generated the rollout.
+    The loss function's metrics are logged as `loss/NAME`. Metrics that no step measures are left out. Those of the
+    draft are NaN in a step that neither trains nor measures it. Metrics that compare training with the rollout are
+    those of the first update, whose policy generated the rollout.
 
     by_sequence: also raise the alarm by the largest gap of a sequence.
     """
@@ -117,6 +117,7 @@ def update_metrics(
     if train_draft is not False:
         metrics["grad_norm/draft"] = jnp.where(train_draft, report.norms.draft, jnp.nan)
         metrics["draft/skipped"] = report.skipped.draft
+        metrics["draft/trained"] = jnp.asarray(train_draft, jnp.int32)
     return metrics | {f"loss/{name}": value / policy.tokens for name, value in policy.metrics.items()}
 
 

@@ -13,9 +13,10 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import adapt, replay_rows, should_train_draft
+from specjax.train.adaptation import adapt, draft_is_due, replay_rows
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
-from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions, split
+from specjax.train.anchors import with_keys
+from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
@@ -59,6 +60,8 @@ class Stages:
             ladder=config.ladder,
             budget=rollout.max_new_tokens,
             logit_chunk=config.logit_chunk,
+            train_draft=config.draft_training.mode == "online",
+            anchors=config.draft_training.anchors,
         )
 
     def prepare(self, params: Params) -> Params:
@@ -144,23 +147,28 @@ class Stages:
     def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Update both networks, and the reference policy where it follows the policy."""
         config, updates, context = self.config, self.config.updates, self.loss_context
-        train_draft = should_train_draft(config.draft_training, state, batch)
+        due = draft_is_due(config.draft_training, state, batch)
+        train_draft = due if context.train_draft else False
 
         def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
-            return accumulate(context, params, batch, train_draft, replay)
+            return accumulate(context, params, batch, due, replay)
 
+        kept = replay_rows(state)
+        if context.anchors:
+            seed_step = jnp.int32(config.seed), state.step
+            batch = with_keys(batch, seed_step, 0)
+            kept = None if kept is None else with_keys(kept, seed_step, 1)
         rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if config.ladder else batch
-        optimizers, kept = optimizers_of(config), replay_rows(state)
+        optimizers = optimizers_of(config)
         params, moments, report = run_updates(
             gradients, optimizers, state.params, state.optimizer, rows, kept, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
         alarm = config.gap_alarm, config.loss.by_sequence
         metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
-        # The acceptance to expect is computed under the whole law.
-        expected = None if config.rollout.law.truncates else report.first_update.draft.expected_accepted
-        first_rows = jax.tree.map(lambda x: x[0], split(rows, updates.minibatches))
-        state, acceptance = adapt(state, rows, expected, train_draft, first_rows)
+        # Acceptance is predicted under the whole law.
+        draft, comparable = report.first_update.draft, not config.rollout.law.truncates
+        state, acceptance = adapt(config.draft_training, state, rows, draft, due, comparable=comparable)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renew = step % config.reference_every == 0

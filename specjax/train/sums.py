@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.drafters.base import DraftLoss
+from specjax.drafters.base import Anchors, DraftLoss, at_anchors
 from specjax.train.batch import TrainBatch
 from specjax.train.loss import LossConfig, LossInputs, kl_estimate
 from specjax.verify import Verifier, VerifierName, find_verifier
@@ -45,16 +45,23 @@ class PolicySums(NamedTuple):
 
 
 class DraftSums(NamedTuple):
-    """Sums over the completion tokens.
+    """Sums over the completion tokens, estimated from anchors where these are drawn.
 
-    overlap:           sum_v min(p, q), the expected acceptance at position 1.
-    expected_accepted: lower bound on the expected number of accepted tokens among those at position 1 of a draft.
+    Attributes:
+        tokens:   Number of tokens.
+        loss:     Distillation loss.
+        overlap:  sum_v min(p, q), the expected acceptance at position 1.
+        drafted:  Number of tokens that stood at position 1 of a draft; with anchors, of the anchors among them.
+        expected: Lower bound on the expected number of these that are accepted.
+        accepted: Number of these that were accepted.
     """
 
     tokens: Array
     loss: Array
     overlap: Array
-    expected_accepted: Array
+    drafted: Array
+    expected: Array
+    accepted: Array
 
 
 class Sums(NamedTuple):
@@ -97,14 +104,23 @@ def sum_policy(
     )
 
 
-def sum_draft(batch: TrainBatch, result: DraftLoss, verifier: VerifierName | Verifier) -> DraftSums:
+def sum_draft(
+    batch: TrainBatch, result: DraftLoss, anchors: Anchors | None, verifier: VerifierName | Verifier
+) -> DraftSums:
     """Sum what a microbatch reports of the draft."""
-    expected = jnp.float32(0)
-    if batch.proposed is not None:
-        expected = jnp.sum(jnp.where(batch.proposed, find_verifier(verifier).promises(result.overlap), 0.0))
-    return DraftSums(
-        tokens=jnp.sum(batch.completion, dtype=jnp.float32),
-        loss=result.loss,
-        overlap=jnp.sum(result.overlap),
-        expected_accepted=expected,
-    )
+    weight = batch.completion.astype(jnp.float32)
+    if anchors is not None:
+        weight = at_anchors(anchors, anchors.weight, batch.tokens.shape[1])
+    drafted = expected = accepted = jnp.float32(0)
+    if batch.proposed is not None and batch.accepted is not None:
+        compared = batch.proposed & (weight > 0)
+        drafted = jnp.sum(compared, dtype=jnp.float32)
+        expected = jnp.sum(jnp.where(compared, find_verifier(verifier).promises(result.overlap), 0.0))
+        accepted = jnp.sum(compared & batch.accepted, dtype=jnp.float32)
+    tokens = jnp.sum(batch.completion, dtype=jnp.float32)
+    return DraftSums(tokens, result.loss, jnp.sum(weight * result.overlap), drafted, expected, accepted)
+
+
+def no_draft_sums() -> DraftSums:
+    """Return the sums of a step that neither trains nor measures the draft."""
+    return DraftSums(*[jnp.float32(0)] * len(DraftSums._fields))

@@ -333,7 +333,7 @@ def test_loss_and_gradient(head: Head, anchored: bool):
         # The last of the second row is beyond its end, and does not count.
         anchors = Anchors(jnp.array([[2, 4, 5], [4, 7, 9]], jnp.int32), jnp.array([[2.0, 1.0, 3.0], [1.5, 2.5, 0.0]]))
         weight = np.zeros((rows, length + 2))
-        np.put_along_axis(weight, np.asarray(anchors.index), np.asarray(anchors.weight), axis=1)
+        np.put_along_axis(weight, np.asarray(anchors.place), np.asarray(anchors.weight), axis=1)
 
     @jax.jit
     def run(params: Params, tokens: jax.Array, output: PolicyOutput, mask: jax.Array) -> tuple[tuple, Params]:

@@ -1,0 +1,43 @@
+"""Anchors: completion tokens drawn from each row, at which alone a draft learns in a step.
+
+Each is position 1 of a draft. Drawn without replacement and weighted by the tokens it stands for, so that the sum over
+the anchors is an unbiased estimate of the sum over all tokens.
+"""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, UInt32
+
+from specjax.drafters.base import Anchors
+from specjax.keys import Purpose, SeedStep, gumbels, sequence_keys
+from specjax.train.batch import Sequences
+
+S = TypeVar("S", bound=Sequences)
+# A draft predicts from the third token of a row on.
+FIRST_PREDICTED = 2
+
+
+def with_keys(sequences: S, seed_step: SeedStep, source: int) -> S:
+    """Return rows [.., R] with a key each, from the seed, the step, their numbers and `source`, 0 or above.
+
+    Rows of different sources differ in their draws. No key is that of a rollout's sequence, whose sample is 0 or above.
+    """
+    shape = sequences.tokens.shape[:-1]
+    number = jnp.arange(sequences.tokens[..., 0].size, dtype=jnp.int32)
+    keys = sequence_keys(seed_step, number, jnp.full_like(number, -1 - source))
+    return replace(sequences, keys=keys.reshape(*shape, 2))
+
+
+def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], count: int) -> Anchors:
+    """Return up to `count` anchors of each row. The draw depends on the row's key and its completion tokens alone."""
+    column = jnp.arange(completion.shape[1])[None]
+    candidates = completion & (column >= FIRST_PREDICTED)
+    noise = gumbels(keys, jnp.zeros(len(keys), jnp.int32), Purpose.DRAFT, completion.shape[1])
+    _, drawn = jax.lax.top_k(jnp.where(candidates, noise, -jnp.inf), min(count, completion.shape[1]))
+    index = jnp.sort(drawn, axis=1)
+    available = jnp.sum(candidates, axis=1, keepdims=True, dtype=jnp.float32)
+    weight = available / jnp.clip(available, 1.0, float(count))
+    return Anchors(index, jnp.where(jnp.take_along_axis(candidates, index, axis=1), weight, 0.0))
