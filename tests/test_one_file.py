@@ -19,6 +19,7 @@ from specjax.keys import seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
+from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate
@@ -178,6 +179,7 @@ def test_a_step_is_the_librarys(monkeypatch: pytest.MonkeyPatch):
 
     mesh, adam = mesh_of(), OptimizerConfig(learning_rate=1e-3, clip_norm=1e9)
     train = TrainConfig(seed=3, rollout=options(2, False), policy_optimizer=adam, draft_optimizer=adam)
+    train = replace(train, draft_training=DraftTrainingConfig(anchors=0))
     state = replace(init_train_state(params_on(mesh), train, mesh), step=jnp.int32(5))
 
     def reward_fn(rollout: Rollout, prompts: Prompts) -> Reward:

@@ -13,9 +13,10 @@ import pytest
 from specjax.checkpoint import Checkpointer
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, init_adaptation, should_train_draft
+from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, draft_is_due, init_adaptation
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
+from specjax.train.sums import DraftSums
 from specjax.train.train_step import StepResult, init_train_state, make_train_step
 from specjax.types import Params, PyTree, TrainState
 from tests.refusals import refuses
@@ -37,7 +38,7 @@ from tests.specjax.training import (
 
 POLICY, DRAFTER = networks()
 MESH = mesh_of(2, 1, 1)
-ADAPTIVE = replace(CONFIG, draft_training=DraftTrainingConfig(every=3, fall=0.5, replay=2))
+ADAPTIVE = replace(CONFIG, draft_training=DraftTrainingConfig(anchors=0, every=3, max_every=3, fall=0.5, replay=2))
 LAW = CONFIG.rollout.law
 
 
@@ -81,9 +82,8 @@ def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_pol
         assert same(after.optimizer.draft, before.optimizer.draft) is not trained, number
         assert not same(after.params.policy, before.params.policy), number
         assert np.isfinite(metrics["grad_norm/draft"]) == trained, number
-        # A draft at rest is watched all the same.
-        assert metrics["loss/draft"] > 0 and metrics["draft/predicted_acceptance"] > 0
-        assert metrics["draft/alarm"] == 0
+        assert np.isfinite(metrics["loss/draft"]) == np.isfinite(metrics["draft/predicted_acceptance"]) == trained
+        assert metrics["draft/trained"] == trained and metrics["draft/alarm"] == 0
 
 
 def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
@@ -183,9 +183,8 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
     expected = draft_gradient(params, tokens.reshape(-1, width), completion.reshape(-1, width))
     assert relative_gap(taught.draft, expected) < 1e-5
     rested, watched = both(params, batch, jnp.bool(False), replay)
-    assert all(not np.asarray(x).any() for x in jax.tree.leaves(rested.draft))
-    assert_same_bits(rested.policy, taught.policy)
-    assert_same_bits(watched, sums)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves((rested.draft, watched.draft)))
+    assert_same_bits((rested.policy, watched.policy), (taught.policy, sums.policy))
     assert float(sums.draft.tokens) == completion[0].sum()
 
 
@@ -200,12 +199,17 @@ def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
     return TrainState(jnp.int32(step), Params({}, draft), Params({}, {}), None, None, adaptation)
 
 
+def sums_of(proposed: int, accepted: int, mean: float, predicted: float = 0.5) -> DraftSums:
+    return DraftSums(*map(jnp.float32, (100, 0, 100 * predicted, proposed, mean * proposed, accepted)))
+
+
 def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
     """After each of (proposed, accepted, mean promised)."""
-    state, seen = state_of(0, init_adaptation(DraftTrainingConfig(), None, MESH)), []
+    config = DraftTrainingConfig()
+    state, seen = state_of(0, init_adaptation(config, None, MESH)), []
     for i, (proposed, accepted, mean) in enumerate(counts):
-        now = bool(trained[i : i + 1] == (True,))
-        state, metrics = adapt(state, batch_with(proposed, accepted), jnp.float32(mean * proposed), now)
+        now, sums = bool(trained[i : i + 1] == (True,)), sums_of(proposed, accepted, mean)
+        state, metrics = adapt(config, state, batch_with(proposed, accepted), sums, now)
         seen.append((state.adaptation, metrics))
     return seen
 
@@ -220,24 +224,37 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
     """The threshold is lower by two standard deviations of the noise, 8.8 of 100 drafts."""
-    best = replace(init_adaptation(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74))
-    config = DraftTrainingConfig(every=100, fall=0.25)
-    assert bool(should_train_draft(config, state_of(7, best), batch_with(100, accepted))) == trains
+    best = replace(init_adaptation(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74), wait=jnp.int32(9))
+    config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
+    assert bool(draft_is_due(config, state_of(7, best), batch_with(100, accepted))) == trains
     # Where nothing was drafted, nothing fell; nor where the rollout does not tell.
-    assert not should_train_draft(config, state_of(7, best), batch_with(0, 0))
+    assert not draft_is_due(config, state_of(7, best), batch_with(0, 0))
     silent = replace(batch_with(100, 0), proposed=None, accepted=None)
-    assert not should_train_draft(config, state_of(7, best), silent) and should_train_draft(
-        config, state_of(200, best), silent
-    )
+    assert not draft_is_due(config, state_of(7, best), silent)
+    assert draft_is_due(config, state_of(7, replace(best, wait=jnp.int32(0))), silent)
+
+
+def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes() -> None:
+    """Predicted acceptance holds at 0.5, then rises; it holds again, then measured acceptance falls."""
+    config, trained = DraftTrainingConfig(every=2, max_every=8), []
+    state = state_of(0, init_adaptation(config, None, MESH))
+    for step in range(60):
+        accepted = 50 if step < 50 else 20
+        batch, predicted = batch_with(100, accepted), 0.5 if step < 25 else 0.6
+        due = bool(draft_is_due(config, state, batch))
+        state, _ = adapt(config, state, batch, sums_of(100, accepted, 0.5, predicted), due)
+        trained += [step] * due
+    # 2 steps after the first, then 4, then 8. The change shows at 30. The fall shows at 50, and that one is low is new.
+    assert trained == [0, 2, 6, 14, 22, 30, 32, 36, 44, 50, 52, 56]
 
 
 def test_what_is_known_beforehand_is_not_traced() -> None:
-    state, batch = state_of(0, init_adaptation(DraftTrainingConfig(), None, MESH)), batch_with(10, 5)
-    assert should_train_draft(DraftTrainingConfig(), state, batch) is True
-    assert should_train_draft(DraftTrainingConfig(mode="frozen", every=7), state, batch) is False
-    assert should_train_draft(DraftTrainingConfig(), replace(state, params=Params({}, {})), batch) is False
-    with refuses("draft_training = ...fall=0.5"):
-        should_train_draft(DraftTrainingConfig(fall=0.5), replace(state, adaptation=None), batch)
+    always = DraftTrainingConfig(max_every=1)
+    state, batch = state_of(0, init_adaptation(always, None, MESH)), batch_with(10, 5)
+    assert draft_is_due(always, state, batch) is True
+    assert draft_is_due(always, replace(state, params=Params({}, {})), batch) is False
+    with refuses("draft_training = ...max_every=32"):
+        draft_is_due(DraftTrainingConfig(), replace(state, adaptation=None), batch)
 
 
 def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
@@ -252,7 +269,7 @@ def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
     assert seen[-1][1]["draft/alarm"] == 1 and np.isnan(seen[-1][1]["draft/promised_acceptance"])
 
 
-@pytest.mark.parametrize("option", [dict(every=0), dict(fall=1.0), dict(fall=-0.1), dict(replay=-1)], ids=str)
+@pytest.mark.parametrize("option", [dict(every=0), dict(max_every=0), dict(fall=1.0), dict(fall=-0.1)], ids=str)
 def test_options_out_of_range_are_refused(option: dict) -> None:
     ((name, value),) = option.items()
     with refuses(f"{name} = {value}: "):

@@ -17,8 +17,10 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import ALARM_PATIENCE, DraftTrainingConfig, adapt, init_adaptation
+from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, TrainBatch, join_completions
 from specjax.train.gradients import LossContext, accumulate
+from specjax.train.sums import DraftSums
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 
@@ -33,6 +35,7 @@ WORLD = World(
     stops=(),
 )
 GROUP = 32
+CONFIG = DraftTrainingConfig()
 HEALTHY = replace(WORLD.drafters["eagle3"], unroll=1)
 LAW = SamplingLaw(temperature=0.5)
 
@@ -78,12 +81,12 @@ def decode(fault: str, verifier: str) -> Callable[..., Rollout]:
 
 
 @cache
-def expected_accepted(verifier: str) -> Callable[[Params, ScoredSequences], jax.Array]:
-    context = LossContext(WORLD.policy, HEALTHY, LAW, verifier=verifier)
+def measure(verifier: str, anchors: int = 0) -> Callable[[Params, ScoredSequences], DraftSums]:
+    context = LossContext(WORLD.policy, HEALTHY, LAW, verifier=verifier, train_draft=False, anchors=anchors)
 
-    def run(params: Params, sequences: ScoredSequences) -> jax.Array:
+    def run(params: Params, sequences: ScoredSequences) -> DraftSums:
         batch = TrainBatch(**vars(sequences), advantage=jnp.zeros(sequences.tokens.shape))
-        return accumulate(context, params, batch, train_draft=False)[1].draft.expected_accepted
+        return accumulate(context, params, with_keys(batch, seed_step(5, 0), 0))[1].draft
 
     return jax.jit(run)
 
@@ -110,7 +113,7 @@ def weights(draft: str) -> Params:
 
 
 def watched(
-    fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None
+    fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None, anchors: int = 0
 ) -> list[dict[str, float]]:
     """Return the adaptation after each of some steps that train one draft and decode with it, or with `decoded`."""
     state = TrainState(
@@ -118,16 +121,20 @@ def watched(
         params=weights(draft),
         optimizer=Params({}, {}),
         reference=None,
-        adaptation=init_adaptation(DraftTrainingConfig(), None, make_mesh(MeshConfig())),
+        adaptation=init_adaptation(CONFIG, None, make_mesh(MeshConfig())),
     )
     seen = []
     for step in range(ALARM_PATIENCE):
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
         batch = sequences_of(rollout)
-        state, metrics = adapt(state, batch, expected_accepted(verifier)(state.params, batch), trained=False)
+        sums = measure(verifier, anchors)(state.params, batch)
+        state, metrics = adapt(CONFIG, state, batch, sums, due=False)
         drafted, taken = float(jnp.sum(rollout.draft_outcome > 0)), float(jnp.sum(rollout.draft_outcome == 2))
         rate = float(metrics["draft/measured_acceptance"])
-        np.testing.assert_allclose(rate, taken / drafted, rtol=1e-6)
+        if anchors:
+            assert 0.2 * drafted < sums.drafted < 0.8 * drafted
+        else:
+            np.testing.assert_allclose(rate, taken / drafted, rtol=1e-6)
         counts = dict(drafted=drafted, rate=rate, of_all=drafted / float(rollout.drafted.sum()))
         seen.append({name: float(x) for name, x in metrics.items()} | counts)
     return seen
@@ -168,5 +175,13 @@ def test_a_planted_fault_raises_the_alarm(fault: str) -> None:
     assert [step["draft/alarm"] for step in seen] == [0] * (ALARM_PATIENCE - 1) + [1]
 
 
-def test_stale_weights_raise_the_alarm() -> None:
-    assert watched("none", decoded="random")[-1]["draft/alarm"] == 1
+@pytest.mark.parametrize("anchors", [0, 4])
+def test_stale_weights_raise_the_alarm(anchors: int) -> None:
+    assert watched("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
+
+
+def test_anchors_promise_what_all_tokens_promise() -> None:
+    (every, *_), (drawn, *_) = (watched("none", anchors=anchors) for anchors in (0, 4))
+    assert abs(drawn["draft/promised_acceptance"] - every["draft/promised_acceptance"]) < 0.1
+    assert abs(drawn["draft/measured_acceptance"] - every["draft/measured_acceptance"]) < 0.1
+    assert drawn["draft/alarm"] == 0

@@ -107,7 +107,7 @@ def test_reward_metrics_when_every_sample_failed() -> None:
 
 def some_sums(by: float) -> Sums:
     policy = PolicySums(*(jnp.float32(i + by) for i in range(11)), metrics={"mine": jnp.float32(by)})
-    return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(4))))
+    return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(6))))
 
 
 SUMS, FIRST = some_sums(2), some_sums(40)
@@ -138,6 +138,7 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "grad_norm/draft": 13.0,
         "update/skipped": 2,
         "draft/skipped": 1,
+        "draft/trained": 1,
         "groups/sequences_with_advantage": 0,
     }
     metrics = update_metrics(REPORT, RECORDED, 1.1, True, with_draft=True, train_draft=True)
@@ -159,7 +160,7 @@ def test_a_gap_that_is_not_finite_raises_the_alarm(name: str, gap: float) -> Non
     ("absent", "names"),
     [
         ("with_draft", {"loss/draft", "draft/predicted_acceptance"}),
-        ("train_draft", {"grad_norm/draft", "draft/skipped"}),
+        ("train_draft", {"grad_norm/draft", "draft/skipped", "draft/trained"}),
         ("reference", {"kl/reference"}),
         (
             "mu",

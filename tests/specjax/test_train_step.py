@@ -14,7 +14,6 @@ from specjax.keys import seed_step
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.batch import ScoredSequences
 from specjax.train.config import TrainConfig
@@ -47,7 +46,7 @@ from tests.specjax.training import (
 
 POLICY, DRAFTER = networks()
 MESH = mesh_of(1, 1, 1)
-FROZEN = replace(CONFIG, draft_training=DraftTrainingConfig(mode="frozen"))
+FROZEN = replace(CONFIG, draft_training=replace(CONFIG.draft_training, mode="frozen"))
 
 
 def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompts], StepResult]:
@@ -109,7 +108,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
         *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
-        *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance"),
+        *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance", "draft/trained"),
         *("draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
@@ -136,7 +135,7 @@ def test_draft_training_changes_no_bit_of_the_policy_and_a_frozen_draft_stays_as
     (online, rollout, metrics), (frozen, same, fewer) = stepped(CONFIG), stepped(FROZEN)
     assert_same_bits((same.tokens, last_gradients(frozen).policy), (rollout.tokens, last_gradients(online).policy))
     assert_same_bits(frozen.params, replace(online.params, draft=params_on(MESH).draft))
-    assert metrics.keys() - fewer.keys() == {"grad_norm/draft", "draft/skipped"}
+    assert metrics.keys() - fewer.keys() == {"grad_norm/draft", "draft/skipped", "draft/trained"}
     # Predicted acceptance is compared with measured acceptance all the same.
     for name in ("loss/draft", "draft/predicted_acceptance"):
         np.testing.assert_allclose(fewer[name], metrics[name], rtol=1e-6, err_msg=name)

@@ -28,7 +28,7 @@ def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tu
     policy_sums = PolicySums(
         **dict.fromkeys(PolicySums._fields, one) | dict(gap_max=params.policy, metrics={"mine": one})
     )
-    draft_sums = DraftSums(*[one] * 3, expected_accepted=jnp.mean(batch.reward))
+    draft_sums = DraftSums(*[one] * 4, expected=jnp.mean(batch.reward), accepted=one)
     return Params(policy, taught.astype(jnp.float32)), Sums(policy_sums, draft_sums)
 
 
@@ -64,7 +64,7 @@ def test_every_update_starts_where_the_one_before_ended(minibatches: int, epochs
     assert seen.updates == seen.sums.policy.tokens == seen.sums.policy.metrics["mine"] == minibatches * epochs
     np.testing.assert_allclose(seen.sums.policy.gap_max, max(before), rtol=1e-6)
     assert seen.first_update.policy.gap_max == 1
-    np.testing.assert_allclose(seen.first_update.draft.expected_accepted, np.mean(REWARDS[::minibatches]), rtol=1e-6)
+    np.testing.assert_allclose(seen.first_update.draft.expected, np.mean(REWARDS[::minibatches]), rtol=1e-6)
     assert (seen.skipped.policy, seen.skipped.draft) == (0, 0)
 
 

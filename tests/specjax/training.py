@@ -21,6 +21,7 @@ from models.params import abstract_params, param_shardings
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
+from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
@@ -45,6 +46,7 @@ CONFIG = TrainConfig(
     rollout=RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=2, stop_tokens=(STOP,)),
     policy_optimizer=TRANSPARENT,
     draft_optimizer=TRANSPARENT,
+    draft_training=DraftTrainingConfig(anchors=6),
 )
 
 
