@@ -8,6 +8,7 @@ from pathlib import Path
 from launch.build.experiment import Experiment
 from launch.cli.signals import StopSignals
 from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
+from launch.run.draft_share import DraftShare
 from launch.run.event_log import EventLog
 from launch.run.learning_signal import LearningSignal
 from launch.run.metric_log import MetricLog
@@ -56,7 +57,7 @@ def open_logs(experiment: Experiment, directory: Path, start: Start, signals: St
         wandb_log(config, directory) as also,
         MetricLog(directory, config.print_every, resume_step, also) as metrics,
     ):
-        timer = StepTimer(metrics.log, (check, switches, learning, skipped))
+        timer = StepTimer(DraftShare(metrics.log), (check, switches, learning, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
 
 

@@ -18,7 +18,7 @@ from launch.run.history import cut_after
 STANDARD_METRICS = (
     *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
-    *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped"),
+    *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped", "draft/trained"),
     *("groups/zero_variance", "groups/sequences_trained", "groups/sequences_with_advantage"),
     *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
     *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
@@ -26,6 +26,7 @@ STANDARD_METRICS = (
     *("rollout/logprob_gap_mean", "rollout/logprob_gap_max", "rollout/logprob_alarm"),
     *("rollout/sequence_logprob_gap_mean", "rollout/sequence_logprob_gap_max"),
     *("time/data", "time/prepare", "time/generation", "time/reward", "time/logprob", "time/train", "time/step"),
+    "time/draft_training",
     *("perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"),
 )
 

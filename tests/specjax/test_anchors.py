@@ -12,7 +12,8 @@ from specjax.keys import seed_step
 from specjax.train.anchors import draw_anchors, with_keys
 from specjax.train.batch import Sequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
-from specjax.types import Params
+from specjax.train.sums import DraftSums
+from specjax.types import PyTree
 from tests.refusals import refuses
 from tests.specjax.training import CONFIG, mesh_of, networks, params_on, relative_gap
 
@@ -68,7 +69,7 @@ def test_gradients_of_anchors_average_to_that_of_all_tokens() -> None:
     """With as many anchors as tokens it is the same; with few, microbatches and windows change nothing."""
     params, zeros = params_on(mesh_of(1, 1, 1)), jnp.zeros((ROWS, WIDTH))
 
-    def gradient(context: LossContext, sequences: Sequences) -> tuple[Params, jax.Array]:
+    def gradient(context: LossContext, sequences: Sequences) -> tuple[PyTree, DraftSums]:
         scores = dict(reward=zeros[:, 0], counted=jnp.ones(ROWS, bool), advantage=zeros)
         found, sums = accumulate(context, params, TrainBatch(**vars(sequences), **scores))
         return found.draft, sums.draft
