@@ -1,4 +1,8 @@
-"""Distillation of a draft from a fixed policy, with the draft loss of the training step."""
+"""Distillation of a draft from a fixed policy, with the draft loss of the training step.
+
+The policy does not change, so its forward over an answer is computed once, and what the draft reads of it is kept for
+all steps that train on the answer.
+"""
 
 from collections.abc import Callable
 
@@ -7,18 +11,18 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from specjax import kernels
 from specjax.drafters import Drafter
+from specjax.log_probs import teacher_forced
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
-from specjax.train.gradients import LossContext, add_draft_gradients, draft_loss
-from specjax.train.ladder import sort_rows
+from specjax.train.gradients import LossContext, draft_gradient, draft_loss
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments, update, usable
-from specjax.types import Params, Policy, PyTree, pytree
+from specjax.types import ChunkedLogits, Params, Policy, PolicyOutput, PyTree, pytree
 
 
 @pytree
@@ -29,12 +33,37 @@ class DistillState:
     moments: PyTree
 
 
-DistillStep = Callable[[DistillState, PyTree, Sequences], tuple[DistillState, Metrics]]
+@pytree
+class PolicyReads:
+    """Parts of the policy's forward that a draft's loss reads: all but the logits, which the hidden state gives."""
+
+    features: Float[Array, "R S F"]
+    hidden: Float[Array, "R S D"]
+
+
+DistillStep = Callable[[DistillState, PyTree, Sequences, PolicyReads], tuple[DistillState, Metrics]]
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
     """Return a fresh state around a copy of `draft`, which must be on the mesh. Moments are sharded as parameters."""
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
+
+
+def make_read(policy: Policy, mesh: Mesh) -> Callable[[PyTree, Sequences], PolicyReads]:
+    """Return (weights, sequences) -> reads, one program for each width of the rows."""
+    rows = NamedSharding(mesh, P(BATCH_AXES))
+
+    @jax.jit
+    def run(weights: PyTree, sequences: Sequences) -> PolicyReads:
+        # The logits are not read, so XLA leaves them out.
+        output = teacher_forced(policy, weights, sequences.tokens)
+        return PolicyReads(output.features, output.hidden)
+
+    def call(weights: PyTree, sequences: Sequences) -> PolicyReads:
+        with jax.set_mesh(mesh):
+            return kernels.finished(run(weights, jax.device_put(sequences, rows)), mesh)
+
+    return call
 
 
 def make_distill_step(
@@ -45,25 +74,31 @@ def make_distill_step(
     mesh: Mesh,
     *,
     microbatches: int = 1,
-    ladder: tuple[int, ...] = (),
     logit_chunk: int = 0,
 ) -> DistillStep:
-    """Return `step(state, weights, sequences) -> state, metrics`, one program traced once.
+    """Return `step(state, weights, sequences, reads) -> state, metrics`, one program for each width of the rows.
 
     States keep the sharding of the first one. weights: the policy's parameters, which are only read. Every completion
-    token counts. microbatches, ladder, logit_chunk: as in `TrainConfig`. A call raises ValueError if the rows do not
-    divide over the mesh and the microbatches.
+    token counts. microbatches, logit_chunk: as in `TrainConfig`. A call raises ValueError if the rows do not divide
+    over the mesh and the microbatches.
     """
-    context = LossContext(policy, drafter, law, microbatches=microbatches, ladder=ladder, logit_chunk=logit_chunk)
+    context = LossContext(policy, drafter, law, microbatches=microbatches, logit_chunk=logit_chunk)
 
-    def step(state: DistillState, weights: PyTree, sequences: Sequences) -> tuple[DistillState, Metrics]:
+    def step(
+        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads
+    ) -> tuple[DistillState, Metrics]:
         _check_rows(sequences, mesh, microbatches)
         tokens = jnp.maximum(jnp.sum(sequences.completion, dtype=jnp.float32), 1.0)
-        rows = sort_rows(sequences, mesh, microbatches) if ladder else sequences
+        params = Params(weights, state.draft)
+
+        def add(total: PyTree, part: tuple[Sequences, PolicyReads]) -> tuple[PyTree, tuple[Array, Array]]:
+            rows, read = part
+            output = _output(policy, weights, read, logit_chunk)
+            gradient, result = draft_gradient(context, params, tokens, rows, output)
+            return jax.tree.map(jnp.add, total, gradient), (result.loss, jnp.sum(result.overlap))
+
         zeros = jax.tree.map(jnp.zeros_like, state.draft)
-        gradient, (loss, overlap) = add_draft_gradients(
-            context, Params(weights, state.draft), tokens, zeros, split(rows, microbatches)
-        )
+        gradient, (loss, overlap) = jax.lax.scan(add, zeros, split((sequences, reads), microbatches))
         mean = jnp.sum(loss) / tokens
         draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, mean))
         metrics = {
@@ -76,17 +111,30 @@ def make_distill_step(
     rows = NamedSharding(mesh, P(BATCH_AXES))
     jitted: list[jax.stages.Wrapped] = []
 
-    def call(state: DistillState, weights: PyTree, sequences: Sequences) -> tuple[DistillState, Metrics]:
+    def call(
+        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads
+    ) -> tuple[DistillState, Metrics]:
         with jax.set_mesh(mesh):
             if not jitted:
                 layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
                 program = jax.jit(
-                    step, in_shardings=(layout, fixed, rows), out_shardings=(layout, None), donate_argnums=0
+                    step, in_shardings=(layout, fixed, rows, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            return kernels.finished(jitted[0](state, weights, jax.device_put(sequences, rows)), mesh)
+            sequences, reads = jax.device_put((sequences, reads), rows)
+            return kernels.finished(jitted[0](state, weights, sequences, reads), mesh)
 
     return call
+
+
+def _output(policy: Policy, weights: PyTree, reads: PolicyReads, logit_chunk: int) -> PolicyOutput:
+    """Return the policy's output of which these reads were kept."""
+    if logit_chunk:
+        logits = jnp.zeros((len(reads.hidden), 0, policy.vocab_size), reads.hidden.dtype)
+        chunked = ChunkedLogits(policy.unembed, logit_chunk)
+    else:
+        logits, chunked = policy.unembed(weights, reads.hidden), None
+    return jax.lax.stop_gradient(PolicyOutput(logits, reads.features, reads.hidden, None, chunked))
 
 
 def make_predict(

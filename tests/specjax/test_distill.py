@@ -9,7 +9,7 @@ import pytest
 
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, TrainBatch
-from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict
+from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict, make_read
 from specjax.train.gradients import LossContext, accumulate
 from specjax.types import Params
 from tests.refusals import refuses
@@ -40,7 +40,8 @@ def batch() -> Sequences:
 def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tuple[Params, dict]:
     """The draft's gradient as `Params`, and the metrics."""
     before = jax.tree.map(np.array, params.draft)
-    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch)
+    reads = make_read(POLICY, mesh)(params.policy, batch)
+    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch, reads)
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
 
 
@@ -52,7 +53,7 @@ def params() -> Params:
 @pytest.fixture(scope="module")
 def step() -> DistillStep:
     """Refuses to be traced a second time."""
-    policy = replace(POLICY, apply=traced_once(POLICY.apply))
+    policy = replace(POLICY, unembed=traced_once(POLICY.unembed))
     return make_distill_step(policy, DRAFTER, LAW, DESCENT, MESH)
 
 
@@ -84,11 +85,11 @@ def test_the_gradient_is_that_of_the_training_step(step, params, batch, expected
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ((1, 1, 1), {"microbatches": 4, "ladder": (8, 12)}),
-        ((2, 1, 2), {"microbatches": 2, "ladder": (8, 12)}),
+        ((1, 1, 1), {"microbatches": 4, "logit_chunk": 5}),
+        ((2, 1, 2), {"microbatches": 2}),
     ],
 )
-def test_microbatches_ladder_and_mesh_give_the_same_gradient(shape, options, batch, expected) -> None:
+def test_microbatches_chunks_and_mesh_give_the_same_gradient(shape, options, batch, expected) -> None:
     mesh = mesh_of(*shape)
     step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, mesh, **options)
     gradient, metrics = gradient_of(step, params_on(mesh), mesh, batch)
@@ -98,9 +99,9 @@ def test_microbatches_ladder_and_mesh_give_the_same_gradient(shape, options, bat
 
 def test_steps_teach_the_draft_without_another_trace(step, params, batch) -> None:
     state, seen = init_distill_state(params.draft, DESCENT, MESH), []
-    before = jax.tree.map(np.array, params.draft)
+    before, reads = jax.tree.map(np.array, params.draft), make_read(POLICY, MESH)(params.policy, batch)
     for _ in range(8):
-        state, metrics = step(state, params.policy, batch)
+        state, metrics = step(state, params.policy, batch, reads)
         seen.append(float(metrics["loss/draft"]))
     assert seen[-1] < 0.97 * seen[0]
     # What the run began with is still there to compare with.
@@ -118,5 +119,6 @@ def test_the_prediction_is_the_mean_overlap_of_both_laws(params, batch, expected
 
 def test_rows_that_do_not_divide_are_refused(params, batch) -> None:
     step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, MESH, microbatches=3)
+    reads = make_read(POLICY, MESH)(params.policy, batch)
     with refuses("batch = 8 rows:...3"):
-        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch)
+        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch, reads)
