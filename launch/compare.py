@@ -45,26 +45,24 @@ def main(argv: list[str]) -> int:
     if args.plots is not None:
         load_pyplot()
         make_directory("plots", args.plots)
-    with StopSignals(console.print) as signals:
-        args = with_step(args)
-        unfinished = unfinished_beside(args.json, signals, config, args)
-        experiment = build_experiment(replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths)))
-        write_results(args.json, compare(experiment, args, unfinished))
-        unfinished.remove()
+    args, files = with_step(args), {"json": args.json}
+    with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
+        config = replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths))
+        write_results(args.json, compare(build_experiment(config, unfinished=unfinished), args, unfinished))
     return 0
 
 
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, Any]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
     check_training(experiment)
-    config, costs = experiment.config, round_costs(experiment)
+    config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     with make_pool(config.reward) or nullcontext() as pool:
         console.print(format_provenance("launch.compare"))
-        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer)
-        variants, drafting = make_variants(experiment, reward_fn, params, costs(params))
+        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
+        variants, drafting = make_variants(experiment, reward_fn, params, costs(params), unfinished)
         reports = time_variants(variants, args.lengths, config.steps, unfinished)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")

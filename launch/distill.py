@@ -20,7 +20,7 @@ from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.reads import DISTILL
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
+from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
 from launch.run.restore import restore_params, restore_policy, with_step
@@ -37,13 +37,15 @@ def main(argv: list[str]) -> int:
         "Initialise a draft from the policy's own answers, offline.",
         DISTILL,
     )
-    out = new_output_directory(config)
+    out = new_output_directory(config, goes_on=True)
     check_policy_source(config, args.checkpoint)
     args = with_step(args)
-    with StopSignals(console.print) as signals, exclusive("out", out):
+    locks = exclusive("out", out), exclusive_files({"save_responses": args.save_responses})
+    with StopSignals(console.print) as signals, locks[0], locks[1]:
         unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
         # Without the lookup: its hits must not count as the draft's acceptance.
-        experiment = build_experiment(replace(config, draft=replace(config.draft, lookup=LookupConfig())))
+        config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
+        experiment = build_experiment(config, unfinished=unfinished)
         distill_offline(experiment, starting_params(experiment, args), args, out, console, unfinished)
         unfinished.remove()
     return 0

@@ -26,14 +26,13 @@ def main(argv: list[str]) -> int:
     )
     check_policy_source(config, args.checkpoint)
     sets, args = load_sets(config, args.files), with_step(args)
-    with StopSignals(console.print) as signals:
-        unfinished = unfinished_beside(args.json, signals, config, args)
-        experiment = build_experiment(config, training=False)
+    files = {"json": args.json, "save": args.save}
+    with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
+        experiment = build_experiment(config, training=False, unfinished=unfinished)
         params = params_of(args.checkpoint, experiment, args.checkpoint_step)
         results = provenance("launch.evaluate") | {"recipe": config.name}
         results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
         write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, unfinished))
-        unfinished.remove()
     return 0
 
 

@@ -27,19 +27,18 @@ def minus_startup(total: float, startup: float) -> float:
     return total - startup if total > startup else total
 
 
-def interleaved(
-    runs: Mapping[Name, Callable[[], Result]], repeats: int, after_turn: Callable[[], None] = lambda: None
-) -> dict[Name, list[Result]]:
-    """Call every run `repeats` times and return the results by name.
+def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
+    """Call every run `repeats` times, in turns, and return the results by name."""
+    turns = [one_turn(runs, turn) for turn in range(repeats)]
+    return {name: [results[name] for results in turns] for name in runs}
 
-    Each turn calls every run once; every other turn reverses the order, so that a drift of the machine cancels out.
+
+def one_turn(runs: Mapping[Name, Callable[[], Result]], turn: int) -> dict[Name, Result]:
+    """Call every run once and return the results by name.
+
+    Every other turn reverses the order, so that a drift of the machine cancels out.
     """
-    measured: dict[Name, list[Result]] = {name: [] for name in runs}
-    for turn in range(repeats):
-        for name in list(runs)[:: -1 if turn % 2 else 1]:
-            measured[name].append(runs[name]())
-        after_turn()
-    return measured
+    return {name: runs[name]() for name in list(runs)[:: -1 if turn % 2 else 1]}
 
 
 def interval(
@@ -68,11 +67,15 @@ def format_interval(values: Sequence[float]) -> str:
 
 def provenance(program: str) -> dict[str, str]:
     """Return the command, device and versions that a result was measured with."""
+    return {"command": " ".join(["python -m", program, *sys.argv[1:]])} | machine()
+
+
+def machine() -> dict[str, str]:
+    """Return the device and versions that measure."""
     device = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores"
     if jax.default_backend() == "cpu":
         device = f"{os.cpu_count()} cores of {_processor()}"
     return {
-        "command": " ".join(["python -m", program, *sys.argv[1:]]),
         "device": device,
         "versions": f"Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}",
     }

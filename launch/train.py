@@ -33,27 +33,27 @@ def main(argv: list[str]) -> int:
     use_compile_cache()
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
     with StopSignals(console.print) as signals, open_run(config) as directory:
-        experiment = build_experiment(config)
+        work = Unfinished(directory / UNFINISHED, signals)
+        experiment = build_experiment(config, unfinished=work)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             problem_sets = experiment.problems.train, experiment.problems.held_out
-            rewards = [make_reward(pool, each, experiment.tokenizer) for each in problem_sets]
-            return train(experiment, directory, signals, *rewards)
+            rewards = [make_reward(pool, each, experiment.tokenizer, work) for each in problem_sets]
+            return train(experiment, directory, signals, work, *rewards)
 
 
 def train(
-    experiment: Experiment, directory: Path, signals: StopSignals, reward_fn: RewardFn, held_out_reward: RewardFn
+    experiment: Experiment, directory: Path, signals: StopSignals, unfinished: Unfinished, *rewards: RewardFn
 ) -> int:
-    """Start or resume the run, take its steps, write the report, and return the exit code."""
+    """Start or resume the run, take its steps, write the report, and return the exit code. rewards: train, held-out."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
     pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
-    evaluate = held_out_evaluator(experiment, held_out_reward)
-    functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
+    evaluate = held_out_evaluator(experiment, rewards[1])
+    functions = networks.policy, networks.drafter, rewards[0], config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     record_config(directory, config, report=console.print)
     costs = None
     if config.rollout.draft_lengths:
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
-    unfinished = Unfinished(directory / UNFINISHED, signals)
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
@@ -63,9 +63,8 @@ def train(
             with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing, unfinished.found)
                 steps = TrainStep(stages), ProbeStep(stages)
-                state = TrainingLoop(experiment, start, *steps, pipeline, evaluate, costs, saves, logs).run()
-            if saves.newest() is not None or signals.received is None:
-                unfinished.remove()
+                rest = pipeline, evaluate, costs, saves, logs, unfinished
+                state = TrainingLoop(experiment, start, *steps, *rest).run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             if signals.received is not None:

@@ -19,6 +19,7 @@ from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
@@ -129,11 +130,12 @@ class Experiment:
         return rollout
 
 
-def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
+def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfinished = NOT_KEPT) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
+    unfinished: shows the progress of loading. Raises Stopped at a signal.
     """
     _check_windows(config)
     rollout_fn = _load_or_default("rollout.function", config.rollout.function, speculative_rollout)
@@ -147,12 +149,16 @@ def build_experiment(config: RunConfig, training: bool = True) -> Experiment:
         raise ConfigError(str(error)) from error
     if training:
         _check_divisibility(config, batch_shards(mesh))
-    tokenizer = build_tokenizer(config)
-    stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
-    config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
-    needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
-    problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
-    networks = build_networks(config, mesh, tokenizer, problems.train)
+    with unfinished.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
+        tokenizer = build_tokenizer(config)
+        phase.finish(note="tokenizer loaded")
+        stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
+        config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
+        needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
+        problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
+        phase.finish(note="problems loaded")
+        networks = build_networks(config, mesh, tokenizer, problems.train)
+        phase.finish(note="networks loaded")
     if not networks.draft.has_params:
         config = replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
     return Experiment(config, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)

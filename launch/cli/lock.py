@@ -15,22 +15,24 @@ LOCK_FILE = ".lock"
 
 
 @contextlib.contextmanager
-def exclusive(option: str, directory: Path, *, new: bool = False) -> Iterator[None]:
+def exclusive(option: str, directory: Path, *, new: bool = False, value: str | None = None) -> Iterator[None]:
     """Make a directory with its parents, and hold its lock. Directories made here and left empty are removed again.
 
-    new: raise FileExistsError if the directory exists.
+    new:   raise FileExistsError if the directory exists.
+    value: the option's value, if that is another path. Errors name it.
 
     The operating system releases the lock with the process, however that ends. Raises ConfigError if the directory
     cannot be made or written to, and, naming the holder, if another process has the lock.
     """
+    named = f"{option} = {value or directory}"
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=not new)
     except OSError as error:
         if new and isinstance(error, FileExistsError):
             raise
-        raise ConfigError(f"{option} = {directory}: cannot make a directory there: {error.strerror}") from None
-    file = _lock(option, directory)
+        raise ConfigError(f"{named}: cannot make a directory there: {error.strerror}") from None
+    file = _lock(named, directory)
     with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
@@ -44,13 +46,13 @@ def exclusive(option: str, directory: Path, *, new: bool = False) -> Iterator[No
                     path.rmdir()
 
 
-def _lock(option: str, directory: Path) -> IO[str]:
+def _lock(named: str, directory: Path) -> IO[str]:
     path = directory / LOCK_FILE
     while True:
         try:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{option} = {directory}: cannot be written: {error.strerror}") from None
+            raise ConfigError(f"{named}: cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,12 +60,12 @@ def _lock(option: str, directory: Path) -> IO[str]:
             holder = file.read().strip() or "another process"
             file.close()
             raise ConfigError(
-                f"{option} = {directory}: {holder} is writing to it; must be another directory, or wait until it ends"
+                f"{named}: {holder} is writing to it; must be another path, or wait until it ends"
             ) from None
         except OSError as error:
             file.close()
             raise ConfigError(
-                f"{option} = {directory}: cannot be locked: {error.strerror}; must be on a file system with locks"
+                f"{named}: cannot be locked: {error.strerror}; must be on a file system with locks"
             ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):

@@ -8,7 +8,7 @@ from typing import Any
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE
-from launch.cli.unfinished import UNFINISHED
+from launch.cli.unfinished import OPTIONS, UNFINISHED
 from models.files import write_atomically
 from specjax.checkpoint import SCORE, Which
 from specjax.checkpoint_integrity import saved_steps
@@ -41,15 +41,18 @@ def make_directory(option: str, path: str) -> None:
         raise ConfigError(f"{option} = {path}: cannot be written")
 
 
-def new_output_directory(config: RunConfig) -> Path:
+def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
     """Return the directory named by `--out`, without creating it.
 
-    Raises ConfigError unless it is new, empty, or holds what a process did that was stopped.
+    Raises ConfigError unless it is new or empty. goes_on: or what a stopped process left to go on with is in it.
     """
     if not config.out:
         raise ConfigError(f"out = {config.out!r}: must be the directory to write")
     out = Path(config.out)
-    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {LOCK_FILE, UNFINISHED}):
+    if goes_on and (out / UNFINISHED / OPTIONS).is_file():
+        return out
+    allowed = {LOCK_FILE, UNFINISHED} if goes_on else {LOCK_FILE}
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - allowed):
         raise ConfigError(f"out = {out}: exists and is not an empty directory")
     return out
 

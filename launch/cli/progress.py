@@ -1,5 +1,6 @@
 """The progress of a long phase: n of N, tokens/s, time left. One line, for a terminal or for a log."""
 
+import threading
 import time
 from typing import Self
 
@@ -19,29 +20,43 @@ class Progress:
         total: number of units that the phase takes.
         unit:  their name, "steps".
         done:  number of units that are finished already.
+        quiet: print nothing if the phase takes less than LOG_EVERY_S.
     """
 
-    def __init__(self, name: str, total: int, unit: str, done: int = 0, console: Console = console) -> None:
+    def __init__(
+        self, name: str, total: int, unit: str, done: int = 0, console: Console = console, *, quiet: bool = False
+    ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
-        self._console = console
+        self._console, self._quiet = console, quiet
         # Time, units and tokens after the first unit, which compiles and so says nothing about the next ones.
         self._measured: tuple[float, int, int] | None = None
         self._tokens, self._note = 0, ""
         self._status: Status | None = None
         self._printed = 0.0
+        self._late: threading.Timer | None = None
 
     def __enter__(self) -> Self:
         self._measured, self._note = None, ""
         if self._console.is_terminal:
             self._status = self._console.status("")
             self._status.start()
-        self._show(f"{self._line()}; compiling ..")
+        if self._quiet:
+            self._printed = time.perf_counter()
+            # A unit may take longer than that.
+            self._late = threading.Timer(LOG_EVERY_S, lambda: self._show(f"{self._line()} .."))
+            self._late.daemon = True
+            self._late.start()
+        elif self.done < self.total:
+            self._show(f"{self._line()}; compiling ..")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._status is not None:
             self._status.stop()
-        if kind is None:
+        short = self._late is not None and self._late.is_alive()
+        if self._late is not None:
+            self._late.cancel()
+        if kind is None and not short:
             self._console.print(self._line())
 
     def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:

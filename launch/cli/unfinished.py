@@ -1,9 +1,10 @@
 """Long phases of a program: they show progress, stop at a signal, and another process goes on where they stopped."""
 
+import contextlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from launch.cli.errors import ConfigError, Stopped
+from launch.cli.console import console
+from launch.cli.errors import ConfigError, Stopped, refusing
+from launch.cli.lock import LOCK_FILE, exclusive
 from launch.cli.progress import Progress
 from launch.cli.signals import StopSignals
-from models.files import new_directory
+from models.files import new_directory, one_line_errors, write_atomically
+from specjax.checkpoint_integrity import DamagedSave, check_manifest, write_manifest
 from specjax.types import PyTree
 
 UNFINISHED = "unfinished"
 OPTIONS = "options.txt"
+DAMAGED = ".damaged"
 SAVE_EVERY_S = 300.0  # the most that a killed process can lose
 
 
@@ -29,39 +34,92 @@ class Unfinished:
         directory: where states are kept. None: nowhere.
         signals:   what stops a phase. None: nothing.
         options:   text that must be the same in the process that goes on. Raises ConfigError otherwise.
+        or_start_again: remove the states of other options instead.
 
     Attributes:
         found: whether an earlier process left something.
     """
 
     def __init__(
-        self, directory: Path | None = None, signals: StopSignals | None = None, options: str | None = None
+        self,
+        directory: Path | None = None,
+        signals: StopSignals | None = None,
+        options: str | None = None,
+        *,
+        or_start_again: bool = False,
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
+        self._opened: list[str] = []
         self.found = directory is not None and directory.exists()
+        if directory is not None and self.found and not directory.is_dir():
+            raise ConfigError(f"{directory}: must be a directory, or be removed to start again")
         if directory is not None and options is not None and (path := directory / OPTIONS).exists():
-            if path.read_text(encoding="utf-8") != options:
+            same = path.read_text(encoding="utf-8", errors="replace") == options
+            if not same and or_start_again:
+                console.print(f"{directory}: is of other options; starting again")
+                self.remove()
+            elif not same:
                 raise ConfigError(
                     f"{directory}: an earlier process with other options stopped here; must be removed to start "
                     "again, or give its options to go on"
                 )
 
-    def phase(self, name: str, total: int, unit: str) -> "Phase":
-        """Return a phase of `total` units, for use in a `with` block."""
+    def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "Phase":
+        """Return a phase of `total` units, for use in a `with` block.
+
+        If its saved state is damaged, it starts again with a line, and so do the phases after it.
+
+        name:  one phase of the program has it.
+        kept:  False if it has no state: the next process starts it again.
+        quiet: see Progress.
+        """
         directory = None
-        if self._directory is not None:
+        if self._directory is not None and kept:
             directory = self._directory / name
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._check(directory)
+            directory.mkdir(parents=True, exist_ok=True)
             if self._options is not None:
-                (self._directory / OPTIONS).write_text(self._options, encoding="utf-8")
-            directory.mkdir(exist_ok=True)
-        advice = "the same command goes on from there" if self._options is not None else "--resume goes on from there"
-        return Phase(name, total, unit, directory, self._signals, "nothing is kept" if directory is None else advice)
+                write_atomically(self._directory / OPTIONS, self._options)
+            self._opened.append(name)
+        if not kept:
+            advice = "it starts again in the next process"
+        elif directory is None:
+            advice = "nothing is kept"
+        else:
+            advice = "--resume goes on from there" if self._options is None else "the same command goes on from there"
+        return Phase(name, total, unit, directory, self._signals, advice, quiet)
 
     def remove(self) -> None:
-        """Remove all states: the program has ended, or its results are saved."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        """Remove all states: the program has ended, or its results are saved. A lock on the directory stays."""
+        if self._directory is None or not self._directory.is_dir():
+            return
+        # First: without it, a killed process leaves nothing to go on with.
+        (self._directory / OPTIONS).unlink(missing_ok=True)
+        for path in self._directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK_FILE:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is locked
+            self._directory.rmdir()
+
+    def _check(self, phase: Path) -> None:
+        """If the saved state of a phase is damaged, set it aside, and those of later phases, which rest on it."""
+        try:
+            if phase.exists() and not phase.is_dir():
+                raise DamagedSave(f"{phase} is damaged: it is no directory")
+            if (saved := _newest(phase)) is not None:
+                check_manifest(saved)
+        except DamagedSave as error:
+            for path in list(phase.parent.iterdir()):
+                if path.name not in (*self._opened, OPTIONS, LOCK_FILE) and path.suffix != DAMAGED:
+                    shutil.rmtree(f"{path}{DAMAGED}", ignore_errors=True)
+                    path.rename(f"{path}{DAMAGED}")
+            console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} starts again, and what came after it")
+
+
+NOT_KEPT = Unfinished()
+"""Phases that nothing stops and whose states are kept nowhere."""
 
 
 def options_text(*options: Any) -> str:
@@ -69,10 +127,36 @@ def options_text(*options: Any) -> str:
     return json.dumps([asdict(each) for each in options], indent=1, default=str)
 
 
-def unfinished_beside(results: str | None, signals: StopSignals, *options: Any) -> Unfinished:
-    """Return phases that are kept beside a file of results, as FILE.unfinished; nowhere if there is none."""
-    directory = None if results is None else Path(f"{results}.{UNFINISHED}")
-    return Unfinished(directory, signals, options_text(*options))
+@contextlib.contextmanager
+def unfinished_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[Unfinished]:
+    """Yield phases that are kept beside a program's files of results, as FILE.unfinished of the first.
+
+    Their states are removed if the block ends. Nothing is kept without a file. All files are locked meanwhile: raises
+    ConfigError if another process writes to one.
+
+    files: option to path, None if it is not given.
+    """
+    with exclusive_files(files) as directories:
+        unfinished = Unfinished(next(iter(directories), None), signals, options_text(*options))
+        yield unfinished
+        unfinished.remove()
+
+
+@contextlib.contextmanager
+def exclusive_files(files: Mapping[str, str | None]) -> Iterator[list[Path]]:
+    """Lock the files that a program writes, as `exclusive` does, by a directory beside each. Yield these directories.
+
+    files: option to path, None if it is not given.
+    """
+    given = {option: file for option, file in files.items() if file is not None}
+    directories = [Path(f"{file}.{UNFINISHED}") for file in given.values()]
+    with contextlib.ExitStack() as locks:
+        for (option, file), directory in zip(given.items(), directories, strict=True):
+            locks.enter_context(exclusive(option, directory, value=file))
+        yield directories
+    for directory in directories:
+        with contextlib.suppress(OSError):  # not empty, gone, or used by another process now
+            directory.rmdir()
 
 
 class Phase(Progress):
@@ -86,46 +170,64 @@ class Phase(Progress):
     """
 
     def __init__(
-        self, name: str, total: int, unit: str, directory: Path | None, signals: StopSignals | None, advice: str
+        self,
+        name: str,
+        total: int,
+        unit: str,
+        directory: Path | None,
+        signals: StopSignals | None,
+        advice: str,
+        quiet: bool = False,
     ) -> None:
         self._saved = None if directory is None else _newest(directory)
-        super().__init__(name, total, unit, 0 if self._saved is None else int(self._saved.name))
+        super().__init__(name, total, unit, 0 if self._saved is None else int(self._saved.name), quiet=quiet)
         self._directory, self._signals, self._advice = directory, signals, advice
         self._saved_at = time.monotonic()
 
     def restore(self, part: str, default: PyTree = None) -> PyTree:
         """Return a part of the saved state with the structure and shardings of `default`; `default` if none is saved.
 
-        Without a default, the part is a dict of numpy arrays, or None.
+        Without a default, the part is a dict of numpy arrays, or None. Raises ConfigError if the state is not that of
+        such a phase.
         """
         if self._saved is None:
             return default
-        with ocp.PyTreeCheckpointer() as checkpointer:
+        misfit = f"{self._saved}: cannot be restored; must be removed to start again"
+        with refusing(), one_line_errors(misfit), ocp.PyTreeCheckpointer() as checkpointer:
             if default is None:
                 return checkpointer.restore(self._saved / part)
             abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), default)
             arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
             return checkpointer.restore(self._saved / part, item=abstract, restore_args=arguments)
 
-    def finish(self, state: Mapping[str, PyTree], *, tokens: int = 0, note: str = "", save: bool = False) -> None:
+    def discard(self, reason: str) -> None:
+        """Remove what is saved and start again, with a line that says why."""
+        console.print(f"{self.name}: {reason}")
+        if self._saved is not None:
+            shutil.rmtree(self._saved)
+        self._saved, self.done = None, 0
+
+    def finish(
+        self, state: Mapping[str, PyTree] | None = None, *, tokens: int = 0, note: str = "", save: bool = False
+    ) -> None:
         """Count a finished unit. Save the state, by parts, if it is time. Raises Stopped, after that, at a signal.
 
-        state: empty if the phase cannot go on: then nothing is saved, and the next process starts it again.
+        state: None for a phase that is not kept.
         save:  save in any case, because other work comes before the next unit.
         """
         self.advance(1, tokens, note)
         signal = None if self._signals is None else self._signals.received
         save |= signal is not None or self.done >= self.total or time.monotonic() - self._saved_at > SAVE_EVERY_S
-        if save and state and self._directory is not None:
+        if save and state is not None and self._directory is not None:
             self._save(self._directory.absolute(), state)
         if signal is not None:
-            advice = self._advice if state else "it starts again in the next process"
-            raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {advice}")
+            raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {self._advice}")
 
     def _save(self, directory: Path, state: Mapping[str, PyTree]) -> None:
         with new_directory(directory / str(self.done)) as saving, ocp.PyTreeCheckpointer() as checkpointer:
             for part, arrays in state.items():
                 checkpointer.save(saving / part, arrays)
+            write_manifest(saving)
         for other in directory.iterdir():
             if other.name != str(self.done):
                 shutil.rmtree(other)

@@ -6,7 +6,7 @@ prompt share its prefill. Only generation is timed, as in the paper's table (arX
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,8 @@ from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.costs.rollout_timer import RolloutTime, RolloutTimer
-from launch.timing import interleaved, interval
+from launch.costs.turns import Record, timed_turns
+from launch.timing import interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import make_prepare, per_shard
@@ -66,10 +67,9 @@ class Plan:
     rollout: PhasedRollout
     draft_lengths: tuple[int, ...]
 
-    def next_turns(self, first_turn: int) -> Callable[[], RolloutTime]:
-        """Return a function that times the next turn at each call, starting with `first_turn`."""
-        turns: Iterator[int] = itertools.count(first_turn)
-        return lambda: self.rollout.measure(self.draft_lengths, next(turns))
+    def measure(self, turn: int) -> RolloutTime:
+        """Time the rollout of a turn."""
+        return self.rollout.measure(self.draft_lengths, turn)
 
 
 @dataclass(frozen=True)
@@ -153,22 +153,25 @@ def compare_plans(experiment: Experiment, params: Params, unfinished: Unfinished
     prepare_all = partial(make_prepare(params, dtype), params)
     prepare_policy = partial(make_prepare(policy_params, dtype), policy_params)
 
-    def compare(turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
+    def compare(name: str, turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]
         plain, drafting = [], []
-        for count in slots:
-            config = replace(_plan_config(experiment, count), group_size=samples)
-            # An autoregressive plan has no drafter state, like a run without a draft.
-            plain_config = replace(config, draft_lengths=(0,))
-            plain.append(PhasedRollout(experiment, NoDrafter(), prepare_policy, plain_config, prompts))
-            drafting.append(PhasedRollout(experiment, drafter, prepare_all, config, prompts))
-        return best_against_best(plain, drafting, options.repeats, unfinished)
+        with unfinished.phase(f"compiling of plans, {name}", 2 * len(slots), "programs", kept=False) as phase:
+            for count in slots:
+                config = replace(_plan_config(experiment, count), group_size=samples)
+                # An autoregressive plan has no drafter state, like a run without a draft.
+                plain_config = replace(config, draft_lengths=(0,))
+                plain.append(PhasedRollout(experiment, NoDrafter(), prepare_policy, plain_config, prompts))
+                phase.finish()
+                drafting.append(PhasedRollout(experiment, drafter, prepare_all, config, prompts))
+                phase.finish()
+        return best_against_best(plain, drafting, options.repeats, unfinished, name)
 
     turns = np.arange(options.repeats * options.prompts).reshape(options.repeats, -1) % len(table.rows)
     group_size = experiment.config.rollout.group_size
-    everything = compare(turns, group_size, options.slots)
+    everything = compare("all", turns, group_size, options.slots)
     tail, samples = tail_of(turns, everything.lengths, shards, group_size)
-    return everything, compare(tail, samples, (tail.shape[1] // shards * samples,))
+    return everything, compare("tail", tail, samples, (tail.shape[1] // shards * samples,))
 
 
 def tail_of(turns: np.ndarray, lengths: np.ndarray, shards: int, group_size: int) -> tuple[np.ndarray, int]:
@@ -195,25 +198,34 @@ def _tail_size(prompts: int, shards: int, group_size: int) -> tuple[int, int]:
 
 
 def best_against_best(
-    plain: list[PhasedRollout], drafting: list[PhasedRollout], repeats: int, unfinished: Unfinished
+    plain: list[PhasedRollout],
+    drafting: list[PhasedRollout],
+    repeats: int,
+    unfinished: Unfinished,
+    name: str = "all",
 ) -> Speedup:
     """Choose the best plan of each kind in SCREENED turns, then compare the two in `repeats` interleaved turns.
 
     plain, drafting: rollouts with the same phases, in the same order.
+    name:            of the sequences, for the progress.
     """
 
-    def best_of(plans: list[Plan]) -> Plan:
+    def measure(what: str, plans: dict[str, Plan], first: int, turns: int) -> dict[str, list[RolloutTime]]:
+        runs = {each: lambda turn, run=plan.measure: run(first + turn) for each, plan in plans.items()}
+        records = timed_turns(unfinished.phase(f"{what}, {name}", turns, "turns"), runs, _records)
+        return {each: [RolloutTime.from_json(record[each]) for record in records] for each in plans}
+
+    def best_of(kind: str, plans: list[Plan]) -> Plan:
         if len(plans) == 1:
             return plans[0]
-        with unfinished.phase(f"choice of {len(plans)} plans", SCREENED, "turns") as phase:
-            times = interleaved({plan: plan.next_turns(repeats) for plan in plans}, SCREENED, lambda: phase.finish({}))
+        numbered = {str(number): plan for number, plan in enumerate(plans)}
+        times = measure(f"choice of {len(plans)} {kind} plans", numbered, repeats, SCREENED)
         # Total tokens over total seconds: a median of few turns depends more on the prompts than on the plan.
-        return max(
-            plans,
-            key=lambda plan: (
-                sum(time.lengths.sum() for time in times[plan]) / sum(time.seconds for time in times[plan])
-            ),
-        )
+        speeds = {
+            number: sum(time.lengths.sum() for time in measured) / sum(time.seconds for time in measured)
+            for number, measured in times.items()
+        }
+        return numbered[max(speeds, key=lambda number: speeds[number])]
 
     plans = [
         Plan(rollout, lengths)
@@ -222,13 +234,11 @@ def best_against_best(
         for lengths in itertools.combinations_with_replacement(rollout.draft_lengths, len(rollout.phases))
         if any(lengths)
     ]
-    best, plain_plans = best_of(plans), [Plan(rollout, (0,) * len(rollout.phases)) for rollout in plain]
-    best_plain, same_phases = best_of(plain_plans), plain_plans[drafting.index(best.rollout)]
+    best, plain_plans = best_of("speculative", plans), [Plan(rollout, (0,) * len(rollout.phases)) for rollout in plain]
+    best_plain, same_phases = best_of("autoregressive", plain_plans), plain_plans[drafting.index(best.rollout)]
     compared = {"plain": best_plain, "speculative": best, "same phases": same_phases}
-    with unfinished.phase("comparison of the best plans", repeats, "turns") as phase:
-        plain_times, speculative_times, same_phases_times = interleaved(
-            {name: plan.next_turns(0) for name, plan in compared.items()}, repeats, lambda: phase.finish({})
-        ).values()
+    times = measure("comparison of the best plans", compared, 0, repeats)
+    plain_times, speculative_times, same_phases_times = times.values()
     speedups = [b.tokens_per_s / a.tokens_per_s for a, b in zip(plain_times, speculative_times, strict=True)]
     costs = [
         b.seconds_per_round / a.seconds_per_round for a, b in zip(same_phases_times, speculative_times, strict=True)
@@ -243,6 +253,10 @@ def best_against_best(
         cost=statistics.median(costs),
         lengths=np.stack([time.lengths for time in plain_times]),
     )
+
+
+def _records(times: Mapping[str, RolloutTime]) -> Record:
+    return {name: time.to_json() for name, time in times.items()}
 
 
 def print_speedup(everything: Speedup, tail: Speedup, console: Console) -> None:

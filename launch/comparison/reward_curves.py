@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
@@ -64,23 +65,36 @@ def train_both(
 ) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
     """Train two variants from their initial states, one after the other, on the same prompts.
 
-    Returns their curves by name, and the second run's first difference from the first (None if there is none).
+    Returns their curves by name, and the second run's first difference from the first (None if there is none). Raises
+    Stopped at a signal.
     """
-    curves, rollouts, difference = {}, [], None
-    for name, variant in variants.items():
-        curves[name] = RewardCurve([], [], 0.0)
-        with unfinished.phase(f"training with draft length {name}", steps, "steps") as phase:
-            for number, step in enumerate(variant.train(steps), start=1):
-                for measure, metric in MEASURES.items():
-                    getattr(curves[name], measure).append(float(step.metrics[metric]))
-                curves[name].seconds += step.step_s
-                if len(curves) == 1:
-                    # Keep only the compared fields, because the rollouts of all steps stay in memory.
-                    rollouts.append(Rollout(step.rollout.tokens, step.rollout.lengths))
-                elif difference is None:
-                    difference = first_difference(number, step.ids, rollouts[number - 1], step.rollout)
-                phase.finish({})
-    return curves, difference
+    trained = {name: _train(variant, name, steps, unfinished) for name, variant in variants.items()}
+    curves = {
+        name: RewardCurve(each["reward"].tolist(), each["accuracy"].tolist(), float(each["seconds"].sum()))
+        for name, each in trained.items()
+    }
+    rollouts = (
+        [Rollout(*pair) for pair in zip(each["tokens"], each["lengths"], strict=True)] for each in trained.values()
+    )
+    ids = next(iter(trained.values()))["ids"]
+    differences = map(first_difference, range(1, steps + 1), ids, *rollouts)
+    return curves, next((difference for difference in differences if difference is not None), None)
+
+
+def _train(variant: Variant, name: str, steps: int, unfinished: Unfinished) -> dict[str, np.ndarray]:
+    """Train a variant. Return each step's measures and seconds, [steps], ids, tokens and lengths, [steps, ..]."""
+    with unfinished.phase(f"training with draft length {name}", steps, "steps") as phase:
+        start = phase.restore("state", jax.tree.map(jnp.copy, variant.start))
+        taken = phase.restore("steps") or {}
+        for state, step in variant.train(start, phase.done, steps):
+            # Only what is compared, because the rollouts of all steps stay in memory.
+            new = {"seconds": step.step_s, "ids": step.ids}
+            new |= {"tokens": step.rollout.tokens, "lengths": step.rollout.lengths}
+            new |= {measure: float(step.metrics[metric]) for measure, metric in MEASURES.items()}
+            rows = {field: np.asarray(value)[None] for field, value in new.items()}
+            taken = {field: np.concatenate([taken[field], row]) if taken else row for field, row in rows.items()}
+            phase.finish({"state": state, "steps": taken}, tokens=int(np.sum(step.rollout.lengths)))
+    return taken
 
 
 def print_reward_curves(

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +12,8 @@ from rich.table import Column, Table
 from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
-from launch.timing import interleaved, interval
+from launch.costs.turns import Record, timed_turns
+from launch.timing import interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 # (median, low, high)
@@ -68,45 +69,66 @@ def time_variants(
 
     lengths: draft lengths that `Variant.chosen` indexes.
     """
-    with unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants") as phase:
-        runs = {name: variant.time_step for name, variant in variants.items()}
-        times = interleaved(runs, steps, lambda: phase.finish({}))
+    # Each variant has taken step 0 before.
+    runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
+    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
+    turns = timed_turns(phase, runs, _records)
+    times = {name: [turn[name] for turn in turns] for name in variants}
     plain = times[PLAIN]
-    generation_share = statistics.median(step.seconds["generation"] for step in plain) / _step_s(plain)
+    generation_share = statistics.median(step["seconds"]["generation"] for step in plain) / _step_s(plain)
     return {
         name: _report(times[name], plain, generation_share, tuple(lengths[index] for index in variant.chosen or ()))
         for name, variant in variants.items()
     }
 
 
+def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
+    """Return what is kept of one turn, by variant: its rollouts would need too much memory."""
+    plain = steps[PLAIN]
+    records = {}
+    for name, step in steps.items():
+        difference = first_difference(0, plain.ids, plain.rollout, step.rollout)
+        records[name] = {
+            "seconds": step.seconds,
+            "step_s": step.step_s,
+            # NaN in a step that verified nothing.
+            "alpha": float(step.metrics.get("rollout/acceptance_length", math.nan)),
+            "tokens": int(np.sum(step.rollout.lengths)),
+            "parting": None if difference is None else asdict(difference),
+        }
+    return records
+
+
 def _report(
-    steps: Sequence[StepTime], plain: Sequence[StepTime], generation_share: float, draft_lengths: tuple[int, ...]
+    steps: Sequence[Record], plain: Sequence[Record], generation_share: float, draft_lengths: tuple[int, ...]
 ) -> VariantReport:
     pairs = list(zip(plain, steps, strict=True))
-    generation_speedup = interval([a.seconds["generation"] / b.seconds["generation"] for a, b in pairs])
-    differences = (first_difference(step, a.ids, a.rollout, b.rollout) for step, (a, b) in enumerate(pairs, start=1))
-    # NaN in a step that verified nothing.
-    lengths = [float(step.metrics.get("rollout/acceptance_length", math.nan)) for step in steps]
-    alpha = statistics.fmean([length for length in lengths if math.isfinite(length)] or [math.nan])
+    generation_speedup = interval([a["seconds"]["generation"] / b["seconds"]["generation"] for a, b in pairs])
+    differences = (
+        FirstDifference(**step["parting"] | {"step": number})
+        for number, step in enumerate(steps, start=1)
+        if step["parting"] is not None
+    )
+    alpha = statistics.fmean([step["alpha"] for step in steps if math.isfinite(step["alpha"])] or [math.nan])
     return VariantReport(
-        seconds={stage: statistics.median(step.seconds[stage] for step in steps) for stage in STAGES},
+        seconds={stage: statistics.median(step["seconds"][stage] for step in steps) for stage in STAGES},
         step_s=_step_s(steps),
-        summed=statistics.median(sum(step.seconds.values()) / step.step_s for step in steps),
+        summed=statistics.median(sum(step["seconds"].values()) / step["step_s"] for step in steps),
         alpha=alpha,
-        tokens=sum(int(np.sum(step.rollout.lengths)) for step in steps),
+        tokens=sum(step["tokens"] for step in steps),
         generation_speedup=generation_speedup,
-        step_speedup=interval([a.step_s / b.step_s for a, b in pairs]),
+        step_speedup=interval([a["step_s"] / b["step_s"] for a, b in pairs]),
         amdahl=step_speedup(generation_share, generation_speedup[0]),
         bound=step_speedup(generation_share, alpha),
         draft_lengths=draft_lengths,
-        parting=next((difference for difference in differences if difference is not None), None),
-        turns=[step.seconds | {"step": step.step_s} for step in steps],
+        parting=next(differences, None),
+        turns=[step["seconds"] | {"step": step["step_s"]} for step in steps],
     )
 
 
-def _step_s(steps: Sequence[StepTime]) -> float:
+def _step_s(steps: Sequence[Record]) -> float:
     """Return the median seconds of a whole step."""
-    return statistics.median(step.step_s for step in steps)
+    return statistics.median(step["step_s"] for step in steps)
 
 
 def print_stage_times(reports: Mapping[str, VariantReport], console: Console) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
+from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import cell_timer, load_cells
 from specjax.cost import Drafting, choose, round_seconds, update_drafting
 from specjax.drafters import NoDrafter
@@ -59,15 +60,17 @@ class Variant:
         self.step, self.start, self.chosen = step, start, chosen
         self._experiment, self._replicated = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
-        self._batches, self._timed_steps = experiment.train_batches(), 0
+        self._batches, self._read = experiment.train_batches(), 0
 
-    def time_step(self) -> StepTime:
-        """Time a step from the initial state, on the next prompts.
+    def time_step(self, number: int) -> StepTime:
+        """Time a step from the initial state, on the run's batch of that number, above those of earlier calls.
 
         The step updates a copy of the state, which is made before the clock starts.
         """
-        state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(self._timed_steps)))
-        self._timed_steps += 1
+        state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(number)))
+        for _ in range(self._read, number):
+            next(self._batches)
+        self._read = number + 1
         jax.block_until_ready(state)
         start = time.perf_counter()
         prompts = jax.block_until_ready(place(next(self._batches), self._experiment.mesh))
@@ -76,15 +79,16 @@ class Variant:
         step_s = time.perf_counter() - start
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
-    def train(self, steps: int) -> Iterator[StepTime]:
-        """Train for `steps` steps from the initial state, on the run's first prompts, and yield each step.
+    def train(self, state: TrainState, first: int, steps: int) -> Iterator[tuple[TrainState, StepTime]]:
+        """Train from `state`, on the run's batches `first` .. `steps` - 1, and yield each step with the state after it.
 
-        Each step chooses its draft lengths itself. Its rollout is on the host; its time excludes loading data.
+        Each step donates its state and chooses its draft lengths itself. Its rollout is on the host; its time excludes
+        loading data.
         """
-        state = jax.tree.map(jnp.copy, self.start)
-        for prompts in itertools.islice(self._experiment.train_batches(), steps):
+        for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
             (state, rollout, metrics), seconds = self.step(state, prompts)
-            yield StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
+            step = StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
+            yield state, step
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
         return jax.device_put(value, self._replicated)
@@ -96,28 +100,28 @@ def plain_config(config: TrainConfig) -> TrainConfig:
     return replace(config, rollout=rollout, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
-def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
+def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Params], np.ndarray]:
     """Return a function from params to the seconds of a round, [phases, draft lengths].
 
-    The seconds come from the recipe's cost table; if the recipe names none, the returned function measures them.
-    Raises ConfigError, before any call of that function, if the table cannot be used.
+    The seconds come from the recipe's cost table; if the recipe names none, the returned function measures them, and
+    raises Stopped at a signal. Raises ConfigError, before any call of that function, if the table cannot be used.
     """
     config, lengths = experiment.config, experiment.config.rollout.lengths
     if config.cost_table is not None:
         cells = load_cells(Path(config.cost_table), experiment.phases, lengths)
         return lambda params: round_seconds(cells, experiment.phases, lengths)
     timer = cell_timer(experiment, fit_others=False)
-    return lambda params: round_seconds(timer.measure(params, 0), experiment.phases, lengths)
+    return lambda params: round_seconds(timer.measure(params, 0, unfinished), experiment.phases, lengths)
 
 
 def make_variants(
-    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray
+    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray, unfinished: Unfinished
 ) -> tuple[dict[str, Variant], Drafting]:
     """Return the variants by name, and the measured acceptance and costs that `automatic` chose its draft lengths by.
 
     The variants are `autoregressive`, which has and trains no draft, each draft length above 0, and `automatic`. All
     but the first share one program, because a draft length is data. Each variant has taken its first step, which
-    compiled the programs and measured the acceptance that `automatic` needs.
+    compiled the programs and measured the acceptance that `automatic` needs. Raises Stopped at a signal.
 
     experiment: a run that chooses among the draft lengths.
     seconds:    [phases, lengths], seconds of a round.
@@ -133,15 +137,19 @@ def make_variants(
     stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
     variants = {PLAIN: Variant(experiment, plain_step, plain_state, None)}
-    variants[PLAIN].time_step()
     step = StagedStep(stages)
     drafting: Drafting | None = draft_state.drafting
     assert drafting is not None
-    for index, length in enumerate(lengths):
-        if length > 0:
-            variants[str(length)] = Variant(experiment, step, draft_state, [index] * len(experiment.phases))
-            drafting = update_drafting(drafting, variants[str(length)].time_step().rollout, None, lengths)
-    draft_state = replace(draft_state, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
-    variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
-    variants[AUTOMATIC].time_step()
+    drafted = {str(length): [index] * len(experiment.phases) for index, length in enumerate(lengths) if length}
+    with unfinished.phase("first steps", 2 + len(drafted), "variants", kept=False) as phase:
+        variants[PLAIN].time_step(0)
+        phase.finish()
+        for name, chosen in drafted.items():
+            variants[name] = Variant(experiment, step, draft_state, chosen)
+            drafting = update_drafting(drafting, variants[name].time_step(0).rollout, None, lengths)
+            phase.finish()
+        draft_state = replace(draft_state, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
+        variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
+        variants[AUTOMATIC].time_step(0)
+        phase.finish()
     return variants, drafting

@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from launch.build.experiment import Experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.costs.round_timer import RoundTimer, TimedRounds
-from launch.timing import interleaved
+from launch.costs.turns import timed_turns
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.rollout.generate import make_prepare
@@ -55,13 +56,15 @@ class CostTable:
         """Return True if new cells take effect at `step`. probing: the run probes at this step."""
         return self._has_cells(step) or (probing and self._timer is not None)
 
-    def update(self, params: Params, step: int) -> np.ndarray:
+    def update(self, params: Params, step: int, unfinished: Unfinished = NOT_KEPT) -> np.ndarray:
         """Return the seconds per round from `step` on, float32 [phases, draft lengths].
 
         First measures the cells of `step`, unless they are known or the table is replayed, and writes the file.
+
+        unfinished: of a run that has not begun its steps. Raises Stopped at a signal.
         """
         if self._timer is not None and not self._has_cells(step):
-            self.cells += self._timer.measure(params, step)
+            self.cells += self._timer.measure(params, step, unfinished)
         effective = [cell for cell in self.cells if cell.step <= step]
         table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective)._asdict()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
@@ -106,15 +109,23 @@ class CellTimer:
         self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, num_rounds)
         self._prepare: Callable[[Params], Params] | None = None
 
-    def measure(self, params: Params, step: int) -> list[Cell]:
-        """Measure and return all cells, with `step` as their step. params: as trained, not prepared."""
+    def measure(self, params: Params, step: int, unfinished: Unfinished = NOT_KEPT) -> list[Cell]:
+        """Measure and return all cells, with `step` as their step. params: as trained, not prepared.
+
+        Raises Stopped at a signal.
+        """
         if self._prepare is None:
             self._prepare = make_prepare(params, self._networks.policy.dtype)
-        with jax.set_mesh(self._mesh):
-            prepared = self._prepare(params)
-        measured = interleaved(self._timer.start(prepared), REPEATS)
+        with unfinished.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
+            with jax.set_mesh(self._mesh):
+                prepared = self._prepare(params)
+            timed = self._timer.start(prepared)
+            phase.finish()
+        runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
+        turns = timed_turns(unfinished.phase("costs of rounds", REPEATS, "turns", quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
-        return [Cell(*phase, k, min(seconds), step) for (phase, k), seconds in measured.items()]
+        seconds = (min(turn[name] for turn in turns) for name in runs)
+        return [Cell(*rows, k, least, step) for (rows, k), least in zip(timed, seconds, strict=True)]
 
 
 def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:

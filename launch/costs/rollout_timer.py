@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +32,16 @@ class RolloutTime:
     acceptance_length: float
     seconds: float
     rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        return asdict(self) | {"lengths": self.lengths.tolist()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "RolloutTime":
+        """Return what `to_json` wrote."""
+        values: dict[str, Any] = fields | {"lengths": np.asarray(fields["lengths"], np.int32)}
+        return cls(**values)
 
     @property
     def tokens_per_s(self) -> float:

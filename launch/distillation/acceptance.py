@@ -1,6 +1,7 @@
 """Acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter
@@ -90,6 +92,11 @@ class DraftRecords(NamedTuple):
         records = rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted
         return cls(*map(np.asarray, records)).select(which)
 
+    @classmethod
+    def join(cls, parts: Sequence["DraftRecords"]) -> "DraftRecords":
+        """Concatenate the rows of all parts."""
+        return cls(*(np.concatenate(rows) for rows in zip(*parts, strict=True)))
+
     def select(self, which: np.ndarray) -> "DraftRecords":
         """Return the rows selected by `which`, bool [R]."""
         return DraftRecords(*(x[which] for x in self))
@@ -107,11 +114,17 @@ def check_counts(experiment: Experiment) -> None:
 
 
 def measure_acceptance(
-    experiment: Experiment, drafter: Drafter, params: Params, temperature: float, untrained: Params | None = None
+    experiment: Experiment,
+    drafter: Drafter,
+    params: Params,
+    temperature: float,
+    untrained: Params | None = None,
+    unfinished: Unfinished = NOT_KEPT,
 ) -> HeldOutAcceptance:
     """Generate completions of held-out prompts at the run's longest draft length and measure their acceptance.
 
-    untrained: parameters whose predicted acceptance on the same answers is also returned.
+    untrained:  parameters whose predicted acceptance on the same answers is also returned.
+    unfinished: what earlier processes have done of it. Raises Stopped at a signal.
     """
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     rollout = experiment.config.rollout
@@ -123,14 +136,19 @@ def measure_acceptance(
     generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
     # About as many sequences at a time as in a step, because memory grows with them.
     batch_size = prompts_per_batch(experiment.sequences, options.group_size, len(table.rows), mesh)
-    parts = list[tuple[DraftRecords, Answers]]()
-    for prompts in fixed_batches(table, batch_size):
-        # The noise of evaluation, which no training step uses.
-        rollout = generate(params, prompts, seed_step(config.seed, -1))
-        real = np.repeat(prompts.id >= 0, options.group_size)
-        parts.append((DraftRecords.of(rollout, real), answers_of(prompts, rollout)))
-    completed = DraftRecords(*(np.concatenate(rows) for rows in zip(*(records for records, _ in parts), strict=True)))
-    answers = join_answers([part for _, part in parts])
+    batches = fixed_batches(table, batch_size)
+    with unfinished.phase(f"acceptance at temperature {temperature}", len(batches), "batches") as phase:
+        saved = phase.restore("records"), phase.restore("answers")
+        records = [] if saved[0] is None else [DraftRecords(**saved[0])]
+        answered = [] if saved[1] is None else [Answers(**saved[1])]
+        for prompts in batches[phase.done :]:
+            # The noise of evaluation, which no training step uses.
+            rollout = generate(params, prompts, seed_step(config.seed, -1))
+            records.append(DraftRecords.of(rollout, np.repeat(prompts.id >= 0, options.group_size)))
+            answered.append(answers_of(prompts, rollout))
+            state = {"records": DraftRecords.join(records)._asdict(), "answers": vars(join_answers(answered))}
+            phase.finish(state, tokens=int(np.sum(rollout.lengths)))
+    completed, answers = DraftRecords.join(records), join_answers(answered)
 
     microbatches, rows = config.distill.microbatches, config.distill.batch_size
     predicted_law = replace(law, temperature=temperature or NEARLY_GREEDY)
@@ -138,19 +156,26 @@ def measure_acceptance(
         policy, drafter, predicted_law, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk
     )
 
-    def predicted(params: Params) -> float | None:
+    def predicted(params: Params, which: str) -> float | None:
         # At temperature 0 only the likeliest token has mass, and truncation keeps it.
         if law.truncates and temperature > 0:
             return None
-        sums = np.sum([predict(params, batch) for batch in answers.in_batches(rows)], axis=0)
+        batches = list(answers.in_batches(rows))
+        name = f"overlap at temperature {temperature} {which}"
+        with unfinished.phase(name, len(batches), "batches") as phase:
+            saved = phase.restore("sums")
+            sums = np.zeros(2, np.float32) if saved is None else saved["sums"]
+            for batch in batches[phase.done :]:
+                sums = sums + np.asarray(predict(params, batch))
+                phase.finish({"sums": {"sums": sums}}, tokens=int(np.sum(batch.completion)))
         return float(sums[0] / sums[1])
 
     buckets = length_buckets(completed.lengths)
     return HeldOutAcceptance(
         temperature=temperature,
         draft_length=options.draft_length,
-        predicted=predicted(params),
-        untrained=None if untrained is None else predicted(untrained),
+        predicted=predicted(params, "after training"),
+        untrained=None if untrained is None else predicted(untrained, "before training"),
         counts=count_drafts(completed),
         by_length={int(length): count_drafts(completed.select(buckets == length)) for length in np.unique(buckets)},
     )

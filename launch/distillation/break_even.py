@@ -4,7 +4,6 @@ The estimate counts rollouts only. It ignores what the draft adds to training in
 gradient if it is trained online.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,9 +13,11 @@ from statistics import median
 import numpy as np
 
 from launch.build.experiment import Experiment
+from launch.cli.unfinished import Unfinished
 from launch.costs.rollout_timer import RolloutTimer
-from launch.distillation.trainer import DistillationCost
-from launch.timing import interleaved, interval
+from launch.costs.turns import timed_turns
+from launch.distillation.cost import DistillationCost
+from launch.timing import interval
 from specjax.drafters import Drafter, NoDrafter
 from specjax.rollout.generate import make_prepare, per_shard
 from specjax.types import Params
@@ -74,26 +75,35 @@ def break_even(
 
 
 def measure_break_even(
-    experiment: Experiment, drafter: Drafter, params: Params, cost: DistillationCost, repeats: int
+    experiment: Experiment,
+    drafter: Drafter,
+    params: Params,
+    cost: DistillationCost,
+    repeats: int,
+    unfinished: Unfinished,
 ) -> list[BreakEven]:
     """Return the break-even point at each of the run's draft lengths above 0.
 
     Rollouts of one training batch are timed, interleaved with rollouts without the draft. In each turn all have the
-    same noise.
+    same noise. Raises Stopped at a signal.
     """
     rollout, mesh, policy = experiment.config.rollout, experiment.mesh, experiment.networks.policy
     prompts = experiment.train_prompts.batch(np.arange(experiment.config.data.prompts))
 
-    def measure(drafter: Drafter, params: Params, draft_length: int) -> Callable[[], float]:
+    def timer(drafter: Drafter, params: Params, draft_length: int) -> Callable[[int], float]:
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
         generate = per_shard(experiment.rollout_fn, policy, drafter, config, mesh)
         prepared = partial(make_prepare(params, policy.dtype), params)
         timer = RolloutTimer(generate, policy, prepared, [prompts], mesh, None, seed=experiment.config.seed)
-        turns = itertools.count()
-        return lambda: timer.measure(next(turns), None).seconds
+        return lambda turn: timer.measure(turn, None).seconds
 
-    runs = {length: measure(drafter, params, length) for length in rollout.lengths if length}
-    runs = {0: measure(NoDrafter(), replace(params, draft={}), 0)} | runs
-    seconds = interleaved(runs, repeats)
+    runs, lengths = {}, [length for length in rollout.lengths if length]
+    with unfinished.phase("compiling of rollouts to time", 1 + len(lengths), "programs", kept=False) as phase:
+        for length in (0, *lengths):
+            drawn = (drafter, params) if length else (NoDrafter(), replace(params, draft={}))
+            runs[str(length)] = timer(*drawn, length)
+            phase.finish()
+    turns = timed_turns(unfinished.phase("rollouts with and without the draft", repeats, "turns"), runs)
+    seconds = {length: [turn[str(length)] for turn in turns] for length in (0, *lengths)}
     cost_s = cost.generation_s + cost.training_s
-    return [break_even(seconds[0], seconds[length], cost_s, length) for length in seconds if length]
+    return [break_even(seconds[0], seconds[length], cost_s, length) for length in lengths]

@@ -1,5 +1,6 @@
 """Write trained networks in public layouts: a draft alone, or a policy with its MTP head."""
 
+import shutil
 from pathlib import Path
 
 from launch.build.conversion import public_config
@@ -53,6 +54,13 @@ def write_trained(
         return [out / DRAFT]
     draft.write(out / dialect, params.draft, dialect, verifier)
     return [out / DRAFT, out / dialect]
+
+
+def remove_written(out: Path, dialect: Dialect | None) -> None:
+    """Remove what an earlier process wrote before it was stopped, whole or half."""
+    for name in (DRAFT, POLICY, *([] if dialect is None else [dialect])):
+        for path in (out / name, *out.glob(f".{name}.*")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:

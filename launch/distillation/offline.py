@@ -13,7 +13,7 @@ from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
 from launch.distillation.break_even import measure_break_even
-from launch.distillation.export import check_trained, made_for_distillation, write_trained
+from launch.distillation.export import check_trained, made_for_distillation, remove_written, write_trained
 from launch.distillation.options import DistillArgs
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
@@ -32,7 +32,11 @@ def distill_offline(
     signal.
     """
     config, networks = experiment.config, experiment.networks
-    responses = None if args.responses is None else _load_responses(Path(args.responses), experiment, console)
+    responses = None
+    if args.responses is not None:
+        with unfinished.phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
+            responses = _load_responses(Path(args.responses), experiment, console)
+            phase.finish()
     check_distillation(experiment, responses)
     check_trained(networks, args.public_dialect)
     if max(config.rollout.lengths) == 0:
@@ -55,16 +59,18 @@ def distill_offline(
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path
     draft = replace(networks.draft, drafter=result.drafter)
+    remove_written(out, args.public_dialect)
     written = write_trained(out, experiment, draft, distilled, args.public_dialect, args.verifier or policy)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
-    acceptance = [measure_acceptance(experiment, result.drafter, distilled, temperature, untrained=params)]
+    measured = experiment, result.drafter, distilled
+    acceptance = [measure_acceptance(*measured, temperature, untrained=params, unfinished=unfinished)]
     for other in sorted(set(args.temperatures) - {temperature}):
-        acceptance.append(measure_acceptance(experiment, result.drafter, distilled, other))
+        acceptance.append(measure_acceptance(*measured, other, unfinished=unfinished))
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
-    break_even = measure_break_even(experiment, result.drafter, distilled, result.cost, args.repeats)
+    break_even = measure_break_even(*measured, result.cost, args.repeats, unfinished)
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}
     write_results(out / REPORT, origin | distillation_json(result, acceptance, break_even))
     print_distillation(result, acceptance, break_even, console)

@@ -1,6 +1,5 @@
 """Distillation of a draft from the policy's answers. Answers are generated in chunks; the draft trains after each."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of, join_answers
+from launch.distillation.cost import DistillationCost, Work
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -27,29 +27,6 @@ PASSES = 4
 FIRST_STEP = -(2**30)
 
 Keep = Callable[[Answers], None]
-
-
-@dataclass
-class DistillationCost:
-    """Wall time of a distillation and the work done in it.
-
-    Attributes:
-        generation_s:   seconds of generating answers, including compiling.
-        training_s:     seconds of training, including compiling.
-        compile_s:      seconds of both spent compiling or reading the compile cache.
-        answers:        number of answers.
-        answer_tokens:  tokens of all answers.
-        steps:          training steps.
-        trained_tokens: answer tokens trained on, counted once per use.
-    """
-
-    generation_s: float = 0.0
-    training_s: float = 0.0
-    compile_s: float = 0.0
-    answers: int = 0
-    answer_tokens: int = 0
-    steps: int = 0
-    trained_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,13 +95,13 @@ def distill(
 
     Raises Stopped at a signal.
     """
-    cost, clock, rows = DistillationCost(), CompileClock(), experiment.config.distill.batch_size
+    clock, rows = CompileClock(), experiment.config.distill.batch_size
     drafter, trainer, answers = experiment.networks.drafter, None, given
     can_draft = trained or experiment.networks.draft.read_from is not None
     # Numbers of answers, given or generated so far, at the end of each chunk.
     counts = [n * experiment.sequences for n in np.cumsum(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
-    generator = AnswerGenerator(experiment, unfinished, counts[-1], cost, keep) if given is None else None
+    generator = AnswerGenerator(experiment, unfinished, counts[-1], clock, keep) if given is None else None
     for number, count in enumerate(counts, start=1):
         if generator is not None:
             writer = drafter if can_draft or trainer is not None else NoDrafter()
@@ -134,10 +111,19 @@ def distill(
         if trainer is None:
             if own_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
-            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished, cost)
+            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished, clock)
         trainer.train(answers, steps * number // len(counts))
     assert trainer is not None and answers is not None
-    cost.compile_s, cost.answers, cost.answer_tokens = clock.lap(), len(answers), len(answers.completions)
+    generating, training = Work() if generator is None else generator.work, trainer.work
+    cost = DistillationCost(
+        generation_s=generating.seconds,
+        training_s=training.seconds,
+        compile_s=generating.compile_s + training.compile_s,
+        answers=len(answers),
+        answer_tokens=len(answers.completions),
+        steps=steps,
+        trained_tokens=training.tokens,
+    )
     return Distillation(drafter, trainer.draft, answers, cost)
 
 
@@ -161,15 +147,16 @@ class AnswerGenerator:
     """
 
     def __init__(
-        self, experiment: Experiment, unfinished: Unfinished, count: int, cost: DistillationCost, keep: Keep | None
+        self, experiment: Experiment, unfinished: Unfinished, count: int, clock: CompileClock, keep: Keep | None
     ) -> None:
-        self._experiment, self._cost, self._keep = experiment, cost, keep
+        self._experiment, self._clock, self._keep = experiment, clock, keep
         self._phase = unfinished.phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
             next(self._batches)
         saved = self._phase.restore("answers")
         self._parts = [] if saved is None else [Answers(**saved)]
+        self.work = Work.restore(self._phase)
         if keep is not None and self._parts:
             keep(self._parts[0])
 
@@ -188,10 +175,10 @@ class AnswerGenerator:
             tokens = rounds = batches = 0
             with self._phase:
                 while self._phase.done * per_batch < until:
-                    start, prompts = time.perf_counter(), next(self._batches)
-                    rollout = generate(params, prompts, seed_step(seed, FIRST_STEP + self._phase.done))
-                    self._parts.append(answers_of(prompts, rollout))
-                    self._cost.generation_s += time.perf_counter() - start
+                    with self.work.timed(self._clock):
+                        prompts = next(self._batches)
+                        rollout = generate(params, prompts, seed_step(seed, FIRST_STEP + self._phase.done))
+                        self._parts.append(answers_of(prompts, rollout))
                     if self._keep is not None:
                         self._keep(self._parts[-1])
                     generated = int(np.sum(rollout.lengths))
@@ -200,7 +187,7 @@ class AnswerGenerator:
                     # The first token of an answer comes from the prefill of its prompt.
                     drawn = tokens - per_batch * batches
                     self._phase.finish(
-                        {"answers": vars(join_answers(self._parts))},
+                        {"answers": vars(join_answers(self._parts)), "work": self.work.state},
                         tokens=generated,
                         note=f"acceptance length {drawn / max(rounds, 1):.2f}",
                         save=(self._phase.done + 1) * per_batch >= until,
@@ -218,13 +205,14 @@ class DraftTrainer:
         params: Params,
         steps: int,
         unfinished: Unfinished,
-        cost: DistillationCost,
+        clock: CompileClock,
     ) -> None:
         config = experiment.config
         optimizer = make_optimizer(config.draft_optimizer, steps)
         self._policy, self._seed, self._rows = params.policy, config.seed, config.distill.batch_size
-        self._cost = cost
+        self._clock = clock
         self._phase = unfinished.phase("distillation", steps, "steps")
+        self.work = Work.restore(self._phase)
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, experiment.mesh))
         self._step = make_distill_step(
             experiment.networks.policy,
@@ -246,18 +234,17 @@ class DraftTrainer:
         """Train on batches drawn from `answers` until step `until`, counted over all calls and processes."""
         if self._phase.done >= until:
             return
-        start = time.perf_counter()
         with self._phase:
             for number in range(self._phase.done, until):
-                batch = answers.draw(self._rows, self._seed, number)
-                self._state, metrics = self._step(self._state, self._policy, batch)
-                loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
+                with self.work.timed(self._clock):
+                    batch = answers.draw(self._rows, self._seed, number)
+                    self._state, metrics = self._step(self._state, self._policy, batch)
+                    loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.completion))
-                self._cost.trained_tokens += tokens
-                self._cost.steps = number + 1
+                self.work.tokens += tokens
                 note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"
-                self._phase.finish({"trainer": self._state}, tokens=tokens, note=note, save=number + 1 == until)
-        self._cost.training_s += time.perf_counter() - start
+                state = {"trainer": self._state, "work": self.work.state}
+                self._phase.finish(state, tokens=tokens, note=note, save=number + 1 == until)
 
 
 def _chunks(experiment: Experiment) -> list[int]:

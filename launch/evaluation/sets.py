@@ -79,7 +79,7 @@ def evaluate_sets(
     with pool or nullcontext():
         final_answer = _final_answer(experiment, args, console)
         for number, (name, table) in enumerate(tables.items(), start=1):
-            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer))
+            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer, unfinished))
             batches = fixed_batches(table, batch_size)
             with unfinished.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
                 saved = phase.restore("sampled")

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.pool import RewardPool, pattern_of
+from launch.rewards.pool import CHUNK, RewardPool, pattern_of
 from launch.rewards.scorers import load_scorer
 from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
@@ -42,14 +43,16 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     return answer_or_none
 
 
-def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
+def make_reward(
+    pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, unfinished: Unfinished = NOT_KEPT
+) -> RewardFn:
     """Return the reward for completions of `problems`, which prompts name by id; without a pool it is traced.
 
-    Logs a warning about answers that the scorer refuses even when a completion states them.
+    Logs a warning about answers that the scorer refuses even when a completion states them. Raises Stopped at a signal.
     """
     if pool is None:
         return traced_exact(problems, tokenizer)
-    if unscorable := unscorable_answers(pool, problems):
+    if unscorable := unscorable_answers(pool, problems, unfinished):
         logger.warning(
             "reward.scorer = %s: %d of %d problems have an answer that scores no 1.0 when a completion states it, so "
             "nothing can be learnt from them; answers: %s",
@@ -59,15 +62,21 @@ def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer:
     return HostReward(host_scorer(pool, tokenizer, problems), pool.config.parts)
 
 
-def unscorable_answers(pool: RewardPool, problems: Sequence[Problem]) -> list[str]:
+def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished: Unfinished = NOT_KEPT) -> list[str]:
     """Return the distinct answers that do not score 1.0 when stated; none if the scorer knows no form to state them."""
     name = pool.config.scorer
     stating = load_scorer(name, pattern_of(pool.config, name)).stating
     if stating is None:
         return []
     answers = list(dict.fromkeys(problem.answer for problem in problems))
-    values = pool.score([stating(answer) for answer in answers], answers)[:, pool.scorers.index(name)]
-    return [answer for answer, value in zip(answers, values.tolist(), strict=True) if value != 1.0]
+    values, size = list[float](), pool.config.workers * CHUNK
+    parts = [answers[start : start + size] for start in range(0, len(answers), size)]
+    with unfinished.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
+        for part in parts:
+            scored = pool.score([stating(answer) for answer in part], part)
+            values += scored[:, pool.scorers.index(name)].tolist()
+            phase.finish()
+    return [answer for answer, value in zip(answers, values, strict=True) if value != 1.0]
 
 
 def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScore:

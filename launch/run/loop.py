@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.console import console
+from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
@@ -32,6 +33,7 @@ class TrainingLoop:
 
     train_step: the compiled step. probe_step: the same step, timed stage by stage.
     costs:      the costs by which draft lengths are chosen; None at a fixed draft length.
+    unfinished: warm-up and distillation, which are kept until there is a checkpoint.
     """
 
     experiment: Experiment
@@ -43,6 +45,7 @@ class TrainingLoop:
     costs: CostTable | None
     saves: Checkpointer
     logs: RunLogs
+    unfinished: Unfinished
     clock: CompileClock = field(default_factory=CompileClock)
 
     def run(self) -> TrainState:
@@ -61,6 +64,9 @@ class TrainingLoop:
                 break
             take = self.profile_step if number == config.profile_step else self.take_step
             state = take(number, state)
+            if number == 1:
+                # The checkpoint of step 0 was written meanwhile: what was kept of the warm-up can go.
+                self.record_newest()
             self.evaluate_if_due(number, state)
             # Read once per step: a signal that arrives after the save stops the run after the next step.
             stopping = self.logs.must_stop
@@ -70,6 +76,8 @@ class TrainingLoop:
                 break
         self.logs.timer.finish()
         self.record_newest()
+        if self.logs.signals.received is None:
+            self.unfinished.remove()
         return state
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
@@ -164,9 +172,12 @@ class TrainingLoop:
         self.saves.save(number, state, self.pipeline.get_state(), extra, score, healthy=not skipped)
 
     def record_newest(self) -> None:
-        """Wait for the save in progress, and log that it is complete."""
+        """Wait for the save in progress, and log that it is complete. Then nothing from before it is needed."""
         newest = self.saves.newest()
-        if newest is not None and newest >= self.start.step:
+        if newest is None:
+            return
+        self.unfinished.remove()
+        if newest >= self.start.step:
             self.logs.events.record_checkpoint(newest)
 
     def warn_of_missing_score(self, number: int) -> None:

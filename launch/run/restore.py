@@ -11,6 +11,7 @@ import jax
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
+from launch.cli.progress import Progress
 from specjax.checkpoint import Checkpointer, Which
 from specjax.types import Params, PyTree
 
@@ -59,8 +60,12 @@ def _saves(directory: Path) -> Iterator[Checkpointer]:
     """Yield the checkpoints of a run for reading. Turn errors into ConfigError that names the option `checkpoint`."""
     check_checkpoint(str(directory), "newest")
     try:
-        with Checkpointer(directory / CHECKPOINTS) as saves:
+        with (
+            Progress("loading of a checkpoint", 1, "checkpoints", quiet=True) as progress,
+            Checkpointer(directory / CHECKPOINTS) as saves,
+        ):
             yield saves
+            progress.advance()
     except ValueError as error:
         raise ConfigError(f"checkpoint: {error}") from error
 

@@ -1,19 +1,24 @@
 """Results that a run prints and records after its last step."""
 
+from dataclasses import replace
+
 from launch.build.experiment import Experiment
 from launch.cli.console import console
-from launch.cli.unfinished import Unfinished
+from launch.cli.unfinished import Unfinished, options_text
 from launch.comparison.best_plans import compare_plans, print_speedup
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
 from launch.run.start import Start
 from specjax.types import TrainState
 
+# Holds the turns of the closing comparison. Not in the directory of the warm-up, which a checkpoint makes obsolete.
+COMPARISON = "unfinished_comparison"
+
 
 def record_results(experiment: Experiment, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs) -> None:
     """Report held-out accuracy before and after RL, and the speed-up of the best plans, where the recipe asks.
 
-    Raises Stopped at a signal; a resumed run measures again.
+    Raises Stopped at a signal.
     """
     config = experiment.config
     if start.accuracy_before is not None:
@@ -23,6 +28,10 @@ def record_results(experiment: Experiment, start: Start, state: TrainState, eval
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.slots:
-        overall, tail = compare_plans(experiment, state.params, Unfinished(signals=logs.signals))
+        # A resumed run with other options, such as more steps, compares other plans or networks: it starts again.
+        options = options_text(replace(config, resume=False))
+        unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
+        overall, tail = compare_plans(experiment, state.params, unfinished)
         print_speedup(overall, tail, console)
         logs.events.record_result(config.steps, speedup=overall.speedup[0], speedup_of_the_tail=tail.speedup[0])
+        unfinished.remove()

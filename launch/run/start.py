@@ -97,7 +97,7 @@ def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | Non
     config, params = experiment.config, warm_up(experiment, unfinished)
     if config.distill.steps:
         params = replace(params, draft=distill(experiment, params, unfinished).draft)
-    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0))
+    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0, unfinished))
     return Start(state, 0, evaluate(state.params) if config.eval.every else None)
 
 

@@ -1,6 +1,8 @@
 """Rows 14 and 27: long phases stop at a signal, go on bit for bit in another process, and show their progress."""
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -25,6 +27,7 @@ from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
 from launch.cli.progress import Progress
 from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished, options_text
+from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
 from launch.run.restore import with_step
@@ -32,6 +35,7 @@ from launch.run.supervised_warmup import warm_up
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv
+from tests.launch.test_unfinished import SignalAfter, stopping_after
 from tests.refusals import refuses
 
 SMALL = LEAST | {
@@ -46,42 +50,26 @@ SMALL = LEAST | {
 }
 
 
-class SignalAfter:
-    """A signal that arrives while unit `count` of a process is being worked on."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    @property
-    def received(self) -> signal.Signals | None:
-        self._left -= 1
-        return signal.SIGTERM if self._left <= 0 else None
-
-
-def unfinished(directory: Path | None, count: int) -> Unfinished:
-    signals: Any = SignalAfter(count)
-    return Unfinished(directory, signals)
-
-
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
     return build_experiment(parse_run(argv("tiny", SMALL), "", ""))
 
 
-def before_rl(experiment: Experiment, work: Unfinished) -> Params:
+def before_rl(experiment: Experiment, work: Unfinished) -> tuple[Params, DistillationCost]:
     """Warm up and distil, as a new run does."""
     copied = jax.tree.map(jnp.copy, experiment.networks.params)
     fresh = replace(experiment, networks=replace(experiment.networks, params=copied))
     params = warm_up(fresh, work)
-    return replace(params, draft=distill(fresh, params, work).draft)
+    distilled = distill(fresh, params, work)
+    return replace(params, draft=distilled.draft), distilled.cost
 
 
 def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
-    expected = before_rl(experiment, Unfinished())
+    expected, _ = before_rl(experiment, Unfinished())
     stops = 0
     while True:
         try:
-            params = before_rl(experiment, unfinished(tmp_path, 5))
+            params, cost = before_rl(experiment, stopping_after(5, tmp_path))
             break
         except Stopped as stopped:
             stops += 1
@@ -94,9 +82,25 @@ def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experimen
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "distillation", "warm-up"]
 
 
+def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experiment: Experiment, tmp_path: Path) -> None:
+    _, whole = before_rl(experiment, Unfinished())
+    for turn in itertools.count():
+        assert turn < 50
+        with contextlib.suppress(Stopped):
+            _, cost = before_rl(experiment, stopping_after(6, tmp_path))
+            break
+    # The last process has done a part of it.
+    for name in ("answers", "answer_tokens", "steps", "trained_tokens"):
+        assert getattr(cost, name) == getattr(whole, name) > 0
+    assert cost.generation_s > 0 and 0 < cost.compile_s < cost.generation_s + cost.training_s
+    # One that finds all done has the same cost to the bit, so that what follows from it is the same.
+    _, again = before_rl(experiment, Unfinished(tmp_path))
+    assert again == cost
+
+
 def test_row_14_without_a_place_nothing_is_kept_and_it_is_said(experiment: Experiment) -> None:
     with pytest.raises(Stopped, match="nothing is kept"):
-        before_rl(experiment, unfinished(None, 1))
+        before_rl(experiment, stopping_after(1))
 
 
 def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
@@ -111,10 +115,10 @@ def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
 
 
 def test_row_14_a_phase_without_a_state_starts_again(tmp_path: Path) -> None:
-    work = unfinished(tmp_path, 2)
-    with pytest.raises(Stopped, match="starts again"), work.phase("x", 5, "units") as phase:
+    work = stopping_after(2, tmp_path)
+    with pytest.raises(Stopped, match="starts again"), work.phase("x", 5, "units", kept=False) as phase:
         for _ in range(5):
-            phase.finish({})
+            phase.finish()
     assert Unfinished(tmp_path).phase("x", 5, "units").done == 0
 
 
@@ -163,10 +167,11 @@ def test_row_14_an_evaluation_goes_on_where_it_stopped(
     evaluate("whole.json", None)
     whole = json.loads(Path("whole.json").read_text())["sets"]
     saved = Path("saved.jsonl").read_text()
+    loading = 3
     with pytest.raises(Stopped, match="stopped after 2 of 4 batches; the same command"):
-        evaluate("parts.json", SignalAfter(2))
+        evaluate("parts.json", SignalAfter(loading + 2))
     with pytest.raises(Stopped, match="stopped after 3 of 4 batches"):
-        evaluate("parts.json", SignalAfter(1))
+        evaluate("parts.json", SignalAfter(loading + 1))
     evaluate("parts.json", None)
     (parts,) = json.loads(Path("parts.json").read_text())["sets"]
     timed = {name for name in parts if "per_s" in name or "second" in name}

@@ -95,10 +95,10 @@ def changed_recipe(config: str, changed: str) -> str:
     return str(path)
 
 
-def start(config: str, options: Options, *flags: str) -> subprocess.Popen[str]:
+def start(config: str, options: Options, *flags: str, program: str = "launch.train") -> subprocess.Popen[str]:
     cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.train", *argv(config, options), *flags],
+        [sys.executable, "-m", program, *argv(config, options), *flags],
         env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -186,7 +186,7 @@ def test_two_runs_that_part_are_found_to():
         metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}
         rollouts = [Rollout(np.array([[1, token]]), np.array([2])) for token in last]  # pyright: ignore[reportArgumentType]
         steps = [StepTime({}, 0.1, np.array([5]), each, metrics) for each in rollouts]  # pyright: ignore[reportArgumentType]
-        return SimpleNamespace(train=lambda count: steps[:count])
+        return SimpleNamespace(start={}, train=lambda state, first, count: [({}, step) for step in steps[first:count]])
 
     curves, apart = train_both({"plain": arm(1, 2, 3), "other": arm(1, 4, 5)}, 3, Unfinished())  # pyright: ignore[reportArgumentType]
     assert apart == FirstDifference(2, 5, 0, 1, 2, 4)

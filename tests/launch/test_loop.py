@@ -51,6 +51,7 @@ class Recorder:
             saves=SimpleNamespace(save=self._save, newest=lambda: None),
             signals=self.signals,
             skipped=self.skipped,
+            unfinished=SimpleNamespace(remove=lambda: self.removed.append(self.number)),
         )
         logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
         state: Any = SimpleNamespace(params=None, drafting=None)
@@ -64,8 +65,9 @@ class Recorder:
             unused,
             fakes.saves,
             logs,
+            fakes.unfinished,
         )
-        self.number = start_step
+        self.number, self.removed = start_step, list[int]()
 
     def _do(self, what: str, number: int) -> None:
         self.done.append((what, number))
@@ -174,6 +176,18 @@ def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
     run.loop.experiment.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
     run.loop.run()
     assert run.done[0] == ("save", 0) and ("save", 4) in run.done
+
+
+def test_what_was_kept_of_the_warm_up_goes_once_there_is_a_checkpoint(tmp_path: Path):
+    """Or when the run ends; without a checkpoint it must outlive a signal."""
+    run = Recorder(tmp_path, save_every=100)
+    run.loop.saves.newest = lambda: 0  # pyright: ignore[reportAttributeAccessIssue]
+    run.loop.run()
+    assert run.removed[0] == 1
+    for why, removed in ((None, [4]), (stop, [])):
+        run = Recorder(tmp_path, save_every=0, on={} if why is None else {("train", 2): why})
+        run.loop.run()
+        assert run.removed == removed
 
 
 def test_a_step_that_ends_within_its_call_is_timed_by_itself():

@@ -24,6 +24,7 @@ from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.signals import StopSignals
+from launch.cli.unfinished import Unfinished
 from launch.run.directory import open_run
 from launch.run.restore import restore_params
 from launch.train import train
@@ -80,7 +81,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     with open_run(config) as directory:
-        return train(build_experiment(config), directory, StopSignals(print), odd, odd)
+        return train(build_experiment(config), directory, StopSignals(print), Unfinished(), odd, odd)
 
 
 @pytest.fixture(scope="module")

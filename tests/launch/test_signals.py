@@ -1,5 +1,6 @@
 """Runs that are told to stop, and runs that are killed."""
 
+import json
 import os
 import random
 import signal
@@ -7,14 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from launch.build.experiment import build_experiment
+from launch.cli.options import parse_run
 from launch.cli.signals import SIGNALS, StopSignals
+from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
-from tests.launch.programs import LEAST, Options, finish, metrics, saved_state, saves, start
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metrics, saved_state, saves, start
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -143,3 +149,89 @@ def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
     assert turn >= 4 and stopped >= 2
     finish(train(run, BEFORE_RL, "--resume"))
     jax.tree.map(np.testing.assert_array_equal, saved_state(run, 2), saved_state(whole, 2))
+
+
+DISTILLED = LEAST | {
+    **{"--distill.steps": "1000", "--distill.answers": "256", "--distill.chunks": "2", "--distill.batch-size": "8"},
+    **{"--rollout.max-new-tokens": "24"},
+}
+DISTIL = DISTILLED | {"--temperatures": "0", "--repeats": "200"}
+COMPARE = DISTILLED | {"--draft-lengths": "2", "--steps": "20", "--train-steps": "20"}
+# Costs by which drafting pays, whatever is measured: the choice must not depend on the machine.
+CELLS = [{"slots": 8, "window": 30, "draft_length": k, "seconds": 1.0 - k / 4} for k in (0, 2)]
+TIMED = ("_s", "_low", "_high", "seconds", "steps", "summed", "speedup", "amdahl", "bound", "command")
+
+
+def untimed(found: Any) -> Any:
+    """Return results without what rests on seconds; of lists of seconds, their number."""
+    if isinstance(found, dict):
+        kept = {name: value for name, value in found.items() if not name.endswith(TIMED)}
+        return {name: len(value) if name in ("turns", "by_length") else untimed(value) for name, value in kept.items()}
+    return [untimed(each) for each in found] if isinstance(found, list) else found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("program", ["launch.distill", "launch.compare"])
+def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path: Path):
+    """In each phase once SIGKILL and once SIGTERM, at random moments. No phase but the last ends between them."""
+    distils, chance = program == "launch.distill", random.Random(0)
+    (tmp_path / "costs.json").write_text(json.dumps({"cells": CELLS}))
+    leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
+
+    def begin(name: str) -> "subprocess.Popen[str]":
+        options = DISTIL | {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / name)}
+        if not distils:
+            files = {"--json": str(tmp_path / name), "--cost-table": str(tmp_path / "costs.json")}
+            options = COMPARE | files
+        return start("tiny", options, program=program)
+
+    finish(begin("whole"))
+    phases = ["answers", "distillation", "timed steps", "training with draft length automatic"]
+    work = tmp_path / "parts.unfinished"
+    if distils:
+        phases, work = [*phases[:2], "acceptance", "rollouts with and without the draft"], tmp_path / "parts/unfinished"
+    stopped = killed = 0
+    for turn, phase in enumerate(phase for phase in phases for _ in range(2)):
+        process = begin("parts")
+        while not list(work.glob(f"{phase}*")) and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 1))
+        if turn % 2 and process.poll() is None:
+            process.terminate()
+            _, said = process.communicate(timeout=120)
+            assert process.returncode == 128 + signal.SIGTERM or process.returncode == 0, said
+            stopped += "the same command goes on from there" in said
+        elif process.poll() is None:
+            killed += 1
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert stopped >= 2 and killed >= 3
+    if process.returncode:
+        finish(begin("parts"))
+    assert not work.exists()
+    whole, parts = (tmp_path / name / "distill.json" if distils else tmp_path / name for name in ("whole", "parts"))
+    assert untimed(json.loads(parts.read_text())) == untimed(json.loads(whole.read_text()))
+    if distils:
+        mesh = make_mesh(MeshConfig())
+        drafts = [load_draft_checkpoint(tmp_path / name / "draft", mesh).params for name in ("whole", "parts")]
+        jax.tree.map(np.testing.assert_array_equal, *drafts)
+
+
+@pytest.mark.slow
+def test_row_13_a_second_program_at_one_directory_is_refused(tmp_path: Path):
+    first = train(tmp_path / "run", LEAST | {"--steps": "100000"})
+    try:
+        while not (tmp_path / "run" / ".lock").exists() and first.poll() is None:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        second = train(tmp_path / "run", LEAST | {"--steps": "100000"}, "--resume")
+        _, said = second.communicate(timeout=120)
+        print(f"refused after {time.monotonic() - begun:.2f} s")
+        assert second.returncode == 2 and f"process {first.pid} on " in said
+        assert first.poll() is None
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()

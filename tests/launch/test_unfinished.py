@@ -1,0 +1,231 @@
+"""What an earlier process left: locked, checked for damage, and gone on with."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import launch.costs.turns
+from configs.schema import RunConfig
+from configs.schema.rewards import RewardConfig
+from launch.build.experiment import build_experiment
+from launch.cli import progress
+from launch.cli.errors import ConfigError, Stopped
+from launch.cli.options import parse_run
+from launch.cli.paths import new_output_directory
+from launch.cli.progress import Progress
+from launch.cli.unfinished import OPTIONS, UNFINISHED, Unfinished, unfinished_beside
+from launch.costs.turns import timed_turns
+from launch.data.problems import Problem
+from launch.rewards.reward_fn import unscorable_answers
+from specjax.checkpoint_integrity import MANIFEST
+from tests.launch.programs import LEAST, argv
+from tests.refusals import refuses
+
+
+class SignalAfter:
+    """A signal that arrives while unit `count` of a process is being worked on."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    @property
+    def received(self) -> signal.Signals | None:
+        self._left -= 1
+        return signal.SIGTERM if self._left <= 0 else None
+
+
+def stopping_after(count: int, directory: Path | None = None) -> Unfinished:
+    signals: Any = SignalAfter(count)
+    return Unfinished(directory, signals)
+
+
+def leave_phases(directory: Path) -> None:
+    """Leave three finished phases."""
+    work = Unfinished(directory, options="same")
+    for name in ("first", "second", "third"):
+        with work.phase(name, 1, "units") as phase:
+            phase.finish({"part": {"x": np.arange(1000)}})
+
+
+def largest(directory: Path) -> Path:
+    return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def truncate(phase: Path) -> None:
+    path = largest(phase)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def overwrite(phase: Path) -> None:
+    path = largest(phase)
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def garble_manifest(phase: Path) -> None:
+    (phase / "1" / MANIFEST).write_text("[")
+
+
+def add_empty(phase: Path) -> None:
+    (phase / "7").mkdir()
+
+
+def become_file(phase: Path) -> None:
+    phase.rename(phase.with_name("elsewhere"))
+    phase.write_text("garbage")
+
+
+@pytest.mark.parametrize("damage", [truncate, overwrite, garble_manifest, add_empty, become_file])
+def test_a_damaged_phase_starts_again_with_a_line_and_so_do_later_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+):
+    directory = tmp_path / UNFINISHED
+    leave_phases(directory)
+    damage(directory / "second")
+    capsys.readouterr()
+    work = Unfinished(directory, options="same")
+    phases = [work.phase(name, 1, "units") for name in ("first", "second", "third")]
+    assert [phase.done for phase in phases] == [1, 0, 0]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "second" in line and "damaged" in line and "starts again" in line
+    # Nothing is lost, and nothing is left once the program has ended.
+    assert (directory / "second.damaged").exists() and (directory / "third.damaged").is_dir()
+    for phase in phases[1:]:
+        with phase:
+            phase.finish({"part": {"x": np.arange(2)}})
+    assert [Unfinished(directory).phase(name, 1, "units").done for name in ("first", "second", "third")] == [1, 1, 1]
+    work.remove()
+    assert not directory.exists()
+
+
+def test_other_damage_is_refused_in_one_line(tmp_path: Path):
+    directory = tmp_path / UNFINISHED
+    leave_phases(directory)
+    phase = Unfinished(directory, options="same").phase("first", 1, "units")
+    with refuses(f"{directory}/first/1: ", ConfigError):
+        phase.restore("a part of another version")
+    (directory / OPTIONS).write_bytes(b"\xff")
+    with refuses(f"{directory}: ", ConfigError):
+        Unfinished(directory, options="same")
+    (tmp_path / "file").touch()
+    with refuses(f"{tmp_path / 'file'}: ", ConfigError):
+        Unfinished(tmp_path / "file")
+
+
+def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
+    signals: Any = SimpleNamespace(received=None)
+    results, saved = str(tmp_path / "results.json"), str(tmp_path / "saved.jsonl")
+    with unfinished_beside({"json": None, "save": saved}, signals), unfinished_beside({"json": results}, signals):
+        for mine in ({"json": results, "save": None}, {"json": f"{results}2", "save": saved}, {"json": saved}):
+            option = "json" if mine["json"] in (results, saved) else "save"
+            with refuses(f"{option} = {mine[option]}: process ", ConfigError), unfinished_beside(mine, signals):
+                pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_program_left_beside_its_results_goes_at_its_end(tmp_path: Path):
+    files = {"json": str(tmp_path / "results.json")}
+
+    def program(count: int) -> int:
+        signals: Any = SignalAfter(count)
+        with unfinished_beside(files, signals) as work, work.phase("x", 3, "units") as phase:
+            before = phase.done
+            for _ in range(phase.done, 3):
+                phase.finish({"part": {"x": np.arange(2)}})
+        return before
+
+    with pytest.raises(Stopped, match="stopped after 2 of 3 units; the same command"):
+        program(2)
+    assert (tmp_path / f"results.json.{UNFINISHED}" / "x" / "2").is_dir()
+    assert program(99) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_timed_turns_go_on_by_whole_turns_and_on_the_same_machine_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, int]] = []
+
+    def run(name: str) -> Callable[[int], float]:
+        return lambda turn: asked.append((name, turn)) or float(len(asked))
+
+    def take(work: Unfinished) -> list[dict[str, float]]:
+        asked.clear()
+        return timed_turns(work.phase("rollouts", 4, "turns"), {"a": run("a"), "b": run("b")})
+
+    with pytest.raises(Stopped, match="rollouts: stopped after 2 of 4 turns"):
+        take(stopping_after(2, tmp_path))
+    assert asked == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    turns = take(Unfinished(tmp_path))
+    # The order goes on too.
+    assert asked == [("a", 2), ("b", 2), ("b", 3), ("a", 3)]
+    assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}, {"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
+    assert take(Unfinished(tmp_path)) == turns and not asked
+    capsys.readouterr()
+    here = launch.costs.turns.machine()
+    monkeypatch.setattr(launch.costs.turns, "machine", lambda: here | {"device": "another"})
+    assert len(take(Unfinished(tmp_path))) == 4 and len(asked) == 8
+    said = [line for line in capsys.readouterr().out.splitlines() if here["device"] in line]
+    assert len(said) == 1 and said[0].startswith("rollouts: 4 turns of another machine ")
+
+
+def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
+    config = parse_run(argv("tiny", LEAST), "", "")
+    for count in (1, 2, 3):
+        with pytest.raises(Stopped, match=f"loading: stopped after {count} of 3 parts"):
+            build_experiment(config, unfinished=stopping_after(count, tmp_path / UNFINISHED))
+    # What has no state leaves nothing.
+    assert not list(tmp_path.iterdir())
+    scored: list[int] = []
+
+    def score(completions: list[str], answers: list[str]) -> np.ndarray:
+        scored.append(len(answers))
+        return np.array([[float(answer != "1")] for answer in answers])
+
+    pool: Any = SimpleNamespace(config=RewardConfig("exact", workers=2), scorers=["exact"], score=score)
+    problems = [Problem(prompt="", answer=str(number)) for number in range(40)]
+    assert unscorable_answers(pool, problems) == ["1"] and scored == [16, 16, 8]
+    with pytest.raises(Stopped, match="check of 40 answers: stopped after 2 of 3 parts"):
+        unscorable_answers(pool, problems, stopping_after(2))
+
+
+def test_a_quiet_phase_speaks_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    with Progress("loading", 1, "parts", quiet=True) as phase:
+        phase.advance()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.01)
+    with Progress("loading", 1, "parts", console=Console(), quiet=True) as phase:
+        assert phase._late is not None
+        phase._late.join()
+        # Before its first unit has ended.
+        assert capsys.readouterr().out == "loading: 0 of 1 parts ..\n"
+        phase.advance()
+    assert capsys.readouterr().out.splitlines()[-1] == "loading: 1 of 1 parts"
+
+
+def test_only_a_program_that_goes_on_takes_a_directory_in_use(tmp_path: Path):
+    """A distillation that was stopped while it measured its draft, and a run that was stopped in its warm-up."""
+    distilled, trained = (
+        RunConfig(name="sums", steps=1, out=str(tmp_path / name)) for name in ("distilled", "trained")
+    )
+    leave_phases(tmp_path / "distilled" / UNFINISHED)
+    (tmp_path / "distilled" / "draft").mkdir()
+    Unfinished(tmp_path / "trained" / UNFINISHED).phase("warm-up", 1, "steps")
+    (tmp_path / "trained" / "config.json").touch()
+    assert new_output_directory(distilled, goes_on=True) == tmp_path / "distilled"
+    for config, goes_on in ((distilled, False), (trained, True)):
+        with refuses(f"out = {config.out}: ", ConfigError):
+            new_output_directory(config, goes_on=goes_on)
+
+
+def test_json_of_turns_is_exact(tmp_path: Path):
+    seconds = [0.1 + 0.2, 1e-9, float("nan")]
+    first = timed_turns(Unfinished(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: seconds[turn]})
+    second = timed_turns(Unfinished(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: 0.0})
+    assert json.dumps(first) == json.dumps(second) == json.dumps([{"a": value} for value in seconds])
