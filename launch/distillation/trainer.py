@@ -13,6 +13,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import DistillationCost, Work
+from launch.distillation.reads import KeptReads, picks_of_step
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
@@ -214,6 +215,9 @@ class DraftTrainer:
         self._phase = unfinished.phase("distillation", steps, "steps")
         self.work = Work.restore(self._phase)
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, experiment.mesh))
+        self._reads = KeptReads(
+            experiment.networks.policy, experiment.mesh, params.policy, config.distill.batch_size, unfinished
+        )
         self._step = make_distill_step(
             experiment.networks.policy,
             drafter,
@@ -221,7 +225,6 @@ class DraftTrainer:
             optimizer,
             experiment.mesh,
             microbatches=config.distill.microbatches,
-            ladder=config.ladder,
             logit_chunk=config.logit_chunk,
         )
 
@@ -231,14 +234,20 @@ class DraftTrainer:
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:
-        """Train on batches drawn from `answers` until step `until`, counted over all calls and processes."""
+        """Train on batches drawn from `answers` until step `until`, counted over all calls and processes.
+
+        Earlier answers must be the first of `answers`.
+        """
         if self._phase.done >= until:
             return
+        with self.work.timed(self._clock):
+            self._reads.extend(answers)
         with self._phase:
             for number in range(self._phase.done, until):
                 with self.work.timed(self._clock):
-                    batch = answers.draw(self._rows, self._seed, number)
-                    self._state, metrics = self._step(self._state, self._policy, batch)
+                    picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
+                    batch, reads = self._reads.batch(answers, picks)
+                    self._state, metrics = self._step(self._state, self._policy, batch, reads)
                     loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.completion))
                 self.work.tokens += tokens

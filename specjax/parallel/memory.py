@@ -58,9 +58,14 @@ def device_memory(mesh: Mesh) -> int:
     device = mesh.devices.flat[0]
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit", 2**63)
+    return host_memory() // mesh.devices.size
+
+
+def host_memory() -> int:
+    """Return the bytes of the machine's memory, or of the container's."""
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
-    return (min(present, int(limit)) if limit.isdigit() else present) // mesh.devices.size
+    return min(present, int(limit)) if limit.isdigit() else present
 
 
 def bytes_per_device(tree: PyTree) -> int:

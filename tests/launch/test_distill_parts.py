@@ -1,7 +1,7 @@
 """The parts of launch.distill: answers, vocabularies, counts, and the break-even point."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from launch.build.draft_vocabulary import most_frequent
+from launch.cli.unfinished import NOT_KEPT
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
 from launch.data.json_lines import JsonLinesWriter
@@ -17,7 +18,10 @@ from launch.data.responses import Answers, answer_records, answers_of, join_answ
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.break_even import break_even
+from launch.distillation.reads import KeptReads, picks_of_step
+from specjax.log_probs import teacher_forced
 from specjax.types import Rollout
+from tests.specjax.training import mesh_of, networks, params_on
 
 
 def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
@@ -48,6 +52,48 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     whole, twice = list(made.in_batches(4)), join_answers([made, made])
     assert [int(batch.completion.sum()) for batch in whole] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
     assert len(twice) == 12 and len(twice.completions) == 2 * lengths.sum()
+
+
+def test_passes_take_all_rows_in_batches_of_similar_length():
+    lengths = np.random.default_rng(0).integers(1, 100, 200)
+    steps = [picks_of_step(lengths, 8, seed=3, step=step) for step in range(50)]
+    for first in (0, 25):
+        assert sorted(np.concatenate(steps[first : first + 25])) == list(range(200))
+    spread = np.mean([np.ptp(lengths[picks]) for picks in steps])
+    assert spread < 0.3 * np.mean([np.ptp(lengths[np.random.default_rng(i).permutation(200)[:8]]) for i in range(50)])
+    # Neither all short ones first, nor the same batches in the next pass.
+    assert np.std([lengths[picks].mean() for picks in steps[:5]]) > 5
+    assert not any(set(picks) == set(other) for picks in steps[:25] for other in steps[25:])
+    np.testing.assert_array_equal(picks_of_step(lengths, 8, seed=3, step=30), steps[30])
+
+
+@pytest.mark.parametrize("memory", [2**40, 0])
+def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypatch: pytest.MonkeyPatch):
+    """In memory or in a file, and padded to few widths."""
+    monkeypatch.setattr("launch.distillation.reads.host_memory", lambda: memory)
+    policy, mesh = networks()[0], mesh_of(1, 1, 1)
+    calls, widths = [], set()
+    apply = policy.apply
+
+    def counted(*args, **options):
+        calls.append(args[1].shape)
+        return apply(*args, **options)
+
+    rng = np.random.default_rng(0)
+    pairs = [(rng.integers(0, 16, 3).tolist(), rng.integers(0, 16, n).tolist()) for n in (1, 20, 4, 9, 2, 30, 3, 5, 17)]
+    answers, weights = Answers.pad([-1] * 9, pairs, 48), params_on(mesh).policy
+    kept = KeptReads(replace(policy, apply=counted), mesh, weights, 2, NOT_KEPT)
+    kept.extend(answers.first(6))
+    kept.extend(answers)
+    ran = len(calls)
+    for picks in ([0, 4], [1, 5], [8, 2]):
+        batch, reads = kept.batch(answers, np.array(picks))
+        widths.add(batch.tokens.shape[1])
+        output = teacher_forced(policy, weights, jnp.asarray(batch.tokens))
+        valid = (np.arange(batch.tokens.shape[1])[None] < answers.lengths[picks, None])[..., None]
+        np.testing.assert_allclose(reads.features, np.where(valid, output.features, 0), atol=1e-5)
+        np.testing.assert_allclose(reads.hidden, np.where(valid, output.hidden, 0), atol=1e-5)
+    assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48
 
 
 def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
