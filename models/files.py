@@ -108,5 +108,5 @@ def new_directory(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except BaseException:
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # its writer's threads may go on after an error
         raise

@@ -158,37 +158,57 @@ def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_pa
     assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [21, 24]
 
 
+# With dozens of arrays, the threads that write them report errors of their own.
 FULL_DISK = """
-import resource, signal, sys
+import resource, signal
 from pathlib import Path
 import jax.numpy as jnp
 from launch.cli.options import run_program
+from launch.cli.unfinished import Unfinished
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 
+def arrays(count):
+    return {f"x{i}": jnp.arange(count) * 1.1 for i in range(60)}
+
+def fill():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
 def state(count):
-    return TrainState(jnp.int32(1), Params({"x": jnp.arange(count) * 1.1}, {}), Params({}, {}), None)
+    return TrainState(jnp.int32(1), Params(arrays(count), {}), Params({}, {}), None)
+
+def checkpoint(directory):
+    with Checkpointer(directory, keep=2) as saves:
+        saves.save(3, state(1), {}, {})
+        saves.wait()
+        fill()
+        saves.save(6, state(10**5), {}, {})
+        saves.save(9, state(1), {}, {})
+
+def phase(directory):
+    with Unfinished(directory).phase("warm-up", 9, "steps") as phase:
+        phase.finish({"networks": arrays(1)}, save=True)
+        fill()
+        phase.finish({"networks": arrays(10**5)}, save=True)
 
 def main(argv):
-    with Checkpointer(Path(argv[0]), keep=2) as saves:
-        saves.save(3, state(10), {}, {})
-        saves.wait()
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        saves.save(6, state(10**6), {}, {})
-        saves.save(9, state(10), {}, {})
+    globals()[argv[0]](Path(argv[1]))
     return 0
 
 raise SystemExit(run_program(main))
 """
 
 
-def test_row_17_a_checkpoint_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+@pytest.mark.parametrize(
+    ("what", "path", "whole"), [("checkpoint", "6", "step 3"), ("phase", "warm-up/2", "warm-up: 1 steps are saved")]
+)
+def test_row_17_what_cannot_be_written_ends_in_one_line(tmp_path: Path, what: str, path: str, whole: str) -> None:
+    command = [sys.executable, "-c", FULL_DISK, what, str(tmp_path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     (line,) = ended.stderr.splitlines()
-    assert_refused(line, f"error: {tmp_path / '6'}: cannot be written: ...File too large...step 3")
+    assert_refused(line, f"error: {tmp_path / path}: cannot be written: ...File too large...{whole}")
     assert ended.returncode == 1
 
 
