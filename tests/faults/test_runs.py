@@ -1,8 +1,10 @@
 """Faults that lose or damage a run."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,11 +20,13 @@ from configs.schema import RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
+from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
 from launch.run.event_log import EventLog
 from launch.run.history import cut_after, records_of
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
+from tests.launch.test_report import run_of
 from tests.refusals import assert_refused, refuses
 
 CONFIG = RunConfig(name="sums", steps=10)
@@ -137,6 +141,46 @@ def test_row_18_damaged_lines_are_set_aside_with_a_line(run_directory: Path, lin
     assert [record["step"] for record in records_of(path)] == [1, 2, 3, 4, 5, 6]
     assert (run_directory / "metrics.jsonl.set_aside").read_bytes() == line + b"\n"
     assert len(said) == 1 and "metrics.jsonl" in said[0] and "\n" not in said[0]
+
+
+HOSTILE = [None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 2**63, "x", "\ud83d", [], [1], {}]
+
+
+def damaged(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with something within it lost or replaced."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        others = {other: value[other] for other in value if other != name}
+        return others if rng.random() < 0.2 else others | {name: damaged(value[name], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        i = rng.randrange(len(value))
+        return [*value[:i], damaged(value[i], rng), *value[i + 1 :]]
+    return rng.choice(HOSTILE)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "diary.jsonl", "config.json"])
+def test_row_18_a_report_leaves_damaged_records_out(tmp_path: Path, name: str) -> None:
+    path, rng = run_of(tmp_path, 12) / name, random.Random(0)
+    lines = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
+    for _ in range(25):
+        changed, i = list(lines), rng.randrange(len(lines))
+        changed[i] = json.dumps(damaged(json.loads(lines[i]), rng))
+        path.write_text("\n".join(changed))
+        with contextlib.suppress(ConfigError):  # a config.json that is no object
+            write_report(tmp_path)
+    if name != "config.json":
+        path.write_bytes(b"\n".join(DAMAGED) + b"\n" + "\n".join(lines).encode())
+        assert f"{name}: {len(DAMAGED)} of {len(DAMAGED) + len(lines)} lines" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize("levels", [100, 900, 10**5])
+def test_row_18_a_config_of_many_levels_is_refused(tmp_path: Path, levels: int) -> None:
+    (run_of(tmp_path, 1) / "config.json").write_text('{"a":' * levels + "1" + "}" * levels)
+    with refuses("resume: ...config.json: ", ConfigError):
+        with open_run(replace(CONFIG, out=str(tmp_path), resume=True)) as directory:
+            record_config(directory, replace(CONFIG, resume=True))
+    with refuses("/...config.json: ", ConfigError):
+        write_report(tmp_path)
 
 
 def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_path: Path) -> None:
