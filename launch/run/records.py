@@ -98,7 +98,7 @@ def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> Ma
     steps, values = run.measured("draft/predicted_acceptance")
     predicted = values[steps == saved_step(directory, which)].tolist()
     temperature = flat(run.config).get("rollout.law.temperature")
-    if not fits(temperature, int | float):
+    if not isinstance(temperature, int | float) or not fits(temperature, int | float):
         raise ConfigError(f"{directory / CONFIG_FILE}: rollout.law.temperature = {temperature}: must be a number")
     return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
 
