@@ -16,6 +16,8 @@ CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
 
 # Bytes. The indices of the largest published models take less than a tenth of it.
 _LARGEST_JSON = 2**26
+# Levels of nesting. Published files have fewer than ten; readers that descend have a limit of a thousand.
+_DEEPEST_JSON = 64
 
 
 def optional(module: str) -> Any:
@@ -44,7 +46,7 @@ def check_tree(directory: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ValueError naming the file if it is missing, too large or not a JSON object."""
+    """Read a JSON object. Raises ValueError naming the file if it is missing, too large, too deep or not an object."""
     check_file(path)
     if (size := path.stat().st_size) > _LARGEST_JSON:
         raise ValueError(f"{path}: {size} bytes, must be at most {_LARGEST_JSON}")
@@ -55,6 +57,12 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {reason}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path}: must hold a JSON object")
+    level: list[Any] = [fields]
+    for _ in range(_DEEPEST_JSON):
+        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+        level = [value for value in level if isinstance(value, dict | list)]
+    if level:
+        raise ValueError(f"{path}: must nest at most {_DEEPEST_JSON} levels")
     return fields
 
 
@@ -108,5 +116,5 @@ def new_directory(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except BaseException:
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # its writer's threads may go on after an error
         raise

@@ -1,7 +1,7 @@
 """Checkpoints of a run: everything that resume needs, written in the background. Each is complete or absent."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
 from specjax.options import NonNegative
 from specjax.types import Params, PyTree, TrainState
+from specjax.writing import writing
 
 
 class Checkpoint(NamedTuple):
@@ -83,7 +84,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        with self._writing() if kind is None else contextlib.suppress(Exception):
+        with self._writing() if kind is None else suppress(Exception):
             self._manager.close()
 
     def wait(self) -> None:
@@ -91,21 +92,12 @@ class Checkpointer:
         with self._writing():
             self._manager.wait_until_finished()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn every error of the block, each library's own, into an OSError that names the last whole checkpoint."""
-        try:
-            yield
-        except Exception as error:
-            whole = max((step for step in saved_steps(self._directory) if step != self._saving), default=None)
-            last = (
-                "there is no whole checkpoint"
-                if whole is None
-                else f"the last whole checkpoint is that of step {whole}"
-            )
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            reason = reason if len(reason) < 300 else f"{reason[:100]} .. {reason[-190:]}"
-            raise OSError(f"{self._directory / str(self._saving)}: cannot be written: {reason}; {last}") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory / str(self._saving), self._last_whole)
+
+    def _last_whole(self) -> str:
+        step = max((step for step in saved_steps(self._directory) if step != self._saving), default=None)
+        return "there is no whole checkpoint" if step is None else f"the last whole checkpoint is that of step {step}"
 
     def newest(self) -> int | None:
         """Wait for the save in progress, and return the step of the newest checkpoint, or None without one."""

@@ -19,7 +19,7 @@ ROOMS = {
         ("rollout",),
         ("cost", "rewards"),
         ("train",),
-        ("checkpoint_integrity",),
+        ("checkpoint_integrity", "writing"),
         ("checkpoint", "testing"),
     ),
     "models": (

@@ -1,12 +1,15 @@
 """Construction of the problems and the tokenizer of a run."""
 
+import logging
 from dataclasses import dataclass
 
 from configs.schema import DataConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import ALPHABET, arithmetic
-from launch.data.problems import Problem, load_jsonl, split
+from launch.data.problems import Problem, describe_leak, load_jsonl, split
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 def build_problems(config: RunConfig) -> Problems:
     """Return the problems of the data section, from files or from the built-in task.
 
-    Without a file of held-out problems, they are split off the training problems. Raises ConfigError if the section
+    Without a file of held-out problems, they are split off the training problems; with one, a warning counts those
+    that are training problems too. Raises ConfigError if the section
     names no problems or cannot be used.
     """
     data = config.data
@@ -48,7 +52,10 @@ def build_problems(config: RunConfig) -> Problems:
         raise ConfigError("data.train = None: must be a JSONL file of problems, or set data.arithmetic")
     if data.held_out is None:
         return Problems(*split(problems, data.held_out_count))
-    return Problems(problems, load_problems(data.held_out, data))
+    held_out = load_problems(data.held_out, data)
+    if (leak := describe_leak(problems, held_out)) is not None:
+        logger.warning("data.held_out = %s: %s", data.held_out, leak)
+    return Problems(problems, held_out)
 
 
 def load_problems(path: str, data: DataConfig) -> list[Problem]:

@@ -1,5 +1,7 @@
 """Errors that end a program with one line."""
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,3 +32,19 @@ def refusing() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def silence_writers() -> None:
+    """Drop what threads of Orbax and TensorStore print about a failed write: it is raised, and reported, as well.
+
+    After the first error of many arrays, Orbax closes its event loop, and the other arrays still report to it.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    report = sys.unraisablehook
+
+    def drop(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = drop

@@ -1,7 +1,6 @@
 """Command lines to typed configurations; bad input becomes one line and exit code 2."""
 
 import argparse
-import logging
 import os
 import select
 import signal
@@ -17,7 +16,7 @@ import jax
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped, Stopped, refusing
+from launch.cli.errors import ConfigError, RunStopped, Stopped, refusing, silence_writers
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
@@ -41,8 +40,7 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     full disk) with 1, Stopped and Ctrl-C with 128 + signal. Any other exception is a bug and propagates. If nobody
     reads the output any more (`--help | head`), the exit code is 128 + SIGPIPE.
     """
-    # Orbax logs every error of its threads with a traceback, and raises it too.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    silence_writers()
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

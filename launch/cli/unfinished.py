@@ -20,6 +20,7 @@ from launch.cli.signals import StopSignals
 from models.files import new_directory, one_line_errors, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, check_manifest, write_manifest
 from specjax.types import PyTree
+from specjax.writing import writing
 
 UNFINISHED = "unfinished"
 OPTIONS = "options.txt"
@@ -224,7 +225,8 @@ class Phase(Progress):
             raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {self._advice}")
 
     def _save(self, directory: Path, state: Mapping[str, PyTree]) -> None:
-        with new_directory(directory / str(self.done)) as saving, ocp.PyTreeCheckpointer() as checkpointer:
+        path = directory / str(self.done)
+        with writing(path, self._last_whole), new_directory(path) as saving, ocp.PyTreeCheckpointer() as checkpointer:
             for part, arrays in state.items():
                 checkpointer.save(saving / part, arrays)
             write_manifest(saving)
@@ -232,6 +234,10 @@ class Phase(Progress):
             if other.name != str(self.done):
                 shutil.rmtree(other)
         self._saved_at = time.monotonic()
+
+    def _last_whole(self) -> str:
+        saved = None if self._directory is None else _newest(self._directory)
+        return f"{self.name}: " + ("nothing is saved" if saved is None else f"{saved.name} {self.unit} are saved")
 
 
 def _newest(directory: Path) -> Path | None:

@@ -1,12 +1,13 @@
 """Problems to train and evaluate on: the type, a JSONL reader, and the split into training and held-out problems."""
 
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.cli.errors import ConfigError
 from launch.data.json_lines import read_lines, text_field
-from launch.data.prompts import Prompt, read_prompt
+from launch.data.prompts import Message, Prompt, read_prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +18,20 @@ class Problem:
         prompt:   text or messages, before instruction and chat format.
         answer:   the reference answer that scorers compare with.
         solution: worked solution to train on in the warm-up, if there is one.
+        source:   where it was read, "path:line".
     """
 
     prompt: Prompt
     answer: str
     solution: str | None = None
+    source: str | None = field(default=None, compare=False)
+
+    @property
+    def question(self) -> str:
+        """The prompt's text, system messages aside, without differences in case, spaces and forms of characters."""
+        messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
+        text = " ".join(message.content for message in messages if message.role != "system")
+        return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def load_jsonl(
@@ -49,6 +59,7 @@ def load_jsonl(
                 prompt=read_prompt(record, prompt_field, where),
                 answer=answer.strip(),
                 solution=None if solution_field is None else text_field(record, solution_field, where),
+                source=where,
             )
         )
     if not problems:
@@ -59,18 +70,30 @@ def load_jsonl(
 def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
     """Return (train, held-out). The last `held_out` problems are held out.
 
-    Drops training problems whose prompt is among the held-out prompts.
+    Drops training problems whose question is held out.
     """
     if not 0 < held_out < len(problems):
         raise ConfigError(
             f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1} for {len(problems)} problems"
         )
     held_out_problems = list(problems[-held_out:])
-    held_out_prompts = {problem.prompt for problem in held_out_problems}
-    train = [problem for problem in problems[:-held_out] if problem.prompt not in held_out_prompts]
+    questions = {problem.question for problem in held_out_problems}
+    train = [problem for problem in problems[:-held_out] if problem.question not in questions]
     if not train:
         raise ConfigError(
             f"data.held_out_count = {held_out}: leaves no training problem, because the prompts of all the other "
             f"{len(problems) - held_out} problems are held out too; must be smaller"
         )
     return train, held_out_problems
+
+
+def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
+    """Return one line about held-out problems whose question is trained on too, or None if there are none."""
+    questions = {problem.question for problem in train}
+    leaked = [problem for problem in held_out if problem.question in questions]
+    if not leaked:
+        return None
+    return (
+        f"{len(leaked)} of {len(held_out)} held-out problems are among the training problems too, the first at "
+        f"{leaked[0].source}; accuracy on them says nothing about new problems"
+    )

@@ -33,7 +33,8 @@ def write_report(directory: Path) -> Path:
     Raises ConfigError if the directory is not a run directory.
     """
     path = directory / REPORT_FILE
-    write_atomically(path, page(read_run(directory)))
+    # A damaged record may hold half of a surrogate pair, which UTF-8 does not.
+    write_atomically(path, page(read_run(directory)).encode("utf-8", "replace"))
     return path
 
 
@@ -93,7 +94,7 @@ def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
     done = int(run.steps[-1]) if len(run.steps) else 0
     yield f"of {run.config.get('steps')} steps done", str(done)
     result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
-    if "accuracy_after" in result:
+    if {"accuracy_before", "accuracy_after"} <= result.keys():
         yield f"held-out accuracy, {result['accuracy_before']:.1%} before RL", f"{result['accuracy_after']:.1%}"
     elif len(held_out := run.measured("eval/accuracy")[1]):
         yield "held-out accuracy, last", f"{held_out[-1]:.1%}"
@@ -214,7 +215,7 @@ def _time(run: Run) -> Iterator[str]:
     yield _lines(run, "Step time", {"time/step": "seconds"}, hint="the first step compiles", zero=True)
     tokens, seconds = run.metrics.get("rollout/tokens"), run.metrics.get("time/step")
     if tokens is not None and seconds is not None:
-        speed = tokens / seconds
+        speed = np.divide(tokens, seconds, out=np.full(len(tokens), np.nan), where=seconds > 0)
         finite = np.isfinite(speed)
         series = [
             Series("whole step", run.steps[finite], speed[finite], 2),
@@ -246,9 +247,10 @@ def _stage_table(stages: dict[str, tuple[int, np.ndarray]]) -> str:
 
 
 def _lengths(run: Run) -> Iterator[str]:
-    if run.samples:
-        budget = max(sample["budget"] for sample in run.samples)
-        first_and_last = run.samples[:1] if len(run.samples) == 1 else [run.samples[0], run.samples[-1]]
+    samples = [sample for sample in run.samples if sample["lengths"]]
+    if samples:
+        budget = max(sample["budget"] for sample in samples)
+        first_and_last = samples[:1] if len(samples) == 1 else [samples[0], samples[-1]]
         groups = {
             f"step {sample['step']}": (color, np.array(sample["lengths"]))
             for sample, color in zip(first_and_last, (6, 1) if len(first_and_last) > 1 else (1,), strict=True)

@@ -29,7 +29,8 @@ def tick_labels(values: list[float], percent: bool = False) -> list[str]:
     if most < 1e-3:
         exponent = math.floor(math.log10(most))
         unit, suffix = 10.0**exponent, f"e{exponent}"
-    digits = next(digits for digits in range(10) if abs(round(step / unit, digits) - step / unit) < 1e-6 * step / unit)
+    exact = (digits for digits in range(10) if abs(round(step / unit, digits) - step / unit) < 1e-6 * step / unit)
+    digits = next(exact, 9)
     return [_zero(f"{value / unit:.{digits}f}", suffix) + ("%" if percent else "") for value in values]
 
 

@@ -10,9 +10,10 @@ MOST = 20
 
 
 def warnings(run: Run) -> list[str]:
-    """Return the warnings, one line each, ordered by step."""
+    """Return the warnings, one line each: damaged files, then the others ordered by step."""
     found = [*_draft_alarms(run), *run.events_of("warning"), *_unscored(run), *_logprob_gap(run), *_not_finite(run)]
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
+    lines = [*run.damaged, *lines]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
 
@@ -65,8 +66,8 @@ def _not_finite(run: Run) -> list[tuple[int, str]]:
             lines.append((int(affected[0]), f"{name} was not finite in {_steps(affected)}"))
     for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
         steps, skipped = run.measured(name)
-        if skipped.any():
-            affected = steps[skipped > 0]
+        affected = steps[skipped > 0]
+        if len(affected):
             text = f"{skipped.sum():.0f} updates of the {network} were skipped, in {_steps(affected)}"
             lines.append((int(affected[0]), text))
     return lines

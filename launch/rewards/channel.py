@@ -53,6 +53,16 @@ class Channel:
         except RecursionError:
             raise ValueError("a message nested too deep") from None
 
+    def ended(self) -> bool:
+        """Return whether the other end is closed and has sent nothing that was not received."""
+        self._socket.settimeout(0)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()

@@ -1,16 +1,14 @@
 """A scorer process: `python -m launch.rewards.worker SCORERS FD`, started and killed by `launch.rewards.process`.
 
 SCORERS is JSON: (name, regular expression or null) of each scorer. FD is the socket to the pool. The first message to
-the pool is null once the scorers are imported, or text that says why they cannot be. Then the pool sends requests
-[request number, [[completion, answer], ..]], and the process answers with one message per sample: [request number,
-index, process id, result]. A result is the value of each scorer, or text that says why there is none. This module
-imports nothing heavy: starting a process costs what the scorers cost.
+the pool is [process id, null] once the scorers are imported, or [process id, text] that says why they cannot be. Then
+the pool sends requests [request number, [[completion, answer], ..]], and the process answers with one message per
+sample: [request number, index, process id, result]. A result is the value of each scorer, or text that says why there
+is none. This module imports nothing heavy: starting a process costs what the scorers cost.
 """
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from typing import Any, SupportsFloat
 
 from launch.cli.errors import ConfigError
 from launch.rewards.channel import Channel
+from launch.rewards.keeper import keep
 from launch.rewards.scorers import load_scorer
 
 Score = Callable[[str, str], Any]
@@ -52,18 +51,8 @@ def _values(scores: Sequence[Score], completion: str, answer: str) -> list[float
     return values
 
 
-def _die_with_parent() -> None:
-    # A scorer that hangs never looks at its pipe; the kernel ends it even then.
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def main(scorers: str, descriptor: str) -> None:
-    _die_with_parent()
-    end = socket.socket(fileno=int(descriptor))
+def _work(scorers: str, end: socket.socket) -> None:
     # Programs that a scorer starts, and children that it forks, must not hold the channel open or write to it.
-    end.set_inheritable(False)
     os.register_at_fork(after_in_child=end.close)
     channel = Channel(end)
     scores = []
@@ -72,10 +61,19 @@ def main(scorers: str, descriptor: str) -> None:
             scores.append(load_scorer(name, pattern).score)
         except Exception as error:
             expected = isinstance(error, ConfigError)
-            channel.send(str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}")
+            channel.send(
+                [os.getpid(), str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}"]
+            )
             return
-    channel.send(None)
+    channel.send([os.getpid(), None])
     serve(scores, channel)
+
+
+def main(scorers: str, descriptor: str) -> None:
+    """Serve in a process of its own, whose keeper this one is."""
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    keep(lambda: _work(scorers, end), release=end.close)
 
 
 if __name__ == "__main__":

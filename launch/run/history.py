@@ -12,7 +12,7 @@ SET_ASIDE = ".set_aside"
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, objects with a whole number as their step. Other lines, and no file, yield none."""
-    for line in _lines(path):
+    for line in lines_of(path):
         if (record := _record(line)) is not None:
             yield record
 
@@ -26,7 +26,7 @@ def cut_after(path: Path, last: int, *, every: bool = False, report: Callable[[s
     Records of later steps are written again by the run. Lines that are no records were damaged.
     """
     kept, later, damaged = dict[tuple[int, int], bytes](), list[bytes](), list[bytes]()
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(lines_of(path)):
         record = _record(line)
         if record is None:
             damaged.append(line)
@@ -44,7 +44,8 @@ def cut_after(path: Path, last: int, *, every: bool = False, report: Callable[[s
     return max((step for step, _ in kept), default=None)
 
 
-def _lines(path: Path) -> list[bytes]:
+def lines_of(path: Path) -> list[bytes]:
+    """Return the lines of a file that are not blank; none if there is no file."""
     return [line for line in path.read_bytes().split(b"\n") if line.strip()] if path.exists() else []
 
 

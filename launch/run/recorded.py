@@ -9,18 +9,19 @@ from typing import Any
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.reads import reads
+from models.files import read_json
 
 
 def as_recorded(config: RunConfig) -> dict[str, Any]:
     """Return the options by dotted path, with the values that config.json holds: lists instead of tuples."""
-    return _flat(json.loads(json.dumps(dataclasses.asdict(config))))
+    return flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
 def read_recorded(path: Path, option: str) -> dict[str, Any]:
     """Return the options of a config.json by dotted path. Raises ConfigError, naming `option`, if it is unreadable."""
     try:
-        return _flat(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
+        return flat(read_json(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{option}: cannot read {path}: {error}") from None
 
 
@@ -44,9 +45,9 @@ def check_same(config: RunConfig, recorded: dict[str, Any], options: Sequence[st
             raise ConfigError(f"{name} = {now}: the run has {was}")
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
     leaves = {}
     for name, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return leaves

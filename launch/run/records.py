@@ -1,6 +1,6 @@
 """Read the metrics, samples and events that a run has written to its directory."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,23 @@ import numpy as np
 
 from launch.cli.errors import ConfigError
 from launch.run.directory import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
+from launch.run.history import lines_of, records_of
+from launch.run.recorded import flat
 from launch.run.restore import saved_step
 from launch.run.sample_log import SAMPLES_FILE
+from launch.run.shapes import fits
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.files import read_json
 from specjax.checkpoint import Which
+
+_COMPLETION = {"prompt": str, "answer": str, "reward": int | float | None, "stopped": bool | None}
+SAMPLE = {"budget": int, "lengths": [int], "completions": [_COMPLETION | {"pieces": [(str, int | None)]}]}
+EVENT = {
+    "start": {"date": str, "device": str, "host": str, "versions": {str: str}},
+    "warning": str,
+    "result": {str: int | float},
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Run:
         metrics: By name, float [n]; NaN where a step did not measure it.
         samples: Lines of samples.jsonl (launch.run.sample_log).
         events:  Lines of diary.jsonl (launch.run.event_log).
+        damaged: A line for each file of which records were left out.
     """
 
     name: str
@@ -36,6 +48,7 @@ class Run:
     metrics: dict[str, np.ndarray]
     samples: list[dict[str, Any]]
     events: list[dict[str, Any]]
+    damaged: list[str]
 
     def measured(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps, values) of the steps that measured this metric."""
@@ -49,23 +62,27 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read the records of a run. Raise ConfigError if the directory is not a run's or a file is damaged."""
+    """Read the records of a run; those that are damaged are left out and counted.
+
+    Raises ConfigError if the directory is not a run's or its config.json is damaged.
+    """
     if not (directory / METRICS_FILE).is_file():
         raise ConfigError(f"DIR = {directory}: must be the directory of a run, with a {METRICS_FILE}")
     try:
         config = read_json(directory / CONFIG_FILE)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    lines = _lines(directory / METRICS_FILE)
+    damaged = list[str]()
+    lines = _records(directory / METRICS_FILE, {}, damaged)
     names = list(dict.fromkeys(name for line in lines for name in line if name != "step"))
     return Run(
         name=directory.resolve().name,
         config=config,
         steps=np.array([line["step"] for line in lines], np.int64),
-        # None becomes NaN.
-        metrics={name: np.array([line.get(name) for line in lines], np.float64) for name in names},
-        samples=_lines(directory / SAMPLES_FILE),
-        events=_lines(directory / EVENTS_FILE),
+        metrics={name: np.array([_number(line.get(name)) for line in lines], np.float64) for name in names},
+        samples=_records(directory / SAMPLES_FILE, SAMPLE, damaged),
+        events=_events(directory / EVENTS_FILE, damaged),
+        damaged=damaged,
     )
 
 
@@ -80,21 +97,32 @@ def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> Ma
     run = read_run(directory)
     steps, values = run.measured("draft/predicted_acceptance")
     predicted = values[steps == saved_step(directory, which)].tolist()
-    temperature = run.config["rollout"]["law"]["temperature"]
+    temperature = flat(run.config).get("rollout.law.temperature")
+    if not isinstance(temperature, int | float) or not fits(temperature, int | float):
+        raise ConfigError(f"{directory / CONFIG_FILE}: rollout.law.temperature = {temperature}: must be a number")
     return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, each with a step. Skips an unfinished last line of a killed process."""
-    lines, found = (path.read_text(encoding="utf-8").splitlines() if path.exists() else []), []
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
-        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-            raise ConfigError(f"{path}:{number}: must be a JSON object with a whole number as its step")
-        found.append(value)
+def _events(path: Path, damaged: list[str]) -> list[dict[str, Any]]:
+    records = _records(path, {}, damaged)
+    found = [each for each in records if all(fits(each[kind], shape) for kind, shape in EVENT.items() if kind in each)]
+    if len(found) < len(records):
+        damaged.append(f"{path.name}: {len(records) - len(found)} events have other values, and are left out")
+    return found
+
+
+def _number(value: Any) -> float:
+    """Return a JSON number, NaN for anything else. A number that float32 does not tell from 0 is 0."""
+    return (float(value) if abs(value) > 1e-45 else 0.0) if fits(value, int | float) else math.nan
+
+
+def _records(path: Path, shape: Any, damaged: list[str]) -> list[dict[str, Any]]:
+    """Return the records of a file that have a shape. Add a line to `damaged` if there are others.
+
+    A killed process may leave its last line unfinished.
+    """
+    lines, found = lines_of(path), [record for record in records_of(path) if fits(record, shape)]
+    found = [record for record in found if abs(record["step"]) < 2**53]
+    if len(found) < len(lines):
+        damaged.append(f"{path.name}: {len(lines) - len(found)} of {len(lines)} lines are no records, and left out")
     return found

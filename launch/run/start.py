@@ -29,9 +29,6 @@ from specjax.rewards import RewardFn
 from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import TrainState
 
-# Least number of held-out completions generated together: smaller batches are slow.
-LEAST_EVALUATED = 256
-
 
 class Start(NamedTuple):
     """Starting point of a run.
@@ -141,13 +138,13 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 
 
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
-    """Return params -> accuracy on the held-out prompts."""
+    """Return params -> accuracy on the held-out prompts, in batches of about as many sequences as a step has."""
     config, table = experiment.config.eval, experiment.held_out_prompts
     count = min(config.prompts, len(table.rows))
-    size = prompts_per_batch(max(experiment.sequences, LEAST_EVALUATED), config.samples, count, experiment.mesh)
+    size = prompts_per_batch(experiment.sequences, config.samples, count, experiment.mesh)
     if config.every:
         rollout = replace(experiment.config.rollout, group_size=config.samples, draft_lengths=())
-        check_rollout(experiment, rollout, size, {"eval.samples": config.samples, "eval.prompts": size})
+        check_rollout(experiment, rollout, size, {"eval.samples": config.samples})
     return make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
 
 

@@ -17,6 +17,7 @@ from models.params import abstract_params
 from models.rope import scaling_from_json
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
+from specjax.writing import writing
 
 Config = TypeVar("Config", bound=LayerConfig)
 
@@ -51,8 +52,9 @@ def read_policy_config(directory: Path) -> DecoderConfig:
 def write_checkpoint(directory: Path, fields: dict[str, Any], params: PyTree) -> None:
     """Write `config.json` with these fields and `params/` into an existing directory."""
     write_json(directory / "config.json", fields)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(directory.absolute() / "params", params)
+    path = directory.absolute() / "params"
+    with writing(path), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, params)
 
 
 def restore_params(directory: Path, expected: PyTree) -> PyTree:

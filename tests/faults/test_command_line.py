@@ -25,8 +25,7 @@ EXITS = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tiny", "--help", "all"], ["--help", "all"]])
-@pytest.mark.parametrize("read", [0, 1])
+@pytest.mark.parametrize(("arguments", "read"), [(["--help"], 0), (["tiny", "--help", "all"], 1)])
 def test_row_23_output_that_nobody_reads_is_no_error(arguments: list[str], read: int) -> None:
     program = [sys.executable, "-m", "launch.train", *arguments]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

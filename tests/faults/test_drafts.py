@@ -11,6 +11,7 @@ from configs.schema import ArithmeticConfig, DataConfig, EvalConfig, RolloutOpti
 from configs.schema.networks import DraftConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.distillation import acceptance
+from launch.run.start import held_out_evaluator
 from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import load_eagle3
@@ -78,3 +79,14 @@ def test_row_29_acceptance_is_measured_on_no_more_sequences_at_a_time_than_a_ste
     assert sizes == [7] and whole.counts.sequences == 7
     assert replace(cut, predicted=None, untrained=None) == replace(whole, predicted=None, untrained=None)
     assert cut.predicted == pytest.approx(whole.predicted, abs=1e-5) == cut.untrained
+
+
+@pytest.mark.parametrize(("prompts", "samples", "sizes"), [(1, 1, [2, 2, 2, 2]), (1, 8, [1] * 7), (4, 1, [7])])
+def test_row_29_evaluation_takes_no_more_sequences_at_a_time_than_a_step_has(
+    monkeypatch: pytest.MonkeyPatch, prompts: int, samples: int, sizes: list[int]
+) -> None:
+    config = replace(RUN, data=replace(RUN.data, prompts=prompts), eval=replace(RUN.eval, samples=samples))
+    monkeypatch.setattr("launch.run.start.make_evaluate", lambda experiment, reward_fn, batches: batches)
+    experiment = build_experiment(config)
+    batches = held_out_evaluator(experiment, lambda *_: None)
+    assert [len(batch.id) for batch in batches] == sizes  # pyright: ignore[reportGeneralTypeIssues]

@@ -98,15 +98,15 @@ def positions_count_drafts(patch: pytest.MonkeyPatch) -> None:
 
 PLANTS = [
     ("rejection", rounds_reuse_noise),
-    ("rejection", admitted_rows_take_the_keys_of_the_first),
+    pytest.param("rejection", admitted_rows_take_the_keys_of_the_first, marks=pytest.mark.slow),
     ("block", caches_are_too_short),
-    ("block", residual_with_draft_noise),
+    pytest.param("block", residual_with_draft_noise, marks=pytest.mark.slow),
     ("coupled", shrinking_leaves_the_caches),
-    ("coupled", positions_count_drafts),
+    pytest.param("coupled", positions_count_drafts, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("verifier", "plant"), PLANTS, ids=[f"{name}-{plant.__name__}" for name, plant in PLANTS])
+@pytest.mark.parametrize(("verifier", "plant"), PLANTS)
 def test_a_planted_fault_is_noticed(
     verifier: VerifierName, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

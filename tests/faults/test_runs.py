@@ -1,8 +1,10 @@
 """Faults that lose or damage a run."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,11 +20,13 @@ from configs.schema import RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
+from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
 from launch.run.event_log import EventLog
 from launch.run.history import cut_after, records_of
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
+from tests.launch.test_report import run_of
 from tests.refusals import assert_refused, refuses
 
 CONFIG = RunConfig(name="sums", steps=10)
@@ -139,6 +143,46 @@ def test_row_18_damaged_lines_are_set_aside_with_a_line(run_directory: Path, lin
     assert len(said) == 1 and "metrics.jsonl" in said[0] and "\n" not in said[0]
 
 
+HOSTILE = [None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 2**63, "x", "\ud83d", [], [1], {}]
+
+
+def damaged(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with something within it lost or replaced."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        others = {other: value[other] for other in value if other != name}
+        return others if rng.random() < 0.2 else others | {name: damaged(value[name], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        i = rng.randrange(len(value))
+        return [*value[:i], damaged(value[i], rng), *value[i + 1 :]]
+    return rng.choice(HOSTILE)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "diary.jsonl", "config.json"])
+def test_row_18_a_report_leaves_damaged_records_out(tmp_path: Path, name: str) -> None:
+    path, rng = run_of(tmp_path, 12) / name, random.Random(0)
+    lines = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
+    for _ in range(25):
+        changed, i = list(lines), rng.randrange(len(lines))
+        changed[i] = json.dumps(damaged(json.loads(lines[i]), rng))
+        path.write_text("\n".join(changed))
+        with contextlib.suppress(ConfigError):  # a config.json that is no object
+            write_report(tmp_path)
+    if name != "config.json":
+        path.write_bytes(b"\n".join(DAMAGED) + b"\n" + "\n".join(lines).encode())
+        assert f"{name}: {len(DAMAGED)} of {len(DAMAGED) + len(lines)} lines" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize("levels", [100, 900, 10**5])
+def test_row_18_a_config_of_many_levels_is_refused(tmp_path: Path, levels: int) -> None:
+    (run_of(tmp_path, 1) / "config.json").write_text('{"a":' * levels + "1" + "}" * levels)
+    with refuses("resume: ...config.json: ", ConfigError):
+        with open_run(replace(CONFIG, out=str(tmp_path), resume=True)) as directory:
+            record_config(directory, replace(CONFIG, resume=True))
+    with refuses("/...config.json: ", ConfigError):
+        write_report(tmp_path)
+
+
 def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=2) as saves:
         for step in (3, 6, 9):
@@ -158,37 +202,57 @@ def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_pa
     assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [21, 24]
 
 
+# With dozens of arrays, the threads that write them report errors of their own.
 FULL_DISK = """
-import resource, signal, sys
+import resource, signal
 from pathlib import Path
 import jax.numpy as jnp
 from launch.cli.options import run_program
+from launch.cli.unfinished import Unfinished
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 
+def arrays(count):
+    return {f"x{i}": jnp.arange(count) * 1.1 for i in range(60)}
+
+def fill():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
 def state(count):
-    return TrainState(jnp.int32(1), Params({"x": jnp.arange(count) * 1.1}, {}), Params({}, {}), None)
+    return TrainState(jnp.int32(1), Params(arrays(count), {}), Params({}, {}), None)
+
+def checkpoint(directory):
+    with Checkpointer(directory, keep=2) as saves:
+        saves.save(3, state(1), {}, {})
+        saves.wait()
+        fill()
+        saves.save(6, state(10**5), {}, {})
+        saves.save(9, state(1), {}, {})
+
+def phase(directory):
+    with Unfinished(directory).phase("warm-up", 9, "steps") as phase:
+        phase.finish({"networks": arrays(1)}, save=True)
+        fill()
+        phase.finish({"networks": arrays(10**5)}, save=True)
 
 def main(argv):
-    with Checkpointer(Path(argv[0]), keep=2) as saves:
-        saves.save(3, state(10), {}, {})
-        saves.wait()
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        saves.save(6, state(10**6), {}, {})
-        saves.save(9, state(10), {}, {})
+    globals()[argv[0]](Path(argv[1]))
     return 0
 
 raise SystemExit(run_program(main))
 """
 
 
-def test_row_17_a_checkpoint_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+@pytest.mark.parametrize(
+    ("what", "path", "whole"), [("checkpoint", "6", "step 3"), ("phase", "warm-up/2", "warm-up: 1 steps are saved")]
+)
+def test_row_17_what_cannot_be_written_ends_in_one_line(tmp_path: Path, what: str, path: str, whole: str) -> None:
+    command = [sys.executable, "-c", FULL_DISK, what, str(tmp_path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     (line,) = ended.stderr.splitlines()
-    assert_refused(line, f"error: {tmp_path / '6'}: cannot be written: ...File too large...step 3")
+    assert_refused(line, f"error: {tmp_path / path}: cannot be written: ...File too large...{whole}")
     assert ended.returncode == 1
 
 

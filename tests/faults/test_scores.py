@@ -59,11 +59,16 @@ def test_row_01_a_scorer_that_writes_to_the_channel_loses_its_sample_alone(pool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_row_01_no_child_of_a_scorer_outlives_its_worker(pool: RewardPool) -> None:
-    daemons = [int(pid) for pid in score(pool, *["daemon"] * 2)]
-    assert not gone(daemons, within_s=0)
-    score(pool, *["exit"] * 16)
-    assert gone(daemons)
+@pytest.mark.parametrize("ending", ["worker exits", "pool closes"])
+def test_row_01_no_child_of_a_scorer_outlives_its_worker(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.syspath_prepend(SCORERS)
+    with RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S)) as pool:
+        children = [int(pid) for pid in score(pool, "daemon", "daemon bare", "orphan", "orphan")]
+        assert not gone(children, within_s=0)
+        if ending == "worker exits":
+            score(pool, *["exit"] * 16)
+            assert gone(children)
+    assert gone(children, within_s=0)
 
 
 def write(path: Path, *lines: str) -> Path:

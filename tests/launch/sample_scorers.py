@@ -37,8 +37,11 @@ def by_command(completion: str, answer: str) -> float:
                 with suppress(OSError):
                     os.write(descriptor, argument.encode() + b"\n")
         case "daemon":
-            sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-            return float(subprocess.Popen(sleep, start_new_session=True).pid)
+            environment = {} if argument == "bare" else None
+            return float(subprocess.Popen(["sleep", "60"], start_new_session=True, env=environment).pid)
+        case "orphan":  # its parent ends at once
+            start = ["sh", "-c", "sleep 60 >/dev/null & echo $!"]
+            return float(subprocess.run(start, start_new_session=True, env={}, stdout=subprocess.PIPE).stdout)
         case "pid":
             return float(os.getpid())
     return None  # pyright: ignore[reportReturnType]

@@ -171,6 +171,7 @@ def test_a_healthy_draft(healthy: Diagnosis):
 
 
 @pytest.mark.usefixtures("one_reading")
+@pytest.mark.slow
 def test_on_a_mesh_that_splits_the_weights_and_with_chunked_logits(trained: Trained, healthy: Diagnosis):
     _, params = trained
     experiment = built(EAGLE3 | changes("--mesh.fsdp 2 --mesh.tensor 2 --logit-chunk 8"))
@@ -218,6 +219,7 @@ def test_another_vocabulary_map(trained: Trained, observed: Observed):
     assert found["vocabulary map"].state == "off" and "ids read as offsets" in found["vocabulary map"].do
 
 
+@pytest.mark.slow
 def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_mtp_reading: Reading):
     experiment, params = trained_mtp
     draft, policy = experiment.networks.draft, experiment.networks.policy
@@ -229,6 +231,7 @@ def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_
     assert states(right_mtp_reading(params))["MTP convention"] == "ok"
 
 
+@pytest.mark.slow
 def test_random_heads_are_read_neither_right_nor_wrong(
     trained: Trained, trained_mtp: Trained, right_reading: Reading, right_mtp_reading: Reading
 ):
@@ -304,6 +307,7 @@ def test_ones_own_drafter_is_compared_at_position_1_alone(trained: Trained, obse
 # Other kinds of drafts.
 
 
+@pytest.mark.slow
 def test_a_model(trained: Trained):
     assert trained[0].networks.decoder is not None
     shape = replace(trained[0].networks.decoder, num_layers=1, feature_layers=())

@@ -61,6 +61,7 @@ def test_a_forked_rollout_generates_the_same_tokens(tmp_path: Path):
     assert all(one["rollout/rounds"] > other["rollout/rounds"] for one, other in zip(forked, builtin, strict=True))
 
 
+@pytest.mark.slow
 def test_a_drafter_learns_and_is_resumed_and_reported(tmp_path: Path):
     learning = ("--draft-optimizer.learning-rate", "0.1", "--checkpoint.every", "2")
     whole = run("bigram_drafter", tmp_path / "whole", *learning, "--steps", "4")
@@ -85,6 +86,7 @@ def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Pa
         assert saves.best_step() == max((2, 4), key=lambda step: (whole[step - 1]["loss/ratio_deviation"], step))
 
 
+@pytest.mark.slow
 def test_a_rollout_and_a_loss_of_ones_own_are_compared(tmp_path: Path):
     options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--steps": "1", "--draft-lengths": "2"}
     options |= {"--loss.function": "examples.custom_loss:loss", "--rollout.function": "examples.fork_rollout:rollout"}
@@ -98,6 +100,7 @@ def test_a_reward_gives_partial_credit(tmp_path: Path):
     assert all(0 <= step["reward/mean"] < 1 and step["reward/failed"] == 0 for step in logged)
 
 
+@pytest.mark.slow
 def test_a_family_trains_and_its_save_is_evaluated(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
@@ -166,6 +169,7 @@ def by_problems(context: DraftContext) -> Draft:
     return Draft(Bigram(), {"table": jnp.zeros((len(context.problems), context.policy.vocab_size))})
 
 
+@pytest.mark.slow
 def test_a_rollout_of_tokens_and_lengths_alone_trains_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bare = ("--rollout.function", f"{__name__}:bare_rollout")
     logged = run(None, tmp_path / "run", *bare, "--rollout.draft-lengths", "0", "2", "--checkpoint.every", "1")

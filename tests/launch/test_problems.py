@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.schema import DataConfig, RunConfig
+from launch.build.problems import build_problems
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, load_jsonl, split
@@ -68,6 +70,21 @@ def test_split_never_overlaps():
     for held in (0, 10, -1):
         with refuses(f"data.held_out_count = {held}: ...1...9", ConfigError):
             split(problems, held)
+
+
+def test_held_out_problems_that_are_trained_on_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    train = write(tmp_path / "train.jsonl", '{"q": "What is 1 + 1?", "a": 2}', '{"q": "x", "a": 1}')
+    new, known = '{"q": "y", "a": 2}', '{"q": [{"role": "user", "content": " what  is １ + 1?\\n"}], "a": 2}'
+    held_out = write(tmp_path / "held_out.jsonl", new, known)
+    data = DataConfig(train=str(train), held_out=str(held_out), prompt_field="q", answer_field="a")
+    config = RunConfig(name="x", steps=1, data=data)
+    assert len(build_problems(config).held_out) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"data.held_out = {held_out}: 1 of 2 ") and f"{held_out}:2" in said
+    caplog.clear()
+    write(held_out, new)
+    build_problems(config)
+    assert not caplog.records
 
 
 @needs_data

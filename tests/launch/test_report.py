@@ -191,8 +191,8 @@ def test_the_program_makes_a_report_and_refuses_what_is_no_run(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
     run = write_run(tmp_path / "run", 1)
-    (run / "metrics.jsonl").write_text("[1]\n")
-    for arguments, said in (["nowhere"], "DIR = nowhere: "), ([], "DIR"), ([str(run)], "metrics.jsonl:1: "):
+    (run / "config.json").write_text("[1]\n")
+    for arguments, said in (["nowhere"], "DIR = nowhere: "), ([], "DIR"), ([str(run)], "config.json: "):
         assert said in refusal(launch.report.__main__.main, arguments)
-    assert launch.report.__main__.main([str(run_of(run))]) == 0
+    assert launch.report.__main__.main([str(run_of(write_run(run, 1)))]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"

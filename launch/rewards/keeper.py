@@ -1,0 +1,77 @@
+"""The keeper of a scorer process: its parent, which ends it together with everything that it started.
+
+A child may leave its process group, lose its parent, or clear its environment. On Linux a keeper still finds it: it is
+the subreaper of its descendants, so every orphan among them becomes its child. Elsewhere it ends the process group.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+# A process that waits for a device cannot be killed.
+PATIENCE_S = 1.0
+
+# Options of prctl(2).
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+
+
+def keep(run: Callable[[], None], release: Callable[[], None]) -> None:
+    """Call `run` in a forked process with a group of its own. Return after its end and that of all that it started.
+
+    release: lets go here of what that process alone shall hold.
+
+    SIGTERM ends them early, and so does the death of this process's parent. This process must have one thread.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    kept = os.fork()
+    if kept == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A scorer that hangs does not see the end of its socket; the kernel ends it even if the keeper is killed.
+        _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        os.setpgid(0, 0)
+        run()
+        return
+    try:
+        release()
+        while os.wait()[0] != kept:  # orphans end too
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end_all(kept)
+
+
+def _end_all(kept: int) -> None:
+    with suppress(OSError):
+        os.killpg(kept, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    with suppress(ChildProcessError):  # there are no more children
+        while time.monotonic() < deadline:
+            for child in _children():
+                with suppress(OSError):
+                    os.kill(child, signal.SIGKILL)
+            # The children of those that have ended are this process's children now.
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(0.005)
+
+
+def _children() -> list[int]:
+    """Return the process ids of this process's children on Linux; none elsewhere."""
+    children = []
+    for pid in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                children.append(int(pid))
+    return children
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
