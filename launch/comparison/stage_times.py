@@ -13,7 +13,7 @@ from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
-from launch.timing import interval
+from launch.timing import geometric_mean, interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 # (median, low, high)
@@ -31,7 +31,7 @@ class VariantReport:
         alpha:              acceptance length, mean over the steps.
         tokens:             completion tokens of all steps.
         generation_speedup: over the autoregressive variant.
-        step_speedup:       over the autoregressive variant.
+        step_speedup:       over the autoregressive variant, geometric mean: some steps train the draft, most do not.
         amdahl:             step speed-up by Amdahl's law from the measured generation speed-up.
         bound:              step speed-up by Amdahl's law if generation were alpha times as fast, that is, if a
                             speculative round cost as much as an autoregressive one (arXiv 2604.26779, S_step).
@@ -117,7 +117,7 @@ def _report(
         alpha=alpha,
         tokens=sum(step["tokens"] for step in steps),
         generation_speedup=generation_speedup,
-        step_speedup=interval([a["step_s"] / b["step_s"] for a, b in pairs]),
+        step_speedup=interval([a["step_s"] / b["step_s"] for a, b in pairs], center=geometric_mean),
         amdahl=step_speedup(generation_share, generation_speedup[0]),
         bound=step_speedup(generation_share, alpha),
         draft_lengths=draft_lengths,
@@ -157,7 +157,8 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         f"{1 / (1 - generation_share):.2f} times as fast"
     )
     console.print(
-        "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
+        "step x: geometric mean over the steps, of which the first and every --draft-training.max-every-th train the "
+        "draft; alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
         "bound: the same if a speculative round cost as much as an autoregressive one"
     )
     sums = [report.summed for report in reports.values()]

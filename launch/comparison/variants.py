@@ -50,7 +50,7 @@ class StepTime:
 class Variant:
     """Training steps with one choice of draft lengths.
 
-    start:  initial train state. It is copied, never updated.
+    start:  initial train state. It is copied, never updated, but for the schedule of draft training.
     chosen: index of the draft length for each phase; None without a draft.
     """
 
@@ -75,8 +75,9 @@ class Variant:
         start = time.perf_counter()
         prompts = jax.block_until_ready(place(next(self._batches), self._experiment.mesh))
         data_s = time.perf_counter() - start
-        (_, rollout, metrics), seconds = self.step(state, prompts, self._choice)
+        (state, rollout, metrics), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
+        self.start = replace(self.start, adaptation=state.adaptation)
         return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
 
     def train(self, state: TrainState, first: int, steps: int) -> Iterator[tuple[TrainState, StepTime]]:
@@ -152,4 +153,19 @@ def make_variants(
         variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
         variants[AUTOMATIC].time_step(0)
         phase.finish()
+    for name in (*drafted, AUTOMATIC):
+        variants[name].start = holding(variants[name].start, experiment.config.draft_training)
     return variants, drafting
+
+
+def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:
+    """Return the state as it is after many steps in which acceptance held: draft training is at its rarest.
+
+    It is due in the next step, and then in every `max_every`-th.
+    """
+    seen = state.adaptation
+    if seen is None:
+        return state
+    # Separate arrays: a state is donated, and no buffer can be donated twice.
+    interval = jax.device_put(jnp.int32(config.max_every), seen.interval.sharding)
+    return replace(state, adaptation=replace(seen, interval=interval, slow=jnp.copy(seen.fast), wait=seen.wait * 0))

@@ -30,8 +30,11 @@ COUNT_DECAY = 0.8
 # (`fall`) must exceed DEVIATIONS too.
 ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 
-# Predicted acceptance holds while it is within this of what it was when it last changed.
-HELD = 0.02
+# Predicted acceptance holds while two running means of it, which forget at these rates, differ by at most HELD plus
+# DEVIATIONS standard deviations of their noise. FAST_NOISE: that noise relative to the noise of a single value. The
+# slow mean starts at 0, as if acceptance had risen from there: the first 20 to 40 trainings come at the full rate.
+FAST, SLOW, HELD = 0.6, 0.9, 0.02
+FAST_NOISE = ((1 - FAST) / (1 + FAST)) ** 0.5
 
 T = TypeVar("T")
 
@@ -106,7 +109,8 @@ class Adaptation:
         short:    int32, steps in a row that accepted less than expected.
         interval: int32, steps from the last training to the next; 0 before the first.
         wait:     int32, steps until the next.
-        level:    float32, predicted acceptance when it last changed.
+        fast:     float32, running mean of predicted acceptance.
+        slow:     float32, likewise, over more of the past.
         replay:   The rollouts kept, or None.
     """
 
@@ -116,7 +120,8 @@ class Adaptation:
     short: Int[Array, ""]
     interval: Int[Array, ""]
     wait: Int[Array, ""]
-    level: Float[Array, ""]
+    fast: Float[Array, ""]
+    slow: Float[Array, ""]
     replay: Replay | None
 
 
@@ -133,7 +138,7 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
         if rows is None:
             raise ValueError(f"replay = {n}: to keep rollouts, the shape of the prompts must be given")
         replay = Replay(zeros("int32", n, *rows), zeros("int32", n, rows[0]), zeros("int32", n, rows[0]))
-    counts = {name: zeros("float32") for name in ("drafted", "accepted", "best", "level")}
+    counts = {name: zeros("float32") for name in ("drafted", "accepted", "best", "fast", "slow")}
     return Adaptation(**counts, short=zeros("int32"), interval=zeros("int32"), wait=zeros("int32"), replay=replay)
 
 
@@ -204,23 +209,24 @@ def adapt(
         best = jnp.maximum(seen.best, accepted / jnp.maximum(drafted, 1.0))
         drafted, accepted, best = (jnp.where(due, 0.0, x) for x in (drafted, accepted, best))
         seen = replace(seen, drafted=drafted, accepted=accepted, best=best)
-    return replace(state, adaptation=_reschedule(config, seen, sums.overlap / sums.tokens, due)), metrics
+    return replace(state, adaptation=_reschedule(config, seen, sums, due)), metrics
 
 
 def _reschedule(
-    config: DraftTrainingConfig, seen: Adaptation, predicted: Float[Array, ""], due: bool | Bool[Array, ""]
+    config: DraftTrainingConfig, seen: Adaptation, sums: DraftSums, due: bool | Bool[Array, ""]
 ) -> Adaptation:
-    """Return the state with the next training set. predicted: acceptance; read only if this step was due."""
+    """Return the state with the next training set, and predicted acceptance added to its running means."""
+    predicted, first = sums.overlap / sums.tokens, seen.interval == 0
+    fast = jnp.where(first, predicted, FAST * seen.fast + (1 - FAST) * predicted)
+    slow = SLOW * seen.slow + (1 - SLOW) * predicted
+    held = jnp.abs(fast - slow) <= HELD + DEVIATIONS * FAST_NOISE * _noise(predicted, sums.measured)
     # A step that was due before its time fell short of the best.
-    held = (jnp.abs(predicted - seen.level) <= HELD) & (seen.wait <= 0) & (seen.interval > 0)
+    held &= (seen.wait <= 0) & ~first
     interval = jnp.where(held, jnp.minimum(2 * seen.interval, config.max_every), config.every)
-    level = jnp.where(held, seen.level, predicted)
-    return replace(
-        seen,
-        interval=jnp.where(due, interval, seen.interval),
-        wait=jnp.where(due, interval, seen.wait) - 1,
-        level=jnp.where(due, level, seen.level),
-    )
+    changed = replace(seen, interval=interval, wait=interval, fast=fast, slow=slow)
+    # Nothing was measured in a step without a completion token.
+    kept = jax.tree.map(lambda new, old: jnp.where(due & (sums.measured > 0), new, old), changed, seen)
+    return replace(kept, wait=kept.wait - 1)
 
 
 def _noise(mean: Array, drafted: Array) -> Array:

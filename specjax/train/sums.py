@@ -51,6 +51,7 @@ class DraftSums(NamedTuple):
         tokens:   Number of tokens.
         loss:     Distillation loss.
         overlap:  sum_v min(p, q), the expected acceptance at position 1.
+        measured: Number of tokens at which it was computed.
         drafted:  Number of tokens that stood at position 1 of a draft; with anchors, of the anchors among them.
         expected: Lower bound on the expected number of these that are accepted.
         accepted: Number of these that were accepted.
@@ -59,6 +60,7 @@ class DraftSums(NamedTuple):
     tokens: Array
     loss: Array
     overlap: Array
+    measured: Array
     drafted: Array
     expected: Array
     accepted: Array
@@ -118,7 +120,8 @@ def sum_draft(
         expected = jnp.sum(jnp.where(compared, find_verifier(verifier).promises(result.overlap), 0.0))
         accepted = jnp.sum(compared & batch.accepted, dtype=jnp.float32)
     tokens = jnp.sum(batch.completion, dtype=jnp.float32)
-    return DraftSums(tokens, result.loss, jnp.sum(weight * result.overlap), drafted, expected, accepted)
+    overlap, measured = jnp.sum(weight * result.overlap), jnp.sum(weight > 0, dtype=jnp.float32)
+    return DraftSums(tokens, result.loss, overlap, measured, drafted, expected, accepted)
 
 
 def no_draft_sums() -> DraftSums:

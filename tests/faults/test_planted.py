@@ -98,15 +98,15 @@ def positions_count_drafts(patch: pytest.MonkeyPatch) -> None:
 
 PLANTS = [
     ("rejection", rounds_reuse_noise),
-    pytest.param("rejection", admitted_rows_take_the_keys_of_the_first, marks=pytest.mark.slow),
+    ("rejection", admitted_rows_take_the_keys_of_the_first),
     ("block", caches_are_too_short),
-    pytest.param("block", residual_with_draft_noise, marks=pytest.mark.slow),
+    ("block", residual_with_draft_noise),
     ("coupled", shrinking_leaves_the_caches),
-    pytest.param("coupled", positions_count_drafts, marks=pytest.mark.slow),
+    ("coupled", positions_count_drafts),
 ]
 
 
-@pytest.mark.parametrize(("verifier", "plant"), PLANTS)
+@pytest.mark.parametrize(("verifier", "plant"), PLANTS, ids=[f"{name}-{plant.__name__}" for name, plant in PLANTS])
 def test_a_planted_fault_is_noticed(
     verifier: VerifierName, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,7 +200,7 @@ def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
 
 
 def sums_of(proposed: int, accepted: int, mean: float, predicted: float = 0.5) -> DraftSums:
-    return DraftSums(*map(jnp.float32, (100, 0, 100 * predicted, proposed, mean * proposed, accepted)))
+    return DraftSums(*map(jnp.float32, (100, 0, 100 * predicted, 10_000, proposed, mean * proposed, accepted)))
 
 
 def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
@@ -235,17 +235,19 @@ def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: in
 
 
 def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes() -> None:
-    """Predicted acceptance holds at 0.5, then rises; it holds again, then measured acceptance falls."""
-    config, trained = DraftTrainingConfig(every=2, max_every=8), []
+    """Predicted acceptance rises for 20 steps, and holds. In step 190, measured acceptance falls."""
+    config, trained = DraftTrainingConfig(every=2, max_every=16), []
     state = state_of(0, init_adaptation(config, None, MESH))
-    for step in range(60):
-        accepted = 50 if step < 50 else 20
-        batch, predicted = batch_with(100, accepted), 0.5 if step < 25 else 0.6
+    for step in range(200):
+        accepted, predicted = 20 if step == 190 else 50, 0.3 + 0.01 * min(step, 20)
+        batch = batch_with(100, accepted)
         due = bool(draft_is_due(config, state, batch))
         state, _ = adapt(config, state, batch, sums_of(100, accepted, 0.5, predicted), due)
         trained += [step] * due
-    # 2 steps after the first, then 4, then 8. The change shows at 30. The fall shows at 50, and that one is low is new.
-    assert trained == [0, 2, 6, 14, 22, 30, 32, 36, 44, 50, 52, 56]
+    assert set(np.diff([step for step in trained if step <= 20])) == {2}
+    intervals = np.diff([step for step in trained if step < 190]).tolist()
+    assert intervals == sorted(intervals) and set(intervals) == {2, 4, 8, 16}
+    assert trained[-3:] == [190, 192, 196]
 
 
 def test_what_is_known_beforehand_is_not_traced() -> None:

@@ -107,7 +107,7 @@ def test_reward_metrics_when_every_sample_failed() -> None:
 
 def some_sums(by: float) -> Sums:
     policy = PolicySums(*(jnp.float32(i + by) for i in range(11)), metrics={"mine": jnp.float32(by)})
-    return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(6))))
+    return Sums(policy, DraftSums(*(jnp.float32(i + 3 * by) for i in range(7))))
 
 
 SUMS, FIRST = some_sums(2), some_sums(40)

@@ -28,7 +28,7 @@ def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tu
     policy_sums = PolicySums(
         **dict.fromkeys(PolicySums._fields, one) | dict(gap_max=params.policy, metrics={"mine": one})
     )
-    draft_sums = DraftSums(*[one] * 4, expected=jnp.mean(batch.reward), accepted=one)
+    draft_sums = DraftSums(*[one] * 5, expected=jnp.mean(batch.reward), accepted=one)
     return Params(policy, taught.astype(jnp.float32)), Sums(policy_sums, draft_sums)
 
 
