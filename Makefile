@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PINS ?= constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow test-all lint bench docs
+.PHONY: train test test-slow test-all lint bench docs real
 
 train: $(VENV)/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
@@ -41,6 +41,11 @@ docs: $(VENV)/docs
 bench: $(VENV)/bench
 	$(BIN)/python -m launch.bench $(ARGS)
 
+# A published model, from its weights to the table of whole steps: at most 40 minutes on 2 cores. Goes on where it
+# stopped; `rm -r build/real` starts again.
+real: $(VENV)/real
+	$(BIN)/python -m benchmarks.real $(ARGS)
+
 $(VENV)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "specjax needs Python >= 3.11, set PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
@@ -55,4 +60,8 @@ $(VENV)/docs: $(VENV)/installed
 $(VENV)/bench: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[bench]'
 	$(BIN)/pip install --quiet --constraint $(PINS) --no-deps google-tunix
+	touch $@
+
+$(VENV)/real: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[real]'
 	touch $@

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from configs.schema.functions import check_function
 from specjax.options import Options, Positive, at_least, at_most
 
 Terms = Annotated[int, at_least(2), at_most(64)]
@@ -30,9 +31,12 @@ class DataConfig(Options):
     """Training problems and held-out problems.
 
     Attributes:
-        train:             JSONL file of training problems. None: the built-in task, if the recipe has one.
-        held_out:          JSONL file of problems to evaluate on. None: hold out the last problems of train.
-        held_out_count:    Number of training problems to hold out if held_out is None.
+        train:             JSONL file of training problems. None: those of `function`, else the sums of `arithmetic`.
+        function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
+                           Problem, for training and held out.
+        held_out:          JSONL file of problems to evaluate on. None: those of `function`, else the last problems of
+                           train.
+        held_out_count:    Number of training problems to hold out if held_out and function are None.
         prompt_field:      JSON field of the problem: text or a list of messages. a.b is field b within field a.
         answer_field:      JSON field of the answer: text or a number.
         solution_field:    JSON field of a worked solution, for the warm-up. None: no solutions.
@@ -46,6 +50,7 @@ class DataConfig(Options):
     """
 
     train: str | None = None
+    function: str | None = None
     held_out: str | None = None
     held_out_count: Positive = 256
     prompt_field: str = "question"
@@ -58,3 +63,7 @@ class DataConfig(Options):
     prompts: Positive = 32
     max_prompt_tokens: Positive = 512
     arithmetic: ArithmeticConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_function("function", self.function)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from configs.schema import DataConfig, RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.functions import load_function
 from launch.data.arithmetic import ALPHABET, arithmetic
 from launch.data.problems import Problem, describe_leak, load_jsonl, split
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
@@ -37,25 +38,45 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def build_problems(config: RunConfig) -> Problems:
-    """Return the problems of the data section, from files or from the built-in task.
+    """Return the problems of the data section: from files, a function, or the built-in sums.
 
-    Without a file of held-out problems, they are split off the training problems; with one, a warning counts those
-    that are training problems too. Raises ConfigError if the section
-    names no problems or cannot be used.
+    Held-out problems come from their file, else from the function, else they are split off the training problems. A
+    warning counts those that are training problems too. Raises ConfigError if the section names no problems or cannot
+    be used.
     """
-    data = config.data
+    data, held_out = config.data, None
     if data.train is not None:
         problems = load_problems(data.train, data)
+    elif data.function is not None:
+        problems, held_out = call_function(data.function, config.seed)
     elif (task := data.arithmetic) is not None:
         problems = arithmetic(config.seed, task.problems, task.min_terms, task.max_terms, task.max_value)
     else:
-        raise ConfigError("data.train = None: must be a JSONL file of problems, or set data.arithmetic")
-    if data.held_out is None:
+        raise ConfigError("data.train = None: must be a JSONL file of problems, or set data.function")
+    if data.held_out is not None:
+        held_out = load_problems(data.held_out, data)
+    if held_out is None:
         return Problems(*split(problems, data.held_out_count))
-    held_out = load_problems(data.held_out, data)
     if (leak := describe_leak(problems, held_out)) is not None:
-        logger.warning("data.held_out = %s: %s", data.held_out, leak)
+        option = "data.held_out" if data.held_out is not None else "data.function"
+        logger.warning("%s = %s: %s", option, data.held_out or data.function, leak)
     return Problems(problems, held_out)
+
+
+def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Return the training problems and the held-out problems of the function that data.function names.
+
+    Raises ConfigError if it cannot be imported, raises, or returns anything else.
+    """
+    function = load_function("data.function", name)
+    try:
+        train, held_out = map(list, function(seed))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"data.function = {name}: {reason}; must return two lists of Problem") from error
+    if not train or not held_out or not all(isinstance(each, Problem) for each in (*train, *held_out)):
+        raise ConfigError(f"data.function = {name}: must return two lists of Problem, neither of them empty")
+    return train, held_out
 
 
 def load_problems(path: str, data: DataConfig) -> list[Problem]:

@@ -95,5 +95,5 @@ def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str 
         return None
     return (
         f"{len(leaked)} of {len(held_out)} held-out problems are among the training problems too, the first at "
-        f"{leaked[0].source}; accuracy on them says nothing about new problems"
+        f"{leaked[0].source or leaked[0].question}; accuracy on them says nothing about new problems"
     )

@@ -40,6 +40,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
+    "rope_interleaved": (False,),
     "use_mrope": (False,),
 }
 _READ = frozenset({
@@ -51,12 +52,12 @@ _ELSEWHERE = frozenset({"auto_map", *COUNTS})
 # Token ids, training and generation settings, book-keeping: none of them changes the forward. `pretraining_tp` only
 # splits matrix products. `sliding_window` has no effect if windows are off; if they are on, an export writes its own.
 _CARRIED = frozenset({
-    "_attn_implementation_autoset", "_name_or_path", "bos_token_id", "decoder_start_token_id", "do_sample",
-    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id", "max_length",
-    "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp",
-    "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "sliding_window", "task_specific_params",
-    "temperature", "tokenizer_class", "top_k", "top_p", "torchscript", "transformers_version", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache",
+    "_attn_implementation_autoset", "_model_name_or_path", "_name_or_path", "bos_token_id", "decoder_start_token_id",
+    "do_sample", "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "is_llama_config",
+    "label2id", "max_length", "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id",
+    "prefix", "pretraining_tp", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "sliding_window",
+    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
 })  # fmt: skip
 
 

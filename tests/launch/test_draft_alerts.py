@@ -96,7 +96,7 @@ def test_a_draft_that_foresees_less_than_its_file_states_is_loud(
     assert wrongly_loaded(draft, least + 0.005, 1.0) is None
     said = wrongly_loaded(draft, least - 0.01, 1.0) or ""
     assert_refused(said, f"ALARM: ...draft.path...{least - 0.01:.2f}")
-    assert stated in said and said.endswith(draft.usual_causes)
+    assert stated in said and "another domain of prompts" in said and said.endswith(draft.usual_causes)
 
 
 def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone() -> None:

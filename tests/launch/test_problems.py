@@ -1,12 +1,16 @@
-"""Problems: from files, and the built-in sums."""
+"""Problems: from files, from a function, and the built-in sums."""
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from configs.schema import DataConfig, RunConfig
-from launch.build.problems import build_problems
+from launch.build.problems import Problems, build_problems
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, load_jsonl, split
@@ -85,6 +89,41 @@ def test_held_out_problems_that_are_trained_on_are_counted(tmp_path: Path, caplo
     write(held_out, new)
     build_problems(config)
     assert not caplog.records
+
+
+PROBLEM, OTHER = Problem(prompt="p", answer="a"), Problem(prompt="o", answer="a")
+FUNCTIONS = {
+    "pair": (lambda seed: ([PROBLEM] * seed, (OTHER,)), ""),
+    "raises": (lambda seed: 1 // 0, "ZeroDivisionError"),
+    "nothing": (lambda seed: None, "TypeError"),
+    "empty": (lambda seed: ([PROBLEM], []), "empty"),
+    "texts": (lambda seed: (["p"], ["p"]), "Problem"),
+}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "missing"])
+def test_problems_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    module: Any = ModuleType("own_problems")
+    monkeypatch.setitem(sys.modules, "own_problems", module)
+    function, message = FUNCTIONS.get(name, (None, "AttributeError"))
+    if function is not None:
+        setattr(module, name, function)
+    config = RunConfig(name="own", steps=1, seed=3, data=DataConfig(function=f"own_problems:{name}"))
+    if message:
+        with refuses(f"data.function = own_problems:{name}: ...{message}...", ConfigError):
+            build_problems(config)
+        return
+    assert build_problems(config) == Problems([PROBLEM] * 3, [OTHER])
+    path = write(tmp_path / "other.jsonl", '{"question": "q", "answer": "b"}')
+    data = replace(config.data, held_out=str(path))
+    assert build_problems(replace(config, data=data)).held_out == [Problem(prompt="q", answer="b")]
+    data = replace(config.data, train=str(path), held_out=str(path))
+    assert build_problems(replace(config, data=data)).train == [Problem(prompt="q", answer="b")]
+
+
+def test_a_function_needs_a_module() -> None:
+    with refuses("function = mine: ...package.module:name"):
+        DataConfig(function="mine")
 
 
 @needs_data

@@ -119,6 +119,14 @@ def test_carried_fields():
     assert carried_fields(fields) == {name: fields[name] for name in carried.split()}
 
 
+def test_what_smollm2_adds_changes_nothing():
+    """As in HuggingFaceTB/SmolLM2-135M-Instruct, and where transformers has read a GGUF file of it."""
+    formats = {"kv_cache_dtype": {"q4f16": "float16"}}
+    added = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": formats, "unk_token_id": 0}
+    fields = changed(LLAMA32_1B, **added, _model_name_or_path="Smollm2 135M 8k Lc100K Mix1 Ep2")
+    assert config_from_hf(fields) == config_from_hf(LLAMA32_1B)
+
+
 def rope(**changes: Any) -> dict[str, Any]:
     return {"rope_scaling": changed(LLAMA32_1B["rope_scaling"], **changes)}
 
@@ -132,6 +140,7 @@ REFUSED = [
     ({"attention_bias": True}, "attention_bias = true: ...false"),
     ({"model_type": "qwen3", "architectures": ..., "attention_bias": True}, "attention_bias = true: ...false"),
     ({"mlp_bias": 0}, "mlp_bias = 0: ...false"),
+    ({"rope_interleaved": True}, "rope_interleaved = true: ...false"),
     ({"use_mrope": True}, "use_mrope = true: ...false"),
     ({"use_sliding_window": True}, "use_sliding_window = true: ...false"),
     ({"model_type": "mistral", "architectures": ...}, "sliding_window: "),
