@@ -51,7 +51,7 @@ def parts(out: Path, *, tiny: bool = False, model: Path | None = None, training:
             "smoke",
             3,
             "benchmarks.gpu.smoke",
-            "benchmarks.gpu.smoke --preset tiny --lengths 2 --draws 50000",
+            "benchmarks.gpu.smoke --preset tiny --lengths 2 --draws 16384",
         ),
         part(
             "program",

@@ -42,6 +42,8 @@ from specjax.verify import VerifierName
 ROWS, PROMPT, NEW = 16, 32, 96
 # Largest ||gradient - CPU's|| / ||CPU's||. Sums in another order differ by less than 1e-5, TF32 by about 3e-4.
 TOLERANCE = 1e-4
+# Tolerance of log-probs where only tokens are compared.
+ANY = 1e9
 # Completions drawn by one program.
 AT_ONCE = 2**14
 
@@ -64,7 +66,13 @@ def chi_square(verifier: VerifierName, draws: int) -> str:
     policy, weights = tiny_policy()
     config = RolloutConfig(group_size=AT_ONCE, max_new_tokens=3, draft_length=2, verifier=verifier, stop_tokens=(4,))
     params = Params(weights, {"scale": jnp.float32(0.4)})
-    return str(assert_lossless(policy, PolicyDrafter(policy), params, config, prompt=(1, 2), draws=draws))
+    # A test of as much power, whatever the number of draws.
+    distance = round(0.02 * (200_000 / draws) ** 0.5, 3)
+    return str(
+        assert_lossless(
+            policy, PolicyDrafter(policy), params, config, prompt=(1, 2), draws=draws, total_variation=distance
+        )
+    )
 
 
 def gradients(networks: Networks) -> str:
@@ -108,10 +116,12 @@ def checks(preset: Preset, lengths: list[int], draws: int) -> dict[tuple[str, st
     if jax.default_backend() != "cpu":
         # On CPUs the default is full precision.
         found["gradients against the CPU's", "default", False] = partial(gradients, networks)
-        for k in lengths:
-            found[f"same tokens at draft length {k}", "default", False] = partial(same_tokens, networks, np.inf, k)
-    for k in lengths:
-        found[f"same tokens at draft length {k}", "bfloat16", False] = partial(same_tokens, narrow, np.inf, k)
+        found[f"same tokens at draft length {lengths[-1]}", "default", False] = partial(
+            same_tokens, networks, ANY, lengths[-1]
+        )
+    found[f"same tokens at draft length {lengths[-1]}", "bfloat16", False] = partial(
+        same_tokens, narrow, ANY, lengths[-1]
+    )
     return found
 
 
