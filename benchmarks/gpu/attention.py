@@ -169,13 +169,15 @@ def main() -> None:
     parser.add_argument(
         "--queries", type=int, nargs="+", default=[1, 4], help="values of T, the tokens per row and verification"
     )
+    parser.add_argument("--batches", type=int, nargs="+", help="numbers of rows; by default the preset's")
+    parser.add_argument("--contexts", type=int, nargs="+", help="cached positions per row; by default the preset's")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
     results = Results("benchmarks.gpu.attention", name, options.json, Console(width=150, highlight=False))
     copy, rows = CopyBandwidth(), []
-    for context in preset.contexts:
-        for batch in preset.batches:
+    for context in options.contexts or preset.contexts:
+        for batch in options.batches or preset.batches:
             for queries in options.queries:
                 cell: Row = {"context": context, "batch": batch, "T": queries}
                 rows += where_it_fits(cell, partial(compare, preset, batch, context, queries, copy, options))

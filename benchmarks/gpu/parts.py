@@ -63,7 +63,7 @@ def parts(out: Path, *, tiny: bool = False, model: Path | None = None, training:
             "attention",
             3,
             "benchmarks.gpu.attention",
-            "benchmarks.gpu.attention --preset tiny --repeats 2 --passes 1",
+            "benchmarks.gpu.attention --preset tiny --batches 2 --contexts 64 --repeats 2 --passes 1",
         ),
         bench("decoding", 3, "floor"),
         bench("drafting", 4, "draft"),
