@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.gpu.parts import parts
+from benchmarks.gpu.parts import Part, parts
 from benchmarks.gpu.run import Outcome, run
 
 NAMES = [part.name for part in parts(Path())]
@@ -36,6 +36,12 @@ def provenance(words: list[str]) -> tuple[str, str]:
         return "none", asked.stderr.strip()[-1000:]
     platform, _, text = asked.stdout.partition("\n")
     return platform, text
+
+
+def share(left: float, remaining: list[Part]) -> float:
+    """Return the limit of the first remaining part, in minutes: what is left, divided among those that can run."""
+    first, planned = remaining[0], sum(part.minutes for part in remaining if not part.missing)
+    return left * first.minutes / max(planned, first.minutes)
 
 
 def summary(outcomes: dict[str, Outcome]) -> str:
@@ -68,8 +74,7 @@ def main() -> int:
     every = parts(options.out, tiny=options.tiny, model=options.model, training=shlex.split(options.training))
     chosen = [part for part in every if part.name in options.parts]
     for index, part in enumerate(chosen):
-        left, planned = (end - time.monotonic()) / 60, sum(x.minutes for x in chosen[index:] if not x.missing)
-        minutes = max(left, 0) * part.minutes / max(planned, part.minutes)
+        minutes = share(max(end - time.monotonic(), 0) / 60, chosen[index:])
         with log.open("a", encoding="utf-8") as output:
             print(f"\n==== {part.name}: python -m {shlex.join(part.command)}\n", file=output, flush=True)
         outcome = outcomes[part.name] = run(part, minutes, log)

@@ -70,6 +70,12 @@ def test_a_session_without_a_failure_exits_with_0(session):
     assert session(Part("good", 1, ("good",)))[0] == 0
 
 
+def test_the_time_left_is_divided_among_the_parts_that_can_run():
+    two, one = Part("two", 2, ()), Part("one", 1, ())
+    assert gpu.share(9, [two, Part("absent", 5, (), missing="no model"), one]) == 6
+    assert gpu.share(9, [one]) == 9 and gpu.share(0, [two, one]) == 0
+
+
 @pytest.mark.parametrize("words", ["", "--model /nowhere --tiny"])
 def test_what_cannot_run_is_refused(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(gpu, "provenance", lambda words: ("cpu", "device    a CPU\n"))
