@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PINS ?= constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow test-all lint bench docs real
+.PHONY: train test test-slow test-all lint bench real gpu docs
 
 train: $(VENV)/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
@@ -46,6 +46,9 @@ bench: $(VENV)/bench
 real: $(VENV)/real
 	$(BIN)/python -m benchmarks.real $(ARGS)
 
+gpu: $(VENV)/cuda
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 $(VENV)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "specjax needs Python >= 3.11, set PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +57,10 @@ $(VENV)/installed: pyproject.toml $(PINS)
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[docs]'
+	touch $@
+
+$(VENV)/cuda: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --editable '.[cuda]'
 	touch $@
 
 # Why google-tunix comes without what it asks for: see the extra in pyproject.toml.

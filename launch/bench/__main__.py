@@ -1,6 +1,5 @@
 """Benchmark decoding: memory floor, drafting, layout and other samplers: `python -m launch.bench [--preset NAME]`."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from launch.bench.models import check_grid, random_networks
 from launch.bench.options import SECTIONS, TRAINED, BenchArgs
 from launch.bench.plots import save_plots
 from launch.bench.presets import find_preset
-from launch.bench.report import as_json, print_section
+from launch.bench.report import Results
 from launch.bench.sections.trained import trained
 from launch.cli.errors import refusing
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory
 from launch.cli.pyplot import load_pyplot
-from launch.timing import format_provenance
 
 # Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
 WIDTH = 150
@@ -37,16 +35,14 @@ def main(argv: list[str]) -> int:
     if options.checkpoint is not None and options.recipe is not None:
         chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=WIDTH)
-    console.print(f"{format_provenance('launch.bench')}\npreset    {name}\n")
-    networks, results = random_networks(preset), {}
+    results = Results("launch.bench", name, Path(options.json) if options.json else None, console)
+    networks = random_networks(preset)
     for section, measure in chosen.items():
         with console.status(section):
-            results[section] = measure(networks, preset)
-        print_section(results[section], console)
-        if options.json is not None:
-            Path(options.json).write_text(json.dumps(as_json(name, results), indent=2) + "\n", encoding="utf-8")
+            measured = measure(networks, preset)
+        results.add(section, measured)
         if options.plots is not None:
-            save_plots(Path(options.plots), {section: results[section]})
+            save_plots(Path(options.plots), {section: measured})
     return 0
 
 

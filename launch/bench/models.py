@@ -17,7 +17,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
-from specjax.parallel.memory import bytes_per_device, check_memory, growing
+from specjax.parallel.memory import bytes_per_device, check_memory, device_memory, growing
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.generate import prepare
 from specjax.types import Params, Policy, Prompts, PyTree
@@ -79,11 +79,21 @@ def functions(preset: Preset) -> Functions:
 
 
 def check_grid(preset: Preset) -> None:
-    """Raise ValueError if a device cannot hold the caches of the largest batch at the longest context."""
-    rows, length = max(preset.batches), max(preset.contexts)
-    caches = jax.eval_shape(partial(functions(preset).policy.init_cache, rows, length))
+    """Raise ValueError if a device cannot hold the caches of the smallest batch at the shortest context."""
+    rows, length = min(preset.batches), min(preset.contexts)
     sizes = {"batches": rows, "contexts": length}
-    check_memory([growing("caches", bytes_per_device(caches), sizes)], make_mesh(MeshConfig()))
+    size = bytes_per_device(_caches(functions(preset).policy, rows, length))
+    check_memory([growing("caches", size, sizes)], make_mesh(MeshConfig()))
+
+
+def fits(networks: Networks, rows: int, length: int) -> bool:
+    """Return whether a device can hold the weights and caches of `rows` rows of `length` positions."""
+    trees = networks.trained, _caches(networks.policy, rows, length)
+    return sum(map(bytes_per_device, trees)) <= device_memory(networks.mesh)
+
+
+def _caches(policy: Policy, rows: int, length: int) -> PyTree:
+    return jax.eval_shape(partial(policy.init_cache, rows, length))
 
 
 def random_networks(preset: Preset) -> Networks:

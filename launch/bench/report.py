@@ -1,8 +1,10 @@
 """Results of the bench's sections, as tables and as JSON."""
 
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import jax
 from rich.console import Console
@@ -35,13 +37,42 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[f
 
 
 def where_it_fits(cell: Row, measure: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Return the rows of `measure`, each with the columns of `cell`; only `cell` if the device runs out of memory."""
+    """Return the rows of `measure`, each with the columns of `cell`; only `cell` if the device runs out of memory.
+
+    The rows are logged to stderr, so that a section that is killed leaves what it has measured.
+    """
+    rows: list[Row]
     try:
-        return [{**cell, **row} for row in measure()]
+        rows = [{**cell, **row} for row in measure()]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-    return [cell]
+        rows = [cell]
+    for row in rows:
+        print("measured:", ", ".join(f"{name} {_show(value)}" for name, value in row.items()), file=sys.stderr)
+    return rows
+
+
+class Results:
+    """Sections of a program, each printed and written to the JSON file as soon as it is measured.
+
+    The file holds {"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}.
+    """
+
+    def __init__(self, program: str, preset: str, file: Path | None, console: Console) -> None:
+        """Print the provenance. file: None writes no JSON."""
+        self.sections: dict[str, Section] = {}
+        self._file, self._console, provenance = file, console, format_provenance(program)
+        self._head = {"preset": preset, "provenance": provenance.splitlines()}
+        console.print(f"{provenance}\npreset    {preset}\n")
+
+    def add(self, name: str, section: Section) -> None:
+        """Print the section and write it with all earlier ones."""
+        self.sections[name] = section
+        print_section(section, self._console)
+        if self._file is not None:
+            sections = {name: vars(section) for name, section in self.sections.items()}
+            self._file.write_text(json.dumps(self._head | {"sections": sections}, indent=2) + "\n", encoding="utf-8")
 
 
 def print_section(section: Section, console: Console) -> None:
@@ -56,15 +87,6 @@ def print_section(section: Section, console: Console) -> None:
     for note in section.notes:
         console.print(f"  {note}")
     console.print()
-
-
-def as_json(preset: str, sections: Mapping[str, Section]) -> dict[str, Any]:
-    """Return {"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}."""
-    return {
-        "preset": preset,
-        "provenance": format_provenance("launch.bench").splitlines(),
-        "sections": {name: vars(section) for name, section in sections.items()},
-    }
 
 
 def _show(value: Value) -> str:

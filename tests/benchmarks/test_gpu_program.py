@@ -1,49 +1,45 @@
-"""The report finds what a program holds; here programs are compiled for the CPU, which every machine has."""
+"""The counts find what a program holds; here programs are compiled for the CPU, which every machine has."""
 
+import json
 import re
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import gpu_program
+from benchmarks.gpu import program
 from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
+from specjax.testing.hlo import Program
 from specjax.types import PolicyOutput
 
 
-def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the printed lines of rounds at each draft length."""
-    here = SimpleNamespace(devices=jax.devices()[:1])
-    monkeypatch.setattr(gpu_program.topologies, "get_topology_desc", lambda **_: here)
-    arguments = f"--preset tiny --batch 3 --context 16 --draft-lengths {draft_lengths}".split()
-    monkeypatch.setattr("sys.argv", ["gpu_program", *arguments])
-    gpu_program.main()
-    return capsys.readouterr().out.split("\nk = ")[1:]
+def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Return the section of rounds at each draft length."""
+    options = f"--preset tiny --batch 3 --context 16 --draft-lengths {draft_lengths} --json {tmp_path / 'x.json'}"
+    monkeypatch.setattr("sys.argv", ["program", *options.split()])
+    program.main()
+    return json.loads((tmp_path / "x.json").read_text())["sections"]["rounds"]
 
 
-def counted(what: str, text: str) -> int:
-    found = re.search(rf"(\d+) {what}", text)
-    assert found is not None
-    return int(found[1])
-
-
-def test_a_line_for_every_draft_length_and_array_of_logits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_row_for_every_draft_length_and_a_line_for_every_array_of_logits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    plain, drafting = reported("0 1", monkeypatch, capsys)
-    assert 30 < counted("kernels", plain) < counted("kernels", drafting)
-    for text, tokens in ((plain, 1), (drafting, 2)):
-        assert ", 0 copies of a cache, " in text
-        assert re.search(rf"vocabulary's size: f32\[{3 * tokens},256\] .*unembed", text)
+    section = reported("0 1", monkeypatch, tmp_path)
+    plain, drafting = section["rows"]
+    assert 30 < plain["kernels"] < drafting["kernels"]
+    for row, tokens in ((plain, 1), (drafting, 2)):
+        assert row["copies of a cache"] == row["calls of the host"] == row["collectives"] == 0
+        of_logits = rf"k = {row['k']}, of the vocabulary's size: f32\[{3 * tokens},256\] .*unembed"
+        assert any(re.match(of_logits, note) for note in section["notes"])
 
 
-def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A CPU has some or none of those that XLA makes itself, depending on the version of jax."""
-    (before,) = reported("0", monkeypatch, capsys)
+    (before,) = reported("0", monkeypatch, tmp_path)["rows"]
 
     def looping(preset: Preset) -> Functions:
         made = functions(preset)
@@ -55,6 +51,17 @@ def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, capsy
 
         return made._replace(policy=replace(made.policy, apply=apply))
 
-    monkeypatch.setattr(gpu_program, "functions", looping)
-    (after,) = reported("0", monkeypatch, capsys)
-    assert counted("loops or conditions", after) == counted("loops or conditions", before) + 1
+    monkeypatch.setattr(program, "functions", looping)
+    (after,) = reported("0", monkeypatch, tmp_path)["rows"]
+    assert after["loops or conditions"] == before["loops or conditions"] + 1
+
+
+def test_a_call_of_the_host_is_counted():
+    def called(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda x: x, x, x)
+
+    x = jnp.ones(3)
+    for function, count in ((called, 1), (jnp.sin, 0)):
+        compiled = jax.jit(function).lower(x).compile()
+        lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
+        assert program.held(lines, compiled)["calls of the host"] == count

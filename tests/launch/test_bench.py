@@ -14,13 +14,14 @@ from rich.console import Console
 
 from launch.bench import __main__ as bench
 from launch.bench import plots
-from launch.bench.models import Networks, random_networks, random_prompts
+from launch.bench.models import Networks, check_grid, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section, where_it_fits
 from launch.bench.sections import layout
 from launch.bench.sections.decoding import (
     CopyBandwidth,
     _cost_model_note,
+    _each_cell,
     cache_bytes,
     draft,
     floor,
@@ -212,6 +213,7 @@ def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str
     full = where_it_fits({"batch": 256}, lambda: fails("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7."))
     rows = [*full, *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
     assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
+    assert capsys.readouterr().err.splitlines()[-1] == "measured: batch 1, ms 5"
     print_section(Section("a title", rows), Console())
     assert [line.split() for line in capsys.readouterr().out.splitlines()[2:5]] == [
         ["256", "-"],
@@ -220,6 +222,13 @@ def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str
     ]
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         where_it_fits({}, lambda: fails("INTERNAL: something else"))
+
+
+def test_a_cell_that_cannot_fit_is_not_tried(networks: Networks):
+    preset, tried = replace(SMALL, batches=(1, 10**9), contexts=(8, 10**9)), []
+    check_grid(preset)
+    rows = _each_cell(networks, preset, lambda *cell: tried.append(cell) or [{"ms": 3.0}])
+    assert tried == [(8, 1)] and [len(row) for row in rows] == [3, 2, 2, 2]
 
 
 def test_everything_measured_is_kept_when_a_later_section_fails(

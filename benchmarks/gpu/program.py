@@ -1,0 +1,215 @@
+"""Compile rounds of a preset, and a training step, and count kernels, memory, writes, waits and collectives.
+
+Run from the repository's root: python -m benchmarks.gpu.program [--preset qwen3-0.6b]
+
+Nothing of the rounds runs, so no times are known. A loop or conditional may wait for the host to read its condition:
+the loop over rounds once per round, those within a round at most as often as counted here.
+
+`--absent` compiles the rounds for the GPU that TARGET describes, without one. That needs jax's CUDA plugin, which the
+extra [cuda] installs. On a real GPU, XLA also autotunes matmuls: their kernels, and the partial sums that some of them
+write, may differ.
+"""
+
+import argparse
+import re
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen import unbox
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+from rich.console import Console
+
+from launch.bench.models import Functions, functions
+from launch.bench.presets import PRESETS, Preset
+from launch.bench.report import Results, Row, Section
+from launch.build.experiment import build_experiment
+from launch.build.state import fresh_state
+from launch.cli.recipes import load_recipe
+from launch.costs.round_timer import first_rows, run_rounds
+from launch.rewards.reward_fn import make_reward
+from models.config import eagle3_feature_layers
+from specjax.parallel.mesh import AXES
+from specjax.rollout.plan import Phase, RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState
+from specjax.testing.hlo import Instruction, Program, collectives
+from specjax.train.stages import Stages
+from specjax.train.train_step import TrainStep
+from specjax.types import Params, Prompts, PyTree
+
+TARGET = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H200"
+dnn_version_info { major: 9 minor: 7 }
+runtime_version { major: 12 minor: 8 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 4800000000000
+  device_memory_size: 150000000000
+  l2_cache_size: 52428800
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+"""
+BUDGET = 64
+# Opcodes that move data to or from the host, and what names a call of the host.
+HOST, CALLBACK = ("infeed", "outfeed", "send", "recv"), "callback"
+
+
+def written(line: Instruction) -> int:
+    """Return the bytes of an instruction's result; dtypes of less than a byte count as one."""
+    bits = (re.search(r"\d+", dtype) for dtype in line.dtypes)
+    sizes = [max(int(found[0]) // 8, 1) if found else 1 for found in bits]
+    return sum(size * prod(dims) for size, dims in zip(sizes, line.arrays, strict=True))
+
+
+def held(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
+    """Return what lines of a program hold that may cost time on a GPU, and the program's temporary memory."""
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return {
+        "loops or conditions": sum(line.opcode in ("while", "conditional") for line in lines),
+        "calls of the host": sum(
+            line.opcode in HOST or (line.opcode == "custom-call" and CALLBACK in line.line) for line in lines
+        ),
+        "collectives": len(collectives(lines)),
+        "temporary MB": memory.temp_size_in_bytes / 1e6,
+    }
+
+
+def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
+    """Return the tree with each array replaced by its shape, dtype and device."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
+
+
+def round_of(
+    preset: Preset, networks: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding
+) -> tuple[Row, list[str]]:
+    """Compile rounds at draft length k. Return the counts, and lines about the arrays of the vocabulary's size."""
+    decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
+    config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
+    phase, length = Phase(rows, context + BUDGET), context + BUDGET + config.slack
+
+    def initial_state(params: Params, prompts: Prompts) -> RoundState:
+        return first_rows(Decoding(networks.policy, networks.drafter, params, config), prompts, phase, blank=True)
+
+    def rounds(params: Params, state: RoundState, count: Array) -> RoundState:
+        return run_rounds(Decoding(networks.policy, networks.drafter, params, config), k, state, count)
+
+    state, started = jax.eval_shape(initial_state, *shapes), time.perf_counter()
+    args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
+    compiled = jax.jit(rounds, donate_argnums=1).lower(*args).compile()
+    seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
+    cache = rows, decoder.num_kv_heads, length, decoder.head_dim
+    lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
+    copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
+    kept = sum(written(line) for line in lines if not _is_cache(line, cache))
+    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **held(inside, compiled)}
+    of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
+    notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
+    return {**row, "written MB": kept / 1e6, "compile s": seconds}, notes
+
+
+def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: NamedSharding) -> Section:
+    """Count what rounds at each draft length hold."""
+    networks = functions(preset)
+
+    def started() -> tuple[Params, Prompts]:
+        key, numbers = jax.random.key(0), jnp.zeros(rows, jnp.int32)
+        params = Params(unbox(networks.init_policy(key)), unbox(networks.init_draft(key)))
+        return params, Prompts(jnp.zeros((rows, context), jnp.int32), lengths=numbers, id=numbers)
+
+    # Nothing is allocated: the device may be absent.
+    shapes = jax.eval_shape(started)
+    weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes[0]))
+    table: list[Row] = []
+    notes = [
+        f"{preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB of weights with the draft's",
+        "written: results of kernels other than keys and values; temporary: memory beside weights and caches",
+    ]
+    for k in lengths:
+        row, more = round_of(preset, networks, shapes, k, device)
+        table, notes = [*table, row], notes + more
+    kind = next(iter(device.device_set)).device_kind
+    return Section(f"a round of {rows} rows that see {context} positions each, on {kind}", table, notes)
+
+
+def step(recipe: str) -> Section:
+    """Compile a training step of the recipe, whose reward must be traced, and count what the whole program holds."""
+    experiment = build_experiment(load_recipe(recipe))
+    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
+    stages = Stages(networks.policy, networks.drafter, reward, config, mesh, experiment.rollout_fn, experiment.loss_fn)
+    seconds = np.ones((len(experiment.phases), len(config.rollout.lengths)))
+    state = fresh_state(experiment, networks.params, seconds if config.rollout.draft_lengths else None)
+    started = time.perf_counter()
+    compiled = TrainStep(stages).lower(state, next(experiment.train_batches())).compile()
+    seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
+    lines = [line for lines in program.computations.values() for line in lines]
+    return Section(f"a training step of {recipe}", [{**held(lines, compiled), "compile s": seconds}])
+
+
+def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
+    """Return whether the result is the keys or values of one layer, with axes in any order.
+
+    cache: (rows, heads, length, head_dim) of the policy's. The draft's cache may be longer.
+    """
+    rows, heads, length, size = cache
+    return any(
+        len(dims) == 4 and max(dims) >= length and prod(dims) % (rows * heads * size) == 0 for dims in line.arrays
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of launch.bench")
+    parser.add_argument("--layers", type=int, help="layers of the policy, at least 7; by default the preset's")
+    parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
+    parser.add_argument("--context", type=int, default=1024, help="cached positions per row")
+    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7], help="to compile")
+    parser.add_argument("--recipe", help="recipe of which to compile a training step; by default none")
+    parser.add_argument("--absent", action="store_true", help="compile the rounds for an H200 that is not there")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    if not options.absent:
+        devices = jax.devices()[:1]
+    else:
+        # The plugin can compile without CUDA's libraries and a driver, but cannot start as a backend without them.
+        jax.config.update("jax_platforms", "cpu")
+        devices = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1").devices
+    preset = PRESETS[options.preset]
+    if layers := options.layers:
+        fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
+        preset = replace(preset, decoder=fewer)
+    console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
+    results = Results("benchmarks.gpu.program", options.preset, options.json, console)
+    mesh = Mesh(np.reshape(devices, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    # Tracing uses the devices of the mesh that is set.
+    with jax.set_mesh(mesh):
+        device = NamedSharding(mesh, P())
+        results.add("rounds", rounds(preset, options.batch, options.context, options.draft_lengths, device))
+    if options.recipe is not None:
+        results.add("step", step(options.recipe))
+
+
+if __name__ == "__main__":
+    main()

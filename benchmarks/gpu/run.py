@@ -1,0 +1,69 @@
+"""Run a part in a process of its own: whatever it does, the next part runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.gpu.parts import Part
+
+# Seconds that a part has after SIGTERM, to write what it has.
+GRACE = 20
+# Lines of a failed part that the summary repeats.
+LAST = 8
+
+
+class Outcome(NamedTuple):
+    """End of a part.
+
+    Attributes:
+        ended:   "ok", "exit code N", the name of a signal, "over its N min" or "skipped: REASON".
+        seconds: Time it took.
+        last:    Its last lines of output, if it failed.
+    """
+
+    ended: str
+    seconds: float = 0.0
+    last: tuple[str, ...] = ()
+
+
+def run(part: Part, minutes: float, log: Path) -> Outcome:
+    """Run the part for at most so many minutes, append its output to the log as it comes, and return the outcome."""
+    if part.missing:
+        return Outcome(f"skipped: {part.missing}")
+    environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": str(part.memory), "PYTHONUNBUFFERED": "1"}
+    started, begin = time.perf_counter(), log.stat().st_size
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *part.command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # A group, so that all of it can be killed, but no session: it must not outlive this one.
+            process_group=0,
+        )
+    try:
+        code = process.wait(60 * minutes)
+        ended = "ok" if code == 0 else f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    except subprocess.TimeoutExpired:
+        ended = f"over its {minutes:.1f} min"
+    finally:
+        _end(process)
+    text = log.read_bytes()[begin:].decode(errors="replace")
+    last = [line for line in text.splitlines() if line.strip()][-LAST:]
+    return Outcome(ended, time.perf_counter() - started, () if ended == "ok" else tuple(last))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it has started, which would hold memory of the GPU."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,159 @@
+"""Check on this device what must hold on any: tokens, distributions and gradients. Exits with 1 if a check fails.
+
+Run from the repository's root: python -m benchmarks.gpu.smoke
+
+Required, with float32 products of full precision (jax_default_matmul_precision = highest):
+- `coupled` completions are the same tokens at every draft length
+- completions follow their exact distribution, by a chi-square test of each verifier
+- gradients of both losses equal the CPU's, where another device computes
+The same at the precision that jax chooses, on GPUs TF32, and tokens in bfloat16 are measured, but required of nothing:
+a draw that two tokens nearly tie for may fall to the other one.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from rich.console import Console
+
+from launch.bench.models import Networks, random_networks, random_prompts
+from launch.bench.presets import PRESETS, Preset
+from launch.bench.report import Results, Row, Section
+from specjax.parallel.mesh import AXES
+from specjax.rollout.plan import RolloutConfig
+from specjax.sampling import SamplingLaw
+from specjax.testing.drafters import PolicyDrafter
+from specjax.testing.lossless import assert_lossless
+from specjax.testing.policy import tiny_policy
+from specjax.testing.same import assert_same_rollout
+from specjax.train.batch import TrainBatch
+from specjax.train.gradients import LossContext, accumulate
+from specjax.types import Params
+from specjax.verify import VerifierName
+
+ROWS, PROMPT, NEW = 16, 32, 96
+# Largest ||gradient - CPU's|| / ||CPU's||. Sums in another order differ by less than 1e-5, TF32 by about 3e-4.
+TOLERANCE = 1e-4
+# Tolerance of log-probs where only tokens are compared.
+ANY = 1e9
+# Completions drawn by one program.
+AT_ONCE = 2**14
+
+
+def same_tokens(networks: Networks, tolerance: float, k: int) -> str:
+    """Compare `coupled` completions at draft length k with those without a draft, log-probs within the tolerance."""
+    # Scaled by -1, a draft from the policy is accepted now and then: rounds end everywhere.
+    drafter, params = PolicyDrafter(networks.policy), Params(networks.params.policy, {"scale": jnp.float32(-1)})
+    config = RolloutConfig(group_size=1, max_new_tokens=NEW, draft_length=k, verifier="coupled")
+    with jax.set_mesh(networks.mesh):
+        rollout = assert_same_rollout(
+            networks.policy, drafter, params, random_prompts(networks, ROWS, PROMPT), config, tolerance=tolerance
+        )
+    assert rollout.accepted is not None and rollout.drafted is not None
+    return f"{ROWS * NEW} tokens; {float(rollout.accepted.sum() / rollout.drafted.sum()):.0%} of drafted ones accepted"
+
+
+def chi_square(verifier: VerifierName, draws: int) -> str:
+    """Test completions of a tiny policy, drafted by itself with a flatter law, against their exact distribution."""
+    policy, weights = tiny_policy()
+    config = RolloutConfig(group_size=AT_ONCE, max_new_tokens=3, draft_length=2, verifier=verifier, stop_tokens=(4,))
+    params = Params(weights, {"scale": jnp.float32(0.4)})
+    # A test of as much power, whatever the number of draws.
+    distance = round(0.02 * (200_000 / draws) ** 0.5, 3)
+    return str(
+        assert_lossless(
+            policy, PolicyDrafter(policy), params, config, prompt=(1, 2), draws=draws, total_variation=distance
+        )
+    )
+
+
+def gradients(networks: Networks) -> str:
+    """Compare the gradients of both losses with the CPU's."""
+    prompts = random_prompts(networks, ROWS, PROMPT + NEW)
+    mask = jnp.broadcast_to(jnp.arange(PROMPT + NEW)[None] >= PROMPT, prompts.tokens.shape)
+    advantage = jax.random.normal(jax.random.key(1), mask.shape)
+    batch = TrainBatch(prompts.tokens, mask, reward=advantage[:, 0], counted=mask.any(axis=1), advantage=advantage)
+    context = LossContext(networks.policy, networks.drafter, SamplingLaw())
+
+    def on(platform: str | None) -> Params:
+        device = jax.devices(platform)[0]
+        mesh = Mesh(np.reshape(device, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        with jax.set_mesh(mesh):
+            run = jax.jit(lambda params, batch: accumulate(context, params, batch)[0])
+            return jax.device_get(run(*jax.device_put((networks.trained, batch), device)))
+
+    here, cpu = on(None), on("cpu")
+    gaps = {name: _gap(getattr(here, name), getattr(cpu, name)) for name in ("policy", "draft")}
+    told = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
+    assert max(gaps.values()) <= TOLERANCE, f"{told}, must be at most {TOLERANCE}"
+    return told
+
+
+def _gap(tree: object, reference: object) -> float:
+    """Return ||tree - reference|| / ||reference||, in float64."""
+    one, other = (np.concatenate([x.ravel() for x in jax.tree.leaves(each)]) for each in (tree, reference))
+    return float(np.linalg.norm(np.float64(one) - other) / np.linalg.norm(np.float64(other)))
+
+
+def checks(preset: Preset, lengths: list[int], draws: int) -> dict[tuple[str, str, bool], Callable[[], str]]:
+    """Return the checks by (name, precision, required)."""
+    networks = random_networks(preset)
+    narrow = random_networks(replace(preset, decoder=replace(preset.decoder, dtype="bfloat16")))
+    found: dict[tuple[str, str, bool], Callable[[], str]] = {}
+    for k in lengths:
+        found[f"same tokens at draft length {k}", "highest", True] = partial(same_tokens, networks, 1e-3, k)
+    for verifier in get_args(VerifierName):
+        found[f"chi-square, {verifier}", "highest", True] = partial(chi_square, verifier, draws)
+    found["gradients against the CPU's", "highest", True] = partial(gradients, networks)
+    if jax.default_backend() != "cpu":
+        # On CPUs the default is full precision.
+        found["gradients against the CPU's", "default", False] = partial(gradients, networks)
+        found[f"same tokens at draft length {lengths[-1]}", "default", False] = partial(
+            same_tokens, networks, ANY, lengths[-1]
+        )
+    found[f"same tokens at draft length {lengths[-1]}", "bfloat16", False] = partial(
+        same_tokens, narrow, ANY, lengths[-1]
+    )
+    return found
+
+
+def measure(check: Callable[[], str], precision: str) -> tuple[bool, str]:
+    """Return whether the check passes, and what it found or why it failed. No exception of a check ends the others."""
+    try:
+        with jax.default_matmul_precision("highest" if precision == "highest" else None):
+            return True, check()
+    except Exception as error:
+        return False, " ".join((str(error) or type(error).__name__).split())[:200]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="25m", help="preset of launch.bench, in float32")
+    parser.add_argument("--draws", type=int, default=200_000, help="completions in each chi-square test")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 3, 7], help="draft lengths to compare tokens at")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
+    results, failed = Results("benchmarks.gpu.smoke", options.preset, options.json, console), False
+    rows, notes = list[Row](), list[str]()
+    for (name, precision, required), check in checks(PRESETS[options.preset], options.lengths, options.draws).items():
+        passes, detail = measure(check, precision)
+        failed |= required and not passes
+        outcome = "passes" if passes else "FAILS" if required else "differs"
+        rows.append({"check": name, "precision": precision, "outcome": outcome})
+        notes.append(f"{name}, {precision}: {detail}")
+        print(f"{outcome}: {notes[-1]}", file=sys.stderr, flush=True)
+    results.add("smoke", Section("checks of this device", rows, notes))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

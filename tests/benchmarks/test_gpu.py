@@ -1,0 +1,133 @@
+"""A session on a GPU: whatever becomes of a part, the next one runs, and what is known is written down."""
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import run, smoke
+from benchmarks.gpu.parts import Part
+from launch.bench.presets import PRESETS
+from specjax.types import PyTree
+from tests.launch.checkpoints import write_checkpoint, write_problems
+
+# Programs that stand for parts, by name, and how each ends.
+PROGRAMS = {
+    "good": ("print('measured: 1')", "ok"),
+    "failing": ("print('so far'); raise ValueError('too bad')", "exit code 1"),
+    "aborting": ("import os; print('so far', flush=True); os.abort()", "SIGABRT"),
+    "endless": (
+        "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen(['sleep', '600']); print('so far', flush=True); time.sleep(600)",
+        "over its 0.1 min",
+    ),
+}
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that runs parts which are programs of PROGRAMS, and returns the exit code and the log."""
+    for name, (source, _) in PROGRAMS.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu, "provenance", lambda words: ("gpu", "device    a GPU\n"))
+
+    def run_parts(*chosen: Part, options: str = "--minutes 1") -> tuple[int, str]:
+        monkeypatch.setattr(gpu, "parts", lambda *_, **__: list(chosen))
+        monkeypatch.setattr(gpu, "NAMES", [part.name for part in chosen])
+        monkeypatch.setattr("sys.argv", ["gpu", *options.split(), "--out", str(tmp_path / "out")])
+        return gpu.main(), (tmp_path / "out" / "gpu.txt").read_text()
+
+    return run_parts
+
+
+def test_no_end_of_a_part_ends_the_next(session, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "GRACE", 0.5)
+    # The endless part has a tenth of a minute, its share of one minute in all; the last has what the others left.
+    shares = {"failing": 30, "aborting": 30, "endless": 10, "good": 90}
+    chosen = [Part(name, minutes, (name,)) for name, minutes in shares.items()]
+    began = time.monotonic()
+    code, log = session(*chosen, Part("absent", 1, ("good",), missing="no model"), options="--minutes 1")
+    assert code == 1 and time.monotonic() - began < 40
+    outcomes = log.partition("==== outcomes\n")[2]
+    for name, (_, ended) in PROGRAMS.items():
+        assert any(line.split()[0] == name and line.endswith(ended) for line in outcomes.splitlines() if line)
+    assert "skipped: no model" in outcomes and "ValueError: too bad" in outcomes
+    assert (
+        log.startswith("device    a GPU\n")
+        and log.partition("==== outcomes")[0].count("\nso far\n") == 3
+        and "measured: 1" in log
+    )
+
+
+def test_a_session_without_a_failure_exits_with_0(session):
+    assert session(Part("good", 1, ("good",)))[0] == 0
+
+
+def test_the_time_left_is_divided_among_the_parts_that_can_run():
+    two, one = Part("two", 2, ()), Part("one", 1, ())
+    assert gpu.share(9, [two, Part("absent", 5, (), missing="no model"), one]) == 6
+    assert gpu.share(9, [one]) == 9 and gpu.share(0, [two, one]) == 0
+
+
+@pytest.mark.parametrize("words", ["", "--model /nowhere --tiny"])
+def test_what_cannot_run_is_refused(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(gpu, "provenance", lambda words: ("cpu", "device    a CPU\n"))
+    monkeypatch.setattr("sys.argv", ["gpu", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 2
+    assert ("/nowhere" if words else "needs a GPU") in capsys.readouterr().err
+
+
+def test_a_required_check_that_fails_is_told_and_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def fails() -> str:
+        raise AssertionError("not the same tokens")
+
+    planted = {("one", "highest", True): fails, ("two", "default", False): fails, ("three", "highest", True): str}
+    monkeypatch.setattr(smoke, "checks", lambda *_: planted)
+    monkeypatch.setattr("sys.argv", ["smoke", "--json", str(tmp_path / "x.json")])
+    assert smoke.main() == 1
+    section = json.loads((tmp_path / "x.json").read_text())["sections"]["smoke"]
+    assert [row["outcome"] for row in section["rows"]] == ["FAILS", "differs", "passes"]
+    assert "not the same tokens" in section["notes"][0]
+    del planted["one", "highest", True]
+    assert smoke.main() == 0
+
+
+@pytest.mark.slow
+def test_gradients_of_another_policy_are_found(monkeypatch: pytest.MonkeyPatch):
+    """The check compares with the CPU; here, where that is this device, one of its two runs has other weights."""
+    networks, put, calls = smoke.random_networks(PRESETS["tiny"]), jax.device_put, count()
+
+    def put_changed(tree: PyTree, device: Any) -> PyTree:
+        scale = 1.001 if next(calls) else 1.0
+        return jax.tree.map(lambda x: scale * x if x.dtype == jnp.float32 else x, put(tree, device))
+
+    monkeypatch.setattr(jax, "device_put", put_changed)
+    with pytest.raises(AssertionError, match="must be at most"):
+        smoke.gradients(networks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_every_part_runs_at_tiny_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_checkpoint(tmp_path / "model")
+    write_problems(tmp_path / "train.jsonl", ["1", "2", "3"] * 4)
+    write_problems(tmp_path / "test.jsonl", ["1", "2", "3"])
+    training = (
+        f"gsm8k --data.train {tmp_path}/train.jsonl --data.held-out {tmp_path}/test.jsonl --data.prompts 4 --steps 1 "
+        "--draft-lengths 0,2 --rollout.group-size 2 --rollout.max-new-tokens 8 --data.max-prompt-tokens 40 "
+        "--microbatches 2 --distill.steps 2 --distill.answers 16 --distill.batch-size 8 --reward.workers 1"
+    )
+    options = ["--tiny", "--minutes", "35", "--out", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
+    monkeypatch.setattr("sys.argv", ["gpu", *options, "--training", training])
+    assert gpu.main() == 0, (tmp_path / "out" / "gpu.txt").read_text()[-4000:]
+    for name in gpu.NAMES:
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text())
