@@ -1,9 +1,10 @@
 """Section of a run that describes its problems."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from specjax.options import Options, Positive, at_least, at_most
+from specjax.options import Options, Positive, at_least, at_most, show
 
 Terms = Annotated[int, at_least(2), at_most(64)]
 
@@ -30,16 +31,18 @@ class DataConfig(Options):
     """Training problems and held-out problems.
 
     Attributes:
-        train:             JSONL file of training problems. None: the built-in task, if the recipe has one.
-        held_out:          JSONL file of problems to evaluate on. None: hold out the last problems of train.
+        train:             Training problems: a JSONL, JSON, CSV or parquet file, or a data set on the hub, as
+                           org/name[@revision][:[subset/]split]. None: the built-in task, if the recipe has one.
+        held_out:          Problems to evaluate on, likewise. None: hold out the last problems of train.
         held_out_count:    Number of training problems to hold out if held_out is None.
-        prompt_field:      JSON field of the problem: text or a list of messages. a.b is field b within field a.
-        answer_field:      JSON field of the answer: text or a number.
-        solution_field:    JSON field of a worked solution, for the warm-up. None: no solutions.
+        prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
+        answer_field:      Field of the answer: text or a number.
+        solution_field:    Field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
         instruction:       Prompt template. {prompt} is the problem; write other braces twice.
         tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.
-        enable_thinking:   Thinking mode of the chat template, as in Qwen3. None: the template's default.
+        system_prompt:     System message of prompts that have none of their own. None: the chat template's default.
+        chat_template_kwargs: Further variables of the chat template, as JSON: {"enable_thinking": false} for Qwen3.
         prompts:           Prompts per step, over all data shards.
         max_prompt_tokens: Drop longer prompts, with a warning.
         arithmetic:        The built-in task.
@@ -54,7 +57,18 @@ class DataConfig(Options):
     answer_after: str | None = None
     instruction: str = "{prompt}"
     tokenizer: Literal["checkpoint", "bytes", "characters"] = "checkpoint"
-    enable_thinking: bool | None = None
+    system_prompt: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompts: Positive = 32
     max_prompt_tokens: Positive = 512
     arithmetic: ArithmeticConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.chat_template_kwargs
+        try:
+            kept = isinstance(given, dict) and json.loads(json.dumps(given)) == given
+        except (TypeError, ValueError, RecursionError):
+            kept = False
+        if not kept:
+            raise ValueError(f"chat_template_kwargs = {show(given)}: must be an object that JSON can hold")
