@@ -1,6 +1,7 @@
 """Records of problems: JSON, JSONL, CSV and parquet files, and data sets on the hub."""
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_records(option: str, path: str | Path, split: str) -> Records:
 
 def _csv(path: str | Path) -> Records:
     """Yield the rows below the header, by column."""
-    rows = csv.DictReader(read_text(path).splitlines(keepends=True), strict=True, restkey="", restval="")
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True, restkey="", restval="")
     try:
         for row in rows:
             where = f"{path}:{rows.line_num}"

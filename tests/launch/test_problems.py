@@ -37,10 +37,10 @@ def test_fields_become_text(tmp_path: Path):
 
 def test_the_same_problems_from_every_format(tmp_path: Path):
     """Each text file has a byte order mark; parquet holds messages, a field within a field, and a number."""
-    problems = [Problem(prompt='a "b",\nc', answer="1.5"), Problem(prompt="é", answer="2")]
+    problems = [Problem(prompt='a "b",\nc', answer="1.5"), Problem(prompt="é\u2028?", answer="2")]
     text = "\ufeff" + json.dumps([{"q": problem.prompt, "a": problem.answer} for problem in problems], indent=1)
     write(tmp_path / "a.json", text)
-    write(tmp_path / "a.csv", '\ufeffq,a\r\n"a ""b"",\nc",1.5\r\né,2\r\n')
+    write(tmp_path / "a.csv", '\ufeffq,a\r\n"a ""b"",\nc",1.5\r\né\u2028?,2\r\n')
     for name in ("a.json", "a.csv"):
         assert read_problems(tmp_path / name, "q", "a") == problems, name
     pytest.importorskip("datasets")
