@@ -30,10 +30,12 @@ class ArithmeticConfig(Options):
 class DataConfig(Options):
     """Training problems and held-out problems.
 
+    A name on the hub is org/name[@revision][:[subset/]split].
+
     Attributes:
-        train:             Training problems: a JSONL, JSON, CSV or parquet file, or a data set on the hub, as
-                           org/name[@revision][:[subset/]split]. None: the built-in task, if the recipe has one.
-        held_out:          Problems to evaluate on, likewise. None: hold out the last problems of train.
+        train:             Training problems: a file (JSONL, JSON, CSV, parquet) or a name on the hub. None: the
+                           built-in task.
+        held_out:          Problems to evaluate on. None: the last problems of train.
         held_out_count:    Number of training problems to hold out if held_out is None.
         prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
         answer_field:      Field of the answer: text or a number.
@@ -41,8 +43,8 @@ class DataConfig(Options):
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
         instruction:       Prompt template. {prompt} is the problem; write other braces twice.
         tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.
-        system_prompt:     System message of prompts that have none of their own. None: the chat template's default.
-        chat_template_kwargs: Further variables of the chat template, as JSON: {"enable_thinking": false} for Qwen3.
+        system_prompt:     System message of prompts that have none.
+        chat_template_kwargs: Variables of the chat template: {"enable_thinking": false}.
         prompts:           Prompts per step, over all data shards.
         max_prompt_tokens: Drop longer prompts, with a warning.
         arithmetic:        The built-in task.

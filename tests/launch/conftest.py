@@ -32,7 +32,7 @@ def shrunk(files: Path) -> Options:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A hub and an empty cache of it. The working directory is empty too."""
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     for name in ("hub", "work"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
