@@ -155,9 +155,9 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file for the report; by default OUT/report.txt")
     parser.add_argument("--compared-steps", type=int, default=6, help="steps of each variant that are timed")
     options = parser.parse_args()
-    out, model = options.out, options.model or options.out / "model"
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    source = fetch(model) if options.model is None else str(model)
+    model, source = fetch(out / "model") if options.model is None else (options.model, str(options.model))
     print(f"model: {source}", flush=True)
     todo = stages(options.recipe, model, out, options.compared_steps)
     for stage in todo:

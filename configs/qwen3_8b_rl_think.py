@@ -57,7 +57,7 @@ config = RunConfig(
         prompt_field="problem",
         answer_field="answer",
         instruction="{prompt}\nReason step by step, and put your final answer within \\boxed{{}}.",
-        enable_thinking=True,
+        chat_template_kwargs={"enable_thinking": True},
         prompts=32,
         max_prompt_tokens=2048,
     ),

@@ -25,7 +25,7 @@ from launch.comparison.stage_times import print_first_differences, print_stage_t
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
-from launch.run.restore import with_step
+from launch.run.pinned import with_commits, with_step
 from launch.run.trained_networks import trained_networks
 from launch.timing import format_provenance, provenance
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     if args.plots is not None:
         load_pyplot()
         make_directory("plots", args.plots)
-    args, files = with_step(args), {"json": args.json}
+    args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
         config = replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths))
         write_results(args.json, compare(build_experiment(config, unfinished=unfinished), args, unfinished))

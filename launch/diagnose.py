@@ -16,6 +16,7 @@ from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.options import DiagnoseArgs
 from launch.diagnosis.summary import CHANGEABLE, print_diagnosis, print_setting
 from launch.run.directory import CONFIG_FILE
+from launch.run.pinned import with_commits
 from launch.run.recorded import as_recorded, check_same, differences, read_recorded
 from launch.run.restore import params_of, saved_step
 from launch.timing import provenance
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
         allow_truncated_law=True,
     )
     check_policy_source(config, own.checkpoint)
+    config = with_commits(config, own.checkpoint)
     diagnosed, recorded, step = diagnostic_run(config), as_recorded(config), None
     if own.checkpoint is not None:
         recorded = read_recorded(Path(own.checkpoint) / CONFIG_FILE, "checkpoint")

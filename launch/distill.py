@@ -23,7 +23,8 @@ from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
-from launch.run.restore import restore_params, restore_policy, with_step
+from launch.run.pinned import with_commits, with_step
+from launch.run.restore import restore_params, restore_policy
 from specjax.types import Params
 
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     )
     out = new_output_directory(config, goes_on=True)
     check_policy_source(config, args.checkpoint)
-    args = with_step(args)
+    args, config = with_step(args), with_commits(config, args.checkpoint)
     locks = exclusive("out", out), exclusive_files({"save_responses": args.save_responses})
     with StopSignals(console.print) as signals, locks[0], locks[1]:
         unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))

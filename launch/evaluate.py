@@ -4,6 +4,8 @@ Completions are generated and scored as in training, by the same speculative rol
 `--rollout.law` sets their distribution; the draft does not change it.
 """
 
+from dataclasses import replace
+
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -11,9 +13,11 @@ from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import EVALUATE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import unfinished_beside
+from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
-from launch.run.restore import params_of, with_step
+from launch.run.pinned import with_commits, with_step
+from launch.run.restore import params_of
 from launch.timing import provenance
 
 
@@ -25,6 +29,8 @@ def main(argv: list[str]) -> int:
         EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
     check_policy_source(config, args.checkpoint)
+    config = with_commits(config, args.checkpoint)
+    args = replace(args, files=tuple(with_commit(path, "dataset") for path in args.files))
     sets, args = load_sets(config, args.files), with_step(args)
     files = {"json": args.json, "save": args.save}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:

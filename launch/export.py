@@ -11,6 +11,7 @@ from launch.cli.options import parse_run_and, run_program
 from launch.cli.paths import new_output_directory
 from launch.cli.reads import EXPORT
 from launch.run.export import ExportArgs, export
+from launch.run.pinned import with_commits
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
         ExportArgs, argv, "python -m launch.export", "Export a trained policy or draft.", EXPORT
     )
     out = new_output_directory(config)
-    export(out, build_experiment(config, training=False), args)
+    export(out, build_experiment(with_commits(config, args.checkpoint), training=False), args)
     print(f"{args.checkpoint} -> {out} ({args.part})")
     return 0
 

@@ -9,6 +9,7 @@ from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
+from launch.run.pinned import with_commits
 from launch.run.restore import params_of
 from specjax.checkpoint import Which
 from specjax.options import Options, Positive
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         allow_truncated_law=True,
     )
     check_policy_source(config, args.checkpoint)
-    experiment = build_experiment(config, training=False)
+    experiment = build_experiment(with_commits(config, args.checkpoint), training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
     show = partial(console.print, end="")
     console.print(answer_prompt(experiment, params, args.prompt, args.samples, show))

@@ -15,6 +15,7 @@ from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop
+from launch.run.pinned import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
 from launch.run.start import check_run, held_out_evaluator, resume_from, start_new, warn_of_start
@@ -34,10 +35,9 @@ def main(argv: list[str]) -> int:
     config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
     with StopSignals(console.print) as signals, open_run(config) as directory:
         work = Unfinished(directory / UNFINISHED, signals)
-        experiment = build_experiment(config, unfinished=work)
+        experiment = build_experiment(with_commits(config, directory if config.resume else None), unfinished=work)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
-            problem_sets = experiment.problems.train, experiment.problems.held_out
-            rewards = [make_reward(pool, each, experiment.tokenizer, work) for each in problem_sets]
+            rewards = [make_reward(pool, each, experiment.tokenizer, work) for each in experiment.problems]
             return train(experiment, directory, signals, work, *rewards)
 
 

@@ -12,6 +12,8 @@ if jaxlib.startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Names that a recipe has on the Hugging Face hub must not be looked up.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax  # noqa: E402
 

@@ -45,9 +45,11 @@ def furnish(guide: str, place: Path) -> None:
     """Provide what a guide expects: its own files, a checkpoint, problems, the recipe of another guide."""
     if guide in WITH_COMMANDS:
         pytest.importorskip("math_verify")
-        write_checkpoint(place / "Qwen3-0.6B")
-        write_problems(place / "train.jsonl", ["1", "2", "3"] * 4)
-        write_problems(place / "test.jsonl", ["1", "2", "3"])
+        # Local paths come before names on the hub.
+        write_checkpoint(place / "Qwen/Qwen3-0.6B")
+        (place / "openai/gsm8k:main").mkdir(parents=True)
+        write_problems(place / "openai/gsm8k:main/train", ["1", "2", "3"] * 4)
+        write_problems(place / "openai/gsm8k:main/test", ["1", "2", "3"])
     for text in ((DOCS / "huggingface.md").read_text(), (DOCS / guide).read_text()):
         write_files(text, place)
 

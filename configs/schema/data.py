@@ -1,10 +1,11 @@
 """Section of a run that describes its problems."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from configs.schema.functions import check_function
-from specjax.options import Options, Positive, at_least, at_most
+from specjax.options import Options, Positive, at_least, at_most, show
 
 Terms = Annotated[int, at_least(2), at_most(64)]
 
@@ -30,20 +31,23 @@ class ArithmeticConfig(Options):
 class DataConfig(Options):
     """Training problems and held-out problems.
 
+    A name on the hub is org/name[@revision][:[subset/]split].
+
     Attributes:
-        train:             JSONL file of training problems. None: those of `function`, else the sums of `arithmetic`.
+        train:             Training problems: a file (JSONL, JSON, CSV, parquet) or a name on the hub. None: those of
+                           `function` or `arithmetic`.
         function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
                            Problem, for training and held out.
-        held_out:          JSONL file of problems to evaluate on. None: those of `function`, else the last problems of
-                           train.
+        held_out:          Problems to evaluate on. None: those of `function`, or the last of train.
         held_out_count:    Number of training problems to hold out if held_out and function are None.
-        prompt_field:      JSON field of the problem: text or a list of messages. a.b is field b within field a.
-        answer_field:      JSON field of the answer: text or a number.
-        solution_field:    JSON field of a worked solution, for the warm-up. None: no solutions.
+        prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
+        answer_field:      Field of the answer: text or a number.
+        solution_field:    Field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
         instruction:       Prompt template. {prompt} is the problem; write other braces twice.
         tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.
-        enable_thinking:   Thinking mode of the chat template, as in Qwen3. None: the template's default.
+        system_prompt:     System message of prompts that have none.
+        chat_template_kwargs: Variables of the chat template: {"enable_thinking": false}.
         prompts:           Prompts per step, over all data shards.
         max_prompt_tokens: Drop longer prompts, with a warning.
         arithmetic:        The built-in task.
@@ -59,7 +63,8 @@ class DataConfig(Options):
     answer_after: str | None = None
     instruction: str = "{prompt}"
     tokenizer: Literal["checkpoint", "bytes", "characters"] = "checkpoint"
-    enable_thinking: bool | None = None
+    system_prompt: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     prompts: Positive = 32
     max_prompt_tokens: Positive = 512
     arithmetic: ArithmeticConfig | None = None
@@ -67,3 +72,10 @@ class DataConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_function("function", self.function)
+        given = self.chat_template_kwargs
+        try:
+            kept = isinstance(given, dict) and json.loads(json.dumps(given)) == given
+        except (TypeError, ValueError, RecursionError):
+            kept = False
+        if not kept:
+            raise ValueError(f"chat_template_kwargs = {show(given)}: must be an object that JSON can hold")

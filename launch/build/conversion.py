@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from launch.build.decoder_config import read_decoder
+from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for, state_made_for
 from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
 from models.config import Dtype
 from models.files import CARRIED, new_directory, read_json, write_json
-from models.hf.config import carried_fields, read_hf_config
+from models.hf.config import carried_fields
 from models.hf.eagle3_dialects import dialect_of, stating_dtype
 from models.hf.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
 from models.hf.load import load_policy
@@ -39,7 +41,7 @@ class ConvertArgs(Options):
     """Convert a policy or an EAGLE-3 draft between its public layout and ours. SOURCE decides the direction.
 
     Attributes:
-        source:         Policy or draft to read.
+        source:         Policy or draft to read: a directory, or a name on the hub, as org/name[@revision].
         out:            Directory to write, new or empty.
         feature_layers: For a policy to our layout: layers whose input the draft reads. Default: 2, L//2 and L-3.
         param_dtype:    Dtype to convert parameters to.
@@ -68,6 +70,7 @@ def convert(args: ConvertArgs) -> str:
     The source's `config.json` tells what it is. Raises ValueError, OSError or ImportError if an option, the source or
     the output directory cannot be used.
     """
+    args = dataclasses.replace(args, source=checkpoint_directory("source", args.source))
     fields = read_json(args.source / "config.json")
     if "kind" in fields:
         run, layout = export_draft, "public draft"
@@ -87,7 +90,8 @@ def convert(args: ConvertArgs) -> str:
 
 def import_policy(args: ConvertArgs) -> None:
     """Convert a policy, with its MTP head if it has one, from Hugging Face's layout to ours."""
-    config, mesh = read_hf_config(args.source, args.feature_layers), make_mesh(MeshConfig())
+    config = read_decoder(args.source, args.feature_layers, f"source = {args.source}")
+    mesh = make_mesh(MeshConfig())
     with new_directory(args.out) as out:
         params = load_policy(args.source, config, mesh, args.dtype)
         head = load_mtp(args.source, config, mesh, args.dtype)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from configs.schema import RunConfig
 from launch.build.drafts.base import Draft, DraftContext
@@ -11,6 +10,7 @@ from launch.build.drafts.model import build_model
 from launch.build.drafts.mtp import build_mtp
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import load_named_draft
 from models.checkpoints.made_for import MadeFor, read_made_for
 from models.params import replicate
@@ -50,7 +50,8 @@ def _build_custom(context: DraftContext) -> Draft:
     draft = replace(draft, params=replicate(draft.params, context.mesh))
     if path is None:
         return draft
-    return replace(draft, params=load_named_draft(Path(path), kind, draft.params), read_from="draft.path")
+    directory = checkpoint_directory("draft.path", path)
+    return replace(draft, params=load_named_draft(directory, kind, draft.params), read_from="draft.path")
 
 
 def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
@@ -59,7 +60,7 @@ def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
     Raises ValueError if the file is malformed or states a hidden size other than that of this run's policy.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
-    made_for = None if path is None else read_made_for(Path(path))
+    made_for = None if path is None else read_made_for(checkpoint_directory(str(draft.read_from), path))
     if made_for is not None and draft.policy_width not in (None, made_for.hidden_size):
         raise ValueError(
             f"{draft.read_from} = {path}: its made_for.json states hidden_size = {made_for.hidden_size}, must be the "

@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from configs.schema import DraftConfig, ModelConfig, RunConfig
+from launch.build.decoder_config import read_decoder
 from launch.build.drafts.saved_head import layers_to_read, read_by
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import SavedDraft
 from models.checkpoints.policy import load_policy_checkpoint, read_policy_config
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
-from models.hf.config import read_hf_config
 from models.hf.load import load_policy
 from models.params import init_params, replicate
 from specjax.checkpoint_integrity import check_finite
@@ -83,7 +83,7 @@ def build_decoder(
         decoder = replace(architecture, feature_layers=layers)
         _check_positions(decoder, longest, f"{section}.architecture")
         return decoder, init_params(partial(init_decoder, decoder), key, mesh)
-    path = Path(model.path)
+    path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: holds no config.json")
     if (path / "params").is_dir():
@@ -92,7 +92,8 @@ def build_decoder(
         weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
         layers = (model.feature_layers or decoder.feature_layers) if features else ()
         return replace(decoder, **dtypes, feature_layers=layers), weights
-    decoder = replace(read_hf_config(path, (model.feature_layers or None) if features else ()), **dtypes)
+    layers = (model.feature_layers or None) if features else ()
+    decoder = replace(read_decoder(path, layers, f"{section}.path = {path}"), **dtypes)
     _check_positions(decoder, longest, f"{section}.path = {path}")
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
 

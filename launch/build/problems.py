@@ -1,20 +1,25 @@
 """Construction of the problems and the tokenizer of a run."""
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from configs.schema import DataConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.arithmetic import ALPHABET, arithmetic
-from launch.data.problems import Problem, describe_leak, load_jsonl, split
-from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.data.problems import Problem, describe_leak, read_problems, split
+from launch.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    HuggingFaceTokenizer,
+    Tokenizer,
+    check_no_template,
+)
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Problems:
+class Problems(NamedTuple):
     """Training problems, and held-out problems to evaluate on."""
 
     train: list[Problem]
@@ -26,14 +31,20 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 
     Raises ConfigError if neither gives one.
     """
-    if config.data.tokenizer == "bytes":
-        return ByteTokenizer(config.data.instruction)
-    if config.data.tokenizer == "characters":
-        return CharacterTokenizer(ALPHABET, config.data.instruction)
+    data = config.data
+    if data.tokenizer != "checkpoint":
+        check_no_template(f"data.tokenizer = {data.tokenizer}", data.system_prompt, data.chat_template_kwargs)
+    if data.tokenizer == "bytes":
+        return ByteTokenizer(data.instruction)
+    if data.tokenizer == "characters":
+        return CharacterTokenizer(ALPHABET, data.instruction)
     if config.model.path is None:
         raise ConfigError("model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes")
     return HuggingFaceTokenizer(
-        config.model.path, instruction=config.data.instruction, enable_thinking=config.data.enable_thinking
+        config.model.path,
+        instruction=data.instruction,
+        system_prompt=data.system_prompt,
+        template_kwargs=data.chat_template_kwargs,
     )
 
 
@@ -46,15 +57,15 @@ def build_problems(config: RunConfig) -> Problems:
     """
     data, held_out = config.data, None
     if data.train is not None:
-        problems = load_problems(data.train, data)
+        problems = load_problems(data.train, data, "data.train")
     elif data.function is not None:
         problems, held_out = call_function(data.function, config.seed)
     elif (task := data.arithmetic) is not None:
         problems = arithmetic(config.seed, task.problems, task.min_terms, task.max_terms, task.max_value)
     else:
-        raise ConfigError("data.train = None: must be a JSONL file of problems, or set data.function")
+        raise ConfigError("data.train = None: must be a file of problems or a name on the hub, or set data.function")
     if data.held_out is not None:
-        held_out = load_problems(data.held_out, data)
+        held_out = load_problems(data.held_out, data, "data.held_out")
     if held_out is None:
         return Problems(*split(problems, data.held_out_count))
     if (leak := describe_leak(problems, held_out)) is not None:
@@ -79,6 +90,7 @@ def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
     return train, held_out
 
 
-def load_problems(path: str, data: DataConfig) -> list[Problem]:
-    """Read the problems of a JSONL file. The data section names the fields."""
-    return load_jsonl(path, data.prompt_field, data.answer_field, data.solution_field, data.answer_after)
+def load_problems(path: str, data: DataConfig, option: str) -> list[Problem]:
+    """Read the problems that an option names. The data section names their fields."""
+    fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
+    return read_problems(path, *fields, option=option)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Field:
         for kind in reversed(self.kinds):
             try:
                 return _read(kind, words)
-            except (KeyError, ValueError):
+            except (KeyError, ValueError, RecursionError):
                 continue
         repeated = " ..." if get_origin(self.kinds[0]) is tuple else ""
         raise ConfigError(f"{self.path} = {show(' '.join(words))}: must be {self.metavar}{repeated}")
@@ -109,6 +110,8 @@ def _choices(kind: Any) -> dict[str, Any]:
 def _shape(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return " ".join(_shape(each) for each in get_args(kind) if each is not Ellipsis)
+    if get_origin(kind) is dict:
+        return "JSON"
     return "|".join(_choices(kind)) or kind.__name__.upper()
 
 
@@ -123,4 +126,9 @@ def _read(kind: Any, words: list[str]) -> Any:
             raise ValueError
         return tuple(_read(item, words[i : i + size]) for i in range(0, len(words), size))
     (word,) = words
+    if get_origin(kind) is dict:
+        value = json.loads(word)
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
     return _choices(kind)[word] if _choices(kind) else kind(word)

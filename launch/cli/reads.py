@@ -23,8 +23,8 @@ _NETWORKS = (
 # A draft's vocabulary is chosen from the problems.
 _PROBLEMS = (
     *("seed", "data.train", "data.held_out", "data.held_out_count", "data.prompt_field", "data.answer_field"),
-    *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.enable_thinking"),
-    "data.max_prompt_tokens",
+    *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.system_prompt"),
+    *("data.chat_template_kwargs", "data.max_prompt_tokens"),
 )
 _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
 

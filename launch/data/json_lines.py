@@ -1,4 +1,4 @@
-"""Reading and writing of JSONL files: one JSON object per line."""
+"""Reading of JSON and JSONL files, and writing of JSONL files: one JSON object per line."""
 
 import json
 import math
@@ -34,21 +34,30 @@ class JsonLinesWriter:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield (object, "path:line") for each line of a JSONL file. Blank lines and a byte order mark are skipped.
+    """Yield (object, place) for each line of a JSONL file, or each item of a JSON array. Blank lines are skipped.
 
-    Numbers with a fraction or an exponent are Decimal, as written. Raises ConfigError if the file cannot be read, or,
-    with "path:line", if a line is not a JSON object.
+    The place is "path:line" or "path: item i", for error messages. Numbers with a fraction or an exponent are Decimal,
+    as written. Raises ConfigError if the file cannot be read, or, with the place, for what is not a JSON object.
     """
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        for number, item in enumerate(_parse(text, str(path)), start=1):
+            yield _object(item, f"{path}: item {number}"), f"{path}: item {number}"
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield _object(_parse(line, where), where), where
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a file without its byte order mark. Raises ConfigError if it cannot be read."""
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        return Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: must be UTF-8 text") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}:{number}"
-            yield _record(line, where), where
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:
@@ -73,8 +82,8 @@ def field_value(record: dict[str, object], field: str, where: str) -> object:
 
 
 def _text(value: object, field: str, where: str) -> str:
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        number = Decimal(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        number = Decimal(str(value) if isinstance(value, float) else value)
         if not math.isfinite(float(number)) or (number and not float(number)):
             raise ConfigError(f"{where}: field {field!r} = {str(number)[:40]}: must be a finite number within float64")
         return f"{number:f}"
@@ -87,12 +96,14 @@ def _text(value: object, field: str, where: str) -> str:
     return value
 
 
-def _record(line: str, where: str) -> dict[str, object]:
-    """Parse one line. Raises ConfigError if it is not a JSON object."""
+def _parse(text: str, where: str) -> Any:
     try:
-        record = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
+        return json.loads(text, parse_float=Decimal, parse_constant=Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError(f"{where}: must be a JSON object, not {type(record).__name__}")
-    return record
+
+
+def _object(value: Any, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: must be a JSON object, not {type(value).__name__}")
+    return value

@@ -1,4 +1,4 @@
-"""Problems to train and evaluate on: the type, a JSONL reader, and the split into training and held-out problems."""
+"""Problems to train and evaluate on: the type, a reader, and the split into training and held-out problems."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import read_lines, text_field
+from launch.data.json_lines import text_field
 from launch.data.prompts import Message, Prompt, read_prompt
+from launch.data.records import read_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +35,27 @@ class Problem:
         return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def load_jsonl(
+def read_problems(
     path: str | Path,
     prompt_field: str,
     answer_field: str,
     solution_field: str | None = None,
     answer_after: str | None = None,
+    *,
+    option: str = "data.train",
 ) -> list[Problem]:
-    """Read problems from a JSONL file: one object per line, blank lines are skipped.
+    """Read problems from a file (JSONL, JSON, CSV, parquet), or from a data set on the hub (see launch.data.hub).
 
     Answer and solution are text or numbers; a prompt may also be a list of messages. `a.b` names a field within one.
+
     answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
+    option:       for error messages. A data set without a split is read from its split train for data.train, and from
+                  test for other options.
+
     Raises ConfigError for invalid input; the message names the file, and the line if there is one.
     """
     problems = []
-    for record, where in read_lines(path):
+    for record, where in read_records(option, path, "train" if option == "data.train" else "test"):
         answer = text_field(record, answer_field, where)
         if answer_after is not None:
             _, marker, answer = answer.rpartition(answer_after)

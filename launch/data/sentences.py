@@ -7,6 +7,7 @@ right     A candle warms a long winter night.
 
 import random
 import re
+from collections.abc import Sequence
 from itertools import product
 
 from launch.data.problems import Problem
@@ -51,7 +52,7 @@ def one_sentence(completion: str, word: str) -> float:
     return float(whole and holds)
 
 
-def _problems(seed: int, topics: list[str], words: list[str]) -> list[Problem]:
+def _problems(seed: int, topics: Sequence[str], words: Sequence[str]) -> list[Problem]:
     pairs = list(product(topics, words))
     random.Random(seed).shuffle(pairs)
     return [

@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from launch.cli.errors import ConfigError, refusing
+from launch.data.hub import checkpoint_directory
 from launch.data.prompts import Message, Prompt
 from models.files import check_file, read_json
 
@@ -23,6 +24,11 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+# Arguments of transformers' apply_chat_template that decide what it returns.
+_NO_VARIABLES = {
+    *("conversation", "add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
+    *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
 
 
 @runtime_checkable
@@ -106,25 +112,36 @@ class HuggingFaceTokenizer:
     The stop tokens are the tokenizer's end-of-sequence token and those of `generation_config.json` and `config.json`.
 
     Args:
-        directory:       local directory in Hugging Face layout.
+        directory:       directory in Hugging Face layout, or a name on the hub.
         instruction:     format string that is applied to a prompt before the chat template. Example:
                          "{prompt}\\nPut the answer in \\\\boxed{{}}."
-        enable_thinking: passed to the chat template unless None. Templates that do not know it ignore it.
+        system_prompt:   system message of prompts that have none of their own.
+        template_kwargs: further variables of the chat template. Templates ignore those that they do not know.
 
     Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer or
-    stop token, and if the instruction is malformed.
+    stop token, if the instruction is malformed, and for what the chat template cannot take.
     """
 
     def __init__(
-        self, directory: str | Path, *, instruction: str = "{prompt}", enable_thinking: bool | None = None
+        self,
+        directory: str | Path,
+        *,
+        instruction: str = "{prompt}",
+        system_prompt: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer = _load(Path(directory))
+        local = checkpoint_directory("model.path", directory)
+        self._tokenizer = _load(local)
         self._instruction = _checked(instruction)
-        self._template_options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._system_prompt, self._template_kwargs = system_prompt, dict(template_kwargs or {})
+        if self._tokenizer.chat_template is None:
+            check_no_template(f"model.path = {directory}", system_prompt, self._template_kwargs)
+        for name in self._template_kwargs.keys() & _NO_VARIABLES:
+            raise ConfigError(f"data.chat_template_kwargs = {template_kwargs}: {name} is no variable of a template")
         # Ids may have gaps, so that there are fewer tokens than the highest id says.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory = directory
-        self.stop_tokens = _stop_tokens(self._tokenizer, Path(directory))
+        self.stop_tokens = _stop_tokens(self._tokenizer, local)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -139,13 +156,15 @@ class HuggingFaceTokenizer:
         if self._tokenizer.chat_template is None:
             return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
         *earlier, last = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+        if self._system_prompt is not None and not any(message.role == "system" for message in earlier):
+            earlier = [Message("system", self._system_prompt), *earlier]
         question = Message("user", self._instruction.format(prompt=last.content))
         try:
             return self._tokenizer.apply_chat_template(
                 [message._asdict() for message in (*earlier, question)],
                 add_generation_prompt=True,
                 return_dict=False,
-                **self._template_options,
+                **self._template_kwargs,
             )
         except Exception as error:  # a template is a program: it may raise whatever it likes
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -208,6 +227,13 @@ def _checked(instruction: str) -> str:
     if not holds_prompt:
         raise ConfigError(f"data.instruction = {instruction!r}: must hold {{prompt}}; other braces must be doubled")
     return instruction
+
+
+def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of a chat template. owner: option, with its value, that gives no template."""
+    for name, value in {"system_prompt": system_prompt, "chat_template_kwargs": dict(template_kwargs)}.items():
+        if value:
+            raise ConfigError(f"data.{name} = {value}: must not be set: {owner} has no chat template")
 
 
 def _only_text(prompt: Prompt) -> str:

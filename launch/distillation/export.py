@@ -8,6 +8,7 @@ from launch.build.drafts.base import Draft
 from launch.build.experiment import Experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
+from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer
 from launch.distillation.acceptance import HeldOutAcceptance
 from models.checkpoints.made_for import MadeFor
@@ -74,10 +75,10 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
     model, decoder = experiment.config.model, experiment.networks.decoder
     if decoder is None:
         raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout, must be a built-in family")
-    fields = None if model.path is None else public_config(Path(model.path))
-    save_policy(directory, policy, decoder, fields, mtp=mtp)
-    if model.path is not None:
-        copy_tokenizer(Path(model.path), directory)
+    source = None if model.path is None else checkpoint_directory("model.path", model.path)
+    save_policy(directory, policy, decoder, None if source is None else public_config(source), mtp=mtp)
+    if source is not None:
+        copy_tokenizer(source, directory)
 
 
 def made_for_distillation(

@@ -9,6 +9,7 @@ from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import write_results
 from launch.cli.unfinished import Unfinished
+from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
@@ -58,9 +59,11 @@ def distill_offline(
     )
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path
+    name = None if policy is None else hub_name(policy, "model")
+    verifier = args.verifier or (policy if name is None else name.repo)  # serving engines know no revisions
     draft = replace(networks.draft, drafter=result.drafter)
     remove_written(out, args.public_dialect)
-    written = write_trained(out, experiment, draft, distilled, args.public_dialect, args.verifier or policy)
+    written = write_trained(out, experiment, draft, distilled, args.public_dialect, verifier)
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature

@@ -14,7 +14,8 @@ class EvaluateArgs(Options):
     Attributes:
         checkpoint:      Run directory to load from. None: the networks that the recipe starts from.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
-        files:           JSONL files of problems. Empty: the recipe's held-out problems.
+        files:           Files of problems, or data sets on the hub, as data.held_out takes them. Empty: the recipe's
+                         held-out problems.
         prompts:         Number of problems to use of each file, from its start. None: all.
         samples:         Completions per problem.
         k:               k of pass@k and majority@k, within 1 .. samples. Empty: powers of 2.

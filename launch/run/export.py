@@ -7,6 +7,7 @@ from typing import Literal
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import check_checkpoint
+from launch.data.hub import checkpoint_directory
 from launch.distillation.export import check_verifier, write_policy
 from launch.run.records import made_for
 from launch.run.restore import restore_params, restore_policy
@@ -76,7 +77,8 @@ def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     else:
         policy = restore_policy(run, experiment, args.checkpoint_step)
         if path is not None and networks.decoder is not None:  # keep a head that the run did not draft with
-            mtp = load_mtp(Path(path), networks.decoder, experiment.mesh, args.dtype)
+            source = checkpoint_directory("model.path", path)
+            mtp = load_mtp(source, networks.decoder, experiment.mesh, args.dtype)
     write_policy(out, experiment, cast(policy, args.dtype), mtp)
     if networks.draft.in_policy:
         state_made_for(out, made_for(run, args.checkpoint_step, networks.decoder))

@@ -2,9 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import jax
 
@@ -14,9 +12,6 @@ from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.cli.progress import Progress
 from specjax.checkpoint import Checkpointer, Which
 from specjax.types import Params, PyTree
-
-# Options of a program with `checkpoint` and `checkpoint_step`.
-Args = TypeVar("Args", bound=Any)
 
 
 def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
@@ -40,13 +35,6 @@ def restore_policy(directory: Path, experiment: Experiment, which: Which = "newe
     """Return the policy of a run's checkpoint, whatever its draft."""
     with _saves(directory) as saves:
         return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
-
-
-def with_step(args: Args) -> Args:
-    """Return a program's options with `checkpoint_step` as a number: a run that trains on has another newest one."""
-    if args.checkpoint is None:
-        return args
-    return replace(args, checkpoint_step=saved_step(Path(args.checkpoint), args.checkpoint_step))
 
 
 def saved_step(directory: Path, which: Which = "newest") -> int:

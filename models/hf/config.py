@@ -72,7 +72,7 @@ def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = Non
 def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:
     """Return the decoder that the fields of a `config.json` describe.
 
-    The compute and parameter dtypes are both the file's.
+    The compute and parameter dtypes are both the file's; float32 for float16, in which nothing computes.
 
     Args:
         fields: of model_type qwen3, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
@@ -98,7 +98,8 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     window, sliding_layers = windows_from_hf(fields, family, sizes["num_layers"])
     dtype_name, dtype = either(fields, "dtype", "torch_dtype")
     dtype = "float32" if dtype is None else dtype
-    check(dtype_name, dtype, ("float32", "bfloat16"))
+    check(dtype_name, dtype, ("float32", "bfloat16", "float16"))
+    dtype = "float32" if dtype == "float16" else dtype
     return DecoderConfig(
         **sizes,
         qk_norm=family.qk_norm,

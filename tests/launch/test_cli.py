@@ -74,7 +74,7 @@ def test_options_change_the_recipe():
     recipe = load_recipe("tiny")
     assert run("tiny") == recipe
     options = (
-        "--steps 6 --steps 7 --out there --resume --data.enable-thinking False --rollout.draft_length 5 "
+        '--steps 6 --steps 7 --out there --resume --data.chat-template-kwargs {"a":[1]} --rollout.draft_length 5 '
         "--policy-optimizer.learning-rate=1e-2 --reward.scorer exact --reward.also format --reward.weights 1 -0.5 "
         "--speedup.slots 1,2 --rollout.stop-tokens --rollout.phases 4 40 2 40 --loss.importance-cap None "
         "--rollout.verifier block --rollout.function mine:roll --draft.kind own.drafts:draft --model.family own:Family"
@@ -82,7 +82,8 @@ def test_options_change_the_recipe():
     assert run("tiny", *options.split()) == override(
         recipe,
         {
-            **{"steps": 7, "out": "there", "resume": True, "data.enable_thinking": False, "rollout.draft_length": 5},
+            **{"steps": 7, "out": "there", "resume": True, "rollout.draft_length": 5},
+            **{"data.chat_template_kwargs": {"a": [1]}},
             **{"policy_optimizer.learning_rate": 1e-2, "reward.scorer": "exact", "reward.also": ("format",)},
             **{"reward.weights": (1.0, -0.5), "speedup.slots": (1, 2), "rollout.stop_tokens": ()},
             **{"rollout.phases": ((4, 40), (2, 40)), "loss.importance_cap": None, "rollout.verifier": "block"},
@@ -104,6 +105,8 @@ def test_options_change_the_recipe():
         ("--steps many", "steps = many: ...INT"),
         ("--loss.importance-cap x", "loss.importance_cap = x: ...FLOAT|None"),
         ("--speedup.slots 1 x", "speedup.slots = 1 x: ...INT"),
+        ("--data.chat-template-kwargs [1]", "data.chat_template_kwargs = [1]: ...JSON"),
+        ("--data.chat-template-kwargs x", "data.chat_template_kwargs = x: ...JSON"),
         ("--rollout.phases 4 40 2", "rollout.phases = 4 40 2: ...INT"),
         ("--allow-truncated-law 1", "allow_truncated_law = 1: ...True|False"),
         ("--rollout.verifier own", "rollout.verifier = own: ...rejection|block|coupled"),
@@ -190,7 +193,7 @@ def test_a_plain_dataclass(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     "name, most",
-    [("TRAIN", 125), ("COMPARE", 110), ("DISTILL", 60), ("EVALUATE", 50), ("GENERATE", 40), ("EXPORT", 32)],
+    [("TRAIN", 128), ("COMPARE", 111), ("DISTILL", 60), ("EVALUATE", 50), ("GENERATE", 40), ("EXPORT", 32)],
 )
 def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
     name: str, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.mtp_reference import write_checkpoint
 from tests.models.parity import FEATURE_LAYERS, GOLDEN
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 FEATURES = ["--feature-layers", "1", "2", "3"]
 
@@ -49,6 +49,21 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
         assert (directory / "generation_config.json").exists()
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{source} -> {ours}") and second.startswith(f"{ours} -> {back}")
+
+
+def test_a_head_of_its_own_is_kept_though_the_config_ties_it(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As others load such a checkpoint too; the copies state that nothing is tied."""
+    ours, back = tmp_path / "ours", tmp_path / "back"
+    fields = json.loads((source / "config.json").read_text())
+    assert not fields["tie_word_embeddings"]
+    (source / "config.json").write_text(json.dumps(fields | {"tie_word_embeddings": True}))
+    assert main([str(source), str(ours), *FEATURES]) == main([str(ours), str(back)]) == 0
+    assert_refused(capsys.readouterr().out.splitlines()[0], f"source = {source}: tie_word_embeddings...untied")
+    assert not read_hf_config(back, FEATURE_LAYERS).tie_embeddings
+    stored, written = load_file(source / "model.safetensors"), load_file(back / "model.safetensors")
+    assert np.array_equal(written["lm_head.weight"], stored["lm_head.weight"])
 
 
 def test_an_mtp_head_travels_along(tmp_path: Path):

@@ -290,7 +290,7 @@ def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pyte
 class TellsPosition1(EitherDrafter):
     """A drafter of one's own, whose loss tells the acceptance at position 1."""
 
-    def loss(self, params: Any, tokens: Any, output: Any, mask: Any, law: Any) -> DraftLoss:
+    def loss(self, params: Any, tokens: Any, output: Any, mask: Any, law: Any, anchors: Any = None) -> DraftLoss:
         return DraftLoss(jnp.float32(0), jnp.where(mask, 0.5, 0.0))
 
 

@@ -1,5 +1,6 @@
 """Problems: from files, from a function, and the built-in sums."""
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -13,7 +14,8 @@ from configs.schema import DataConfig, RunConfig
 from launch.build.problems import Problems, build_problems
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
-from launch.data.problems import Problem, load_jsonl, split
+from launch.data.problems import Problem, read_problems, split
+from launch.data.prompts import Message
 from launch.rewards.scorers import load_scorer
 from tests.refusals import refuses
 
@@ -22,7 +24,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data directory; SP
 
 
 def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join(lines), encoding="utf-8", newline="")
     return path
 
 
@@ -31,10 +33,51 @@ def test_fields_become_text(tmp_path: Path):
     path = write(
         tmp_path / "a.jsonl", '{"q": "é\u2028?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', ""
     )
-    assert load_jsonl(path, "q", "a") == [Problem(prompt="é\u2028?", answer="7"), Problem(prompt="x", answer="0")]
-    assert [problem.solution for problem in load_jsonl(path, "q", "a", "s")] == ["3+4", "1.5"]
+    assert read_problems(path, "q", "a") == [Problem(prompt="é\u2028?", answer="7"), Problem(prompt="x", answer="0")]
+    assert [problem.solution for problem in read_problems(path, "q", "a", "s")] == ["3+4", "1.5"]
     path = write(tmp_path / "b.jsonl", '{"q": "x", "a": "#### 3 is wrong\\n#### 72"}')
-    assert load_jsonl(path, "q", "a", answer_after="####")[0].answer == "72"
+    assert read_problems(path, "q", "a", answer_after="####")[0].answer == "72"
+
+
+def test_the_same_problems_from_every_format(tmp_path: Path):
+    """Each text file has a byte order mark; parquet holds messages, a field within a field, and a number."""
+    problems = [Problem(prompt='a "b",\nc', answer="1.5"), Problem(prompt="é\u2028?", answer="2")]
+    text = "\ufeff" + json.dumps([{"q": problem.prompt, "a": problem.answer} for problem in problems], indent=1)
+    write(tmp_path / "a.json", text)
+    write(tmp_path / "a.csv", '\ufeffq,a\r\n"a ""b"",\nc",1.5\r\né\u2028?,2\r\n')
+    for name in ("a.json", "a.csv"):
+        assert read_problems(tmp_path / name, "q", "a") == problems, name
+    pytest.importorskip("datasets")
+    from pyarrow import Table, parquet
+
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é"}]
+    rows = [{"q": chat, "a": {"b": 1e-5}}, {"q": chat[1:], "a": {"b": 2.0}}]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    found = read_problems(tmp_path / "a.parquet", "q", "a.b")
+    assert [problem.answer for problem in found] == ["0.00001", "2.0"]
+    assert found[0].prompt == tuple(Message(**each) for each in chat)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "q,a\nx,1\nx,1,2\n", ":3: "),
+        ("a.csv", "q,a\nx\n", ":2: field 'a'"),
+        ("a.csv", 'q,a\n"x,1\n', ":2: "),
+        ("a.csv", "q,b\nx,1\n", ":2: no field 'a'...'b'"),
+        ("a.json", '[{"q": "x", "a": "1"}, 2]', ": item 2: "),
+        ("a.json", '[{"q": "x", "a": "1"}', ": "),
+        ("a.parquet", "PAR1", ": cannot be read: "),
+        ("missing.parquet", None, ": cannot be read: "),
+    ],
+)
+def test_bad_records_of_every_format_are_named(tmp_path: Path, name: str, text: str | None, message: str):
+    if text is not None:
+        write(tmp_path / name, text)
+        if name.endswith("parquet"):
+            pytest.importorskip("datasets")
+    with refuses(f"{tmp_path / name}{message}", ConfigError):
+        read_problems(tmp_path / name, "q", "a")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +98,7 @@ def test_fields_become_text(tmp_path: Path):
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):
     path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "# 1"}', line)
     with refuses(f"a.jsonl{message}", ConfigError):
-        load_jsonl(path, "q", "a", answer_after="#")
+        read_problems(path, "q", "a", answer_after="#")
 
 
 def test_bad_files_are_named(tmp_path: Path):
@@ -63,7 +106,7 @@ def test_bad_files_are_named(tmp_path: Path):
     write(tmp_path / "empty.jsonl", "", "")
     for name in ("missing.jsonl", "", "bytes.jsonl", "empty.jsonl"):
         with refuses(f"{tmp_path / name}: ", ConfigError):
-            load_jsonl(tmp_path / name, "q", "a")
+            read_problems(tmp_path / name, "q", "a")
 
 
 def test_split_never_overlaps():
@@ -128,11 +171,11 @@ def test_a_function_needs_a_module() -> None:
 
 @needs_data
 def test_real_problems():
-    problems = load_jsonl(DATA / "gsm8k" / "test.jsonl", "question", "answer", answer_after="####")
+    problems = read_problems(DATA / "gsm8k" / "test.jsonl", "question", "answer", answer_after="####")
     assert len(problems) == 1319
     assert problems[0].prompt.startswith("Janet") and problems[0].answer == "18"
     assert all(problem.answer.replace(",", "").lstrip("-").replace(".", "").isdigit() for problem in problems)
-    problems = load_jsonl(DATA / "aime24" / "test.jsonl", "problem", "answer")
+    problems = read_problems(DATA / "aime24" / "test.jsonl", "problem", "answer")
     assert problems[0].answer == "204"
     assert all(0 <= int(problem.answer) <= 999 for problem in problems)
 

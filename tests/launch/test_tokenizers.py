@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli.errors import ConfigError
+from launch.data.prompts import Message
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
@@ -43,9 +44,24 @@ def test_prompts_are_asked_by_the_chat_template(directory: Path):
 
 
 @pytest.mark.parametrize(("thinking", "ending"), [(None, "<bot>"), (True, "<bot> <think> ?"), (False, "<bot> <think>")])
-def test_thinking_is_passed_only_when_set(directory: Path, thinking: bool | None, ending: str):
-    ids = HuggingFaceTokenizer(directory, enable_thinking=thinking).chat("hello")
+def test_the_template_has_the_variables_that_are_set(directory: Path, thinking: bool | None, ending: str):
+    kwargs = {} if thinking is None else {"enable_thinking": thinking}
+    ids = HuggingFaceTokenizer(directory, template_kwargs=kwargs).chat("hello")
     assert words(ids) == f"<user> hello {ending}"
+    with refuses("data.chat_template_kwargs = ...tokenize", ConfigError):
+        HuggingFaceTokenizer(directory, template_kwargs=kwargs | {"tokenize": False})
+
+
+def test_the_system_prompt_comes_before_prompts_without_one(directory: Path):
+    tokenizer = HuggingFaceTokenizer(directory, system_prompt="box", instruction="{prompt} it")
+    assert words(tokenizer.chat("hello")) == "<user> box <user> hello it <bot>"
+    own = (Message("system", "?"), Message("user", "world"))
+    assert words(tokenizer.chat(own)) == "<user> ? <user> world it <bot>"
+    change(directory / "tokenizer_config.json", chat_template=None)
+    with refuses(f"data.system_prompt = box: ...model.path = {directory}", ConfigError):
+        HuggingFaceTokenizer(directory, system_prompt="box")
+    with refuses("data.chat_template_kwargs = {'a': 1}: ...", ConfigError):
+        HuggingFaceTokenizer(directory, template_kwargs={"a": 1})
 
 
 def test_the_instruction_wraps_the_prompt(directory: Path):

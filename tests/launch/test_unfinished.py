@@ -1,4 +1,4 @@
-"""What an earlier process left: locked, checked for damage, and gone on with."""
+"""States that an earlier process left: locked, checked for damage, and gone on with."""
 
 import json
 import signal

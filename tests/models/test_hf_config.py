@@ -159,7 +159,7 @@ REFUSED = [
     ({"rope_parameters": {"rope_type": "default"}}, 'rope_parameters = {"rope_type": "default"}: '),
     ({"rope_scaling": "llama3"}, 'rope_scaling = "llama3": '),
     ({"rope_theta": "1e6"}, 'rope_theta = "1e6": '),
-    ({"torch_dtype": "float16"}, 'torch_dtype = "float16": ..."float32"..."bfloat16"'),
+    ({"torch_dtype": "float64"}, 'torch_dtype = "float64": ..."float32"..."bfloat16"'),
     ({"dtype": "float32"}, 'dtype = "float32": ...torch_dtype = "bfloat16"'),
     ({"hidden_size": ...}, "hidden_size = null: "),
     ({"num_hidden_layers": "16"}, 'num_hidden_layers = "16": '),

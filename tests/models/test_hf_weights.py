@@ -77,6 +77,19 @@ def test_param_dtype():
     assert_same_bytes(widened, {path: x.astype(jnp.float32) for path, x in rounded.items()})
 
 
+def test_float16_becomes_float32_or_the_dtype_asked_for(tmp_path: Path):
+    halves = {name: x.astype(np.float16) for name, x in read_tensors(GOLDEN / "qwen3").items()}
+    directory = copy_of("qwen3", tmp_path, **halves)
+    fields = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(fields | {"dtype": "float16"}))
+    assert read_hf_config(directory, ()).param_dtype == "float32"
+    whole = by_path(load(GOLDEN / "qwen3"))
+    rounded = {path: x.astype(jnp.float16).astype(jnp.float32) for path, x in whole.items()}
+    assert_same_bytes(by_path(load(directory)), rounded)
+    rounded = {path: x.astype(jnp.bfloat16) for path, x in rounded.items()}
+    assert_same_bytes(by_path(load(directory, param_dtype="bfloat16")), rounded)
+
+
 def test_mixed_dtypes_are_kept(tmp_path: Path):
     """Some checkpoints keep their norms in float32."""
     norm = read_tensors(GOLDEN / "qwen3")["model.norm.weight"]
@@ -123,7 +136,7 @@ REFUSED = {
     ),
     "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, f"{QUERY}: ...(16, 15)...(16, 16)"),
     "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, f"{QUERY}: ...(16, 32)...(32, 16)"),
-    "dtype": ("qwen2", {NORM: np.ones(16, np.float16)}, f"{NORM}: ...F16"),
+    "dtype": ("qwen2", {NORM: np.ones(16, np.float64)}, f"{NORM}: ...F64"),
     "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, TIED),
     "tied head's shape": (
         "qwen3",

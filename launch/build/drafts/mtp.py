@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from launch.build.drafts.base import Draft, DraftContext
 from launch.cli.errors import ConfigError
+from launch.data.hub import checkpoint_directory
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead, load_mtp
@@ -45,7 +45,8 @@ def build_mtp(context: DraftContext) -> Draft:
         head, read_from = mtp_config(decoder, convention), None
         params = init_params(partial(init_mtp, head), context.key, mesh)
     else:
-        saved = None if path is None else load_mtp(Path(path), decoder, mesh, config.model.param_dtype)
+        source = None if path is None else checkpoint_directory("model.path", path)
+        saved = None if source is None else load_mtp(source, decoder, mesh, config.model.param_dtype)
         if saved is None:
             allowed = " or ".join(CONVENTIONS)
             raise ConfigError(f"draft.mtp_convention = None: must be {allowed}; model.path = {path} holds no MTP head")

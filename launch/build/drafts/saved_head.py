@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import SavedDraft, load_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.files import CARRIED, errors_name, read_json
@@ -18,7 +19,9 @@ from models.hf.eagle3_files import check_embedding, load_eagle3
 def read_head(config: RunConfig, mesh: Mesh) -> SavedDraft | None:
     """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or there is no path."""
     draft = config.draft
-    return load_head(Path(draft.path), mesh) if draft.kind == "eagle3" and draft.path is not None else None
+    if draft.kind != "eagle3" or draft.path is None:
+        return None
+    return load_head(checkpoint_directory("draft.path", draft.path), mesh)
 
 
 def load_head(path: Path, mesh: Mesh) -> SavedDraft:
@@ -65,7 +68,7 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
     and the rotary embedding has no table that would end there.
     """
     saved.config.check(policy)
-    path = Path(str(config.draft.path))
+    path = checkpoint_directory("draft.path", str(config.draft.path))
     source = path / (CARRIED if (path / "params").is_dir() else "config.json")
     if source.exists():
         with errors_name(source):

@@ -1,0 +1,148 @@
+"""Names on the Hugging Face hub, and the files that are fetched for them into the hub's cache.
+
+    checkpoint    org/name[@revision]
+    data set      org/name[@revision][:[subset/]split]
+
+A local path that exists comes first. Only tensors, JSON files, tokenizer files and data files are fetched: never code,
+and never pickles.
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.cli.console import console
+from launch.cli.errors import ConfigError
+from models.files import optional
+
+Kind = Literal["model", "dataset"]
+
+_PART = r"[A-Za-z0-9][\w.-]*"
+_REVISION = r"refs/\w+/\w+|[^/:@]+"
+_NAMES = {
+    "model": re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?"),
+    "dataset": re.compile(
+        rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?(?::(?:(?P<subset>[^/:@]+)/)?(?P<split>[^/:@]+))?"
+    ),
+}
+# Missing files of problems, not names.
+_FILES = (".csv", ".json", ".jsonl", ".parquet")
+# Files of a checkpoint, all in the repository's first level. consolidated*: a second copy of the same weights.
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "chat_template.jinja", "merges.txt", "tokenizer.model")
+_NOT_FETCHED = ("*/*", "consolidated*")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A name on the hub: a repository, and of a data set the subset and the split. None: not given."""
+
+    kind: Kind
+    repo: str
+    revision: str | None = None
+    subset: str | None = None
+    split: str | None = None
+
+    def __str__(self) -> str:
+        revision = "" if self.revision is None else f"@{self.revision}"
+        subset = "" if self.subset is None else f"{self.subset}/"
+        return f"{self.repo}{revision}" + ("" if self.split is None else f":{subset}{self.split}")
+
+    @property
+    def command(self) -> str:
+        """Return the command that fetches the repository into the hub's cache."""
+        kind = " --repo-type dataset" if self.kind == "dataset" else ""
+        return f"hf download {self.repo}{kind}" + ("" if self.revision is None else f" --revision {self.revision}")
+
+
+def hub_name(path: str, kind: Kind) -> HubName | None:
+    """Return the name that an option holds; None if it is a local path: one that exists, or no name by its form."""
+    match = _NAMES[kind].fullmatch(path)
+    if match is None or os.path.lexists(path) or path.endswith(_FILES):
+        return None
+    return HubName(kind, **match.groupdict())
+
+
+def checkpoint_directory(option: str, path: str | Path) -> Path:
+    """Return the local directory of a checkpoint. One that the hub names is fetched into the hub's cache first.
+
+    Raises ConfigError, naming the option, if that is impossible. A local directory is not looked into.
+    """
+    name = hub_name(str(path), "model")
+    return Path(path) if name is None else fetch(option, name, CHECKPOINT_FILES, _NOT_FETCHED)
+
+
+def with_commit(path: str, kind: Kind) -> str:
+    """Return the name of a checkpoint or data set with the commit that its revision stands for now.
+
+    Offline, that is the newest commit in the cache. Local paths, and names of which nothing is known, stay as they are.
+    """
+    name = hub_name(path, kind)
+    if name is None:
+        return path
+    try:
+        hub = _library()
+    except ImportError:  # whoever reads the files says what is missing
+        return path
+    try:
+        found = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
+        return str(replace(name, revision=found.resolved))
+    except Exception:  # of many types; whoever reads the files says what is wrong
+        return path
+
+
+@cache
+def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+    """Return the directory in the hub's cache with the files of these patterns. Those that it lacks are fetched.
+
+    Raises ConfigError, naming the option, if that is impossible.
+    """
+    try:
+        hub = _library()
+    except ImportError as error:
+        raise ConfigError(f"{option} = {name}: no such file or directory; for a name on the hub, {error}") from None
+    arguments: dict[str, Any] = dict(repo_type=name.kind, revision=name.revision)
+    arguments |= dict(allow_patterns=list(files), ignore_patterns=list(ignored))
+    try:
+        return Path(hub.snapshot_download(name.repo, **arguments, tqdm_class=_progress_bar(name)))
+    except Exception as error:  # of the hub's library, of the client below it, or of the disk
+        raise ConfigError(f"{option} = {name}: {_reason(name, error)}") from error
+
+
+def _library() -> Any:
+    """Import the hub's library, without warnings: it warns of what is then raised, or is meant, as an old cache."""
+    optional("huggingface_hub.utils").logging.set_verbosity_error()
+    return optional("huggingface_hub")
+
+
+def _progress_bar(name: HubName) -> Any:
+    """Return the class of the library's progress bars. Only that of the bytes of all files is shown, while it lasts."""
+
+    class Bar(optional("huggingface_hub.utils").tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            shown = options.get("name") == "huggingface_hub.snapshot_download" and console.is_terminal
+            changed = {"desc": f"fetching {name}", "leave": False} if shown else {"disable": True}
+            super().__init__(*args, **options | changed)
+
+    return Bar
+
+
+def _reason(name: HubName, error: Exception) -> str:
+    """Return what is wrong and what to do about it, as the end of a message."""
+    errors = optional("huggingface_hub.errors")
+    kind = "model" if name.kind == "model" else "data set"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"no such file or directory, and the hub cannot be reached; with network, `{name.command}` fetches the "
+            f"{kind} into the cache"
+        )
+    if isinstance(error, errors.GatedRepoError):
+        return f"the {kind} is gated; accept its terms on its page, then `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"no such file or directory, and the hub shows no such {kind}; `hf auth login` if it is private"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the {kind} has no revision {name.revision}; must be a branch, a tag or a commit"
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return f"cannot be fetched: {reason}; `{name.command}` tries again"

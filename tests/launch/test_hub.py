@@ -1,0 +1,207 @@
+"""Names on the hub: checkpoints and data sets are fetched from a local server, once, at the commit of the run."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import launch.train
+from configs.override import override
+from configs.schema import DataConfig, ModelConfig, RunConfig
+from launch.cli.errors import ConfigError
+from launch.data.hub import checkpoint_directory, fetch, hub_name
+from launch.data.problems import read_problems
+from launch.run.pinned import with_commits
+from tests.launch.checkpoints import write_checkpoint, write_problems
+from tests.launch.local_hub import LocalHub
+from tests.launch.programs import SHRUNK, argv, metrics
+from tests.refusals import refuses
+
+MODEL, DATA = "HuggingFaceTB/SmolLM2-135M-Instruct", "openai/gsm8k"
+NAMES = ("model", MODEL), ("dataset", DATA)
+FIELDS = "question", "answer", None, "####"
+README = """---
+configs:
+- config_name: socratic
+  data_files: [{split: train, path: socratic/train-*}]
+- config_name: main
+  default: true
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+---
+Sums.
+"""
+
+
+def write_gsm8k(directory: Path, train: int = 8) -> Path:
+    """Write a data set of one parquet file for each of three splits in two subsets."""
+    pytest.importorskip("datasets")
+    from pyarrow import Table, parquet
+
+    directory.mkdir()
+    (directory / "README.md").write_text(README)
+    (directory / "gsm8k.py").write_text("raise SystemExit('code of a data set was run')")
+    for name, answers in {"main/train": range(train), "main/test": range(3), "socratic/train": [7]}.items():
+        write_problems(directory / "problems.jsonl", [str(answer) for answer in answers])
+        rows = [json.loads(line) for line in (directory / "problems.jsonl").read_text().splitlines()]
+        path = directory / f"{name}-00000-of-00001.parquet"
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(Table.from_pylist(rows), path)
+    (directory / "problems.jsonl").unlink()
+    return directory
+
+
+def write_model(directory: Path) -> Path:
+    """Write a checkpoint beside what must not be fetched: code, pickles, other copies of the weights."""
+    write_checkpoint(directory)
+    (directory / "onnx").mkdir()
+    others = ("pytorch_model.bin", "training_args.pt", "onnx/model.safetensors", "consolidated.safetensors")
+    for name in ("modeling.py", *others):
+        (directory / name).write_bytes(b"no")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("org/name", "org/name"),
+        ("org/na.me-1@v1", "org/na.me-1@v1"),
+        ("org/name@refs/pr/1:split", "org/name@refs/pr/1:split"),
+        ("org/name@0a1b:sub/split", "org/name@0a1b:sub/split"),
+        *((path, None) for path in ("name", "org/name/", "/org/name", "./org/name", "../name", "a/b@")),
+        *((path, None) for path in ("a/b/c.jsonl", "train/data.jsonl", "a/b:c/d/e")),
+    ],
+)
+def test_names_and_paths(path: str, expected: str | None):
+    name = hub_name(path, "dataset")
+    assert (None if name is None else str(name)) == expected
+
+
+def test_a_local_path_comes_first(hub: LocalHub):
+    Path("org/name").mkdir(parents=True)
+    assert checkpoint_directory("model.path", "org/name") == Path("org/name")
+
+
+def test_of_a_checkpoint_only_tensors_and_the_tokenizer_are_fetched_once(hub: LocalHub, tmp_path: Path):
+    commit = hub.push("model", MODEL, write_model(tmp_path / "policy"))
+    directory = checkpoint_directory("model.path", MODEL)
+    assert directory.name == commit
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in directory.iterdir()} == names
+    before = len(hub.requested)
+    fetch.cache_clear()
+    assert checkpoint_directory("model.path", MODEL) == directory and len(hub.requested) == before
+
+
+def test_what_is_missing_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hub.push("model", MODEL, write_model(tmp_path / "policy"))
+    for path, said in (("no/where", "no such file or directory"), (f"{MODEL}@v9", "no revision v9")):
+        with refuses(f"model.path = {path}: ...{said}", ConfigError):
+            checkpoint_directory("model.path", path)
+    hub.stop()
+    with refuses(f"model.path = {MODEL}: ...`hf download {MODEL}`", ConfigError):
+        checkpoint_directory("model.path", MODEL)
+    with refuses(f"data.train = {DATA}:...`hf download {DATA} --repo-type dataset`", ConfigError):
+        read_problems(DATA, *FIELDS)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with refuses(f"model.path = {MODEL}: ...pip install 'specjax[hf]'", ConfigError):
+        checkpoint_directory("model.path", MODEL)
+
+
+def answers(path: str, option: str = "data.train") -> list[str]:
+    return [problem.answer for problem in read_problems(path, *FIELDS, option=option)]
+
+
+def test_of_a_data_set_one_split_is_fetched(hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    commit = hub.push("dataset", DATA, write_gsm8k(tmp_path / "gsm8k"))
+    assert answers(DATA) == [str(i) for i in range(8)]
+    assert capsys.readouterr().out == f"data.train = {DATA}@{commit}:main/train\n"
+    assert set(hub.requested) == {"README.md", "main/train-00000-of-00001.parquet"}
+    assert answers(DATA, "data.held_out") == answers(f"{DATA}:test") == answers(f"{DATA}@main:main/test") == list("012")
+    assert answers(f"{DATA}:socratic/train") == ["7"]
+    for split, said in (("valid", "main...valid...train, test"), ("other/train", "other...socratic, main")):
+        with refuses(f"data.train = {DATA}@{commit}:{split}: ...{said}", ConfigError):
+            answers(f"{DATA}:{split}")
+    hub.stop()
+    fetch.cache_clear()
+    assert answers(f"{DATA}:test") == list("012")
+
+
+def test_a_data_set_that_states_nothing_is_read_by_its_file_names(hub: LocalHub, tmp_path: Path):
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    write_problems(tmp_path / "data/train.jsonl", list("12"))
+    write_problems(tmp_path / "data/test.jsonl", list("3"))
+    hub.push("dataset", "org/plain", tmp_path / "data")
+    assert answers("org/plain") == list("12") and answers("org/plain", "files") == ["3"]
+    with refuses("data.train = org/plain@...:valid: cannot be read...valid", ConfigError):
+        answers("org/plain:valid")
+
+
+@pytest.mark.parametrize(
+    ("configs", "train", "said"),
+    [
+        ("[{config_name: default, data_files: train.jsonl}]", list("12"), "default has no split test...train"),
+        ("[{config_name: a}]", list("12"), None),
+        ("[{config_name: a, data_files: [{split: train, path: no.jsonl}]}]", None, "README.md...no.jsonl"),
+        ("[{config_name: a, data_files: [{split: train}]}]", None, "README.md: "),
+        ("{a", None, "README.md: "),
+    ],
+)
+def test_what_the_readme_states_is_what_is_read(
+    hub: LocalHub, tmp_path: Path, configs: str, train: list[str] | None, said: str | None
+):
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/README.md").write_text(f"---\nconfigs: {configs}\n---\n")
+    write_problems(tmp_path / "data/train.jsonl", list("12"))
+    write_problems(tmp_path / "data/test.jsonl", list("3"))
+    hub.push("dataset", "org/stated", tmp_path / "data")
+    if train is not None:
+        assert answers("org/stated") == train
+    if said is None:
+        assert answers("org/stated", "files") == ["3"]
+    else:
+        with refuses(f"files = org/stated@...{said}" if train else f"data.train = org/stated@...{said}", ConfigError):
+            answers("org/stated", "files" if train else "data.train")
+
+
+def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
+    """Also when the hub has newer ones; other programs without the run read those."""
+    empty = tmp_path / "work"
+    old = [hub.push(kind, name, empty) for kind, name in NAMES]
+    config = RunConfig(name="x", steps=1, model=ModelConfig(path=MODEL), data=DataConfig(train=DATA, held_out="here"))
+    recorded = with_commits(config)
+    assert recorded.model.path == f"{MODEL}@{old[0]}" and recorded.data.train == f"{DATA}@{old[1]}"
+    assert recorded.data.held_out == "here" and recorded.draft.path is None
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"path": recorded.model.path}}))
+    new = [hub.push(kind, name, empty) for kind, name in NAMES]
+    again = with_commits(config, tmp_path)
+    assert (again.model.path, again.data.train) == (f"{MODEL}@{old[0]}", f"{DATA}@{new[1]}")
+    assert with_commits(config).model.path == f"{MODEL}@{new[0]}"
+    asked = override(config, {"model.path": f"{MODEL}@main"})
+    assert with_commits(asked, tmp_path).model.path == f"{MODEL}@{new[0]}"
+    hub.stop()
+    assert with_commits(config, tmp_path) == again
+    assert with_commits(replace(config, model=ModelConfig(path="no/where"))).model.path == "no/where"
+
+
+@pytest.mark.slow
+def test_training_by_name_works_from_nothing(hub: LocalHub, tmp_path: Path):
+    """The hub's newest weights have another shape when the run goes on: it reads those that it started from."""
+    pytest.importorskip("math_verify")
+    commit = hub.push("model", MODEL, write_model(tmp_path / "policy"))
+    data = hub.push("dataset", DATA, write_gsm8k(tmp_path / "gsm8k"))
+    options = SHRUNK | {"--model.path": MODEL, "--data.train": DATA, "--out": "run", "--steps": "1"}
+    assert launch.train.main(argv("gsm8k", options)) == 0
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["model"]["path"] == f"{MODEL}@{commit}"
+    assert (config["data"]["train"], config["data"]["held_out"]) == (f"{DATA}@{data}", f"{DATA}@{data}:main/test")
+    write_checkpoint(tmp_path / "other", num_layers=3)
+    hub.push("model", MODEL, tmp_path / "other")
+    fetch.cache_clear()
+    assert launch.train.main(argv("gsm8k", options | {"--steps": "2"}) + ["--resume"]) == 0
+    assert [line["step"] for line in metrics(Path("run"))] == [1, 2]
