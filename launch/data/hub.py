@@ -89,8 +89,18 @@ def with_commit(path: str, kind: Kind) -> str:
     try:
         found = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
         return str(replace(name, revision=found.resolved))
+    except Exception:  # of many types
+        return str(replace(name, revision=_cached_commit(hub, name) or name.revision))
+
+
+def _cached_commit(hub: Any, name: HubName) -> str | None:
+    """Return the commit in the cache that a read without network takes; None without one."""
+    try:
+        return Path(
+            hub.snapshot_download(name.repo, repo_type=name.kind, revision=name.revision, local_files_only=True)
+        ).name
     except Exception:  # of many types; whoever reads the files says what is wrong
-        return path
+        return None
 
 
 @cache

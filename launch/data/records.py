@@ -16,6 +16,8 @@ from models.files import optional
 Records = Iterator[tuple[dict[str, Any], str]]
 # What is fetched of a data set whose README.md does not say which files hold which split.
 _DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv")
+# A stranger's README.md may name any file.
+_NEVER_FETCHED = ("*.py", "*.pyc", "*.so", "*.sh", "*.pkl", "*.pickle", "*.pt", "*.pth", "*.bin", "*.npy", "*.npz")
 
 
 def read_records(option: str, path: str | Path, split: str) -> Records:
@@ -41,11 +43,11 @@ def read_records(option: str, path: str | Path, split: str) -> Records:
 
 def _csv(path: str | Path) -> Records:
     """Yield the rows below the header, by column."""
-    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True, restkey="", restval="")
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True, restval="")
     try:
         for row in rows:
             where = f"{path}:{rows.line_num}"
-            if "" in row:
+            if None in row:
                 raise ConfigError(f"{where}: has more columns than the header")
             yield row, where
     except csv.Error as error:
@@ -64,7 +66,7 @@ def _data_set(option: str, name: HubName) -> Records:
         yield from _rows(f"{option} = {name}", str(directory), None, name.split, name.subset)
         return
     subset, patterns = stated
-    directory = fetch(option, name, patterns)
+    directory = fetch(option, name, patterns, _NEVER_FETCHED)
     found = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
     files = sorted(optional("huggingface_hub.utils").filter_repo_objects(found, allow_patterns=list(patterns)))
     if not files:

@@ -54,9 +54,11 @@ class Work:
         """Add the seconds of the block."""
         clock.lap()
         start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
-        self.compile_s += clock.lap()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.compile_s += clock.lap()
 
     @property
     def state(self) -> PyTree:

@@ -1,7 +1,11 @@
 """The policy's forward over its answers, computed once and kept on the host, in batches of similar length."""
 
+import math
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
@@ -12,11 +16,12 @@ from specjax.parallel.memory import host_memory
 from specjax.train.batch import Sequences
 from specjax.train.distill import PolicyReads, make_read
 from specjax.types import Policy, PyTree
+from specjax.writing import writing
 
 # Share of the host's memory that is used before a file is.
 MOST_OF_MEMORY = 0.25
-# Rows are padded to one of this many widths, each of which compiles its own programs.
-WIDTHS = 4
+# Rows are padded to one of these shares of the longest possible row. Each width compiles its own programs.
+WIDTHS = 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1
 # Batches whose rows are sorted by length together; over more, a step would see only answers of its length.
 SORTED_TOGETHER = 16
 
@@ -26,17 +31,19 @@ class KeptReads:
 
     They are kept in memory, or in files of the temporary directory (TMPDIR) once they exceed a quarter of it.
 
-    weights:    the policy's parameters.
-    rows:       answers per batch.
-    unfinished: shows the progress.
+    weights:      the policy's parameters.
+    rows:         answers per batch.
+    unfinished:   shows the progress.
+    microbatches: parts of a batch that are run one after the other, to save memory.
     """
 
-    def __init__(self, policy: Policy, mesh: Mesh, weights: PyTree, rows: int, unfinished: Unfinished) -> None:
-        self._read = make_read(policy, mesh)
+    def __init__(
+        self, policy: Policy, mesh: Mesh, weights: PyTree, rows: int, unfinished: Unfinished, microbatches: int = 1
+    ) -> None:
+        self._read = make_read(policy, mesh, microbatches)
         self._weights, self._unfinished = weights, unfinished
         self._rows, self._dtype = rows, policy.dtype
         self._kept: list[np.ndarray] = []
-        self._widths: list[int] = []
         self._features = self._bytes = 0
 
     def extend(self, answers: Answers) -> None:
@@ -47,8 +54,6 @@ class KeptReads:
         new = np.arange(len(self._kept), len(answers))
         if not len(new):
             return
-        if not self._widths:
-            self._widths = widths(answers.lengths, answers.tokens.shape[1])
         self._kept += [np.zeros(0)] * len(new)
         by_length = new[np.argsort(answers.lengths[new], kind="stable")]
         parts = [by_length[start : start + self._rows] for start in range(0, len(new), self._rows)]
@@ -69,7 +74,7 @@ class KeptReads:
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest = answers.lengths[picks[picks >= 0]].max()
-        width = next(width for width in self._widths if width >= longest)
+        width = next(width for width in widths(answers.tokens.shape[1]) if width >= longest)
         whole = answers.batch(picks)
         return Sequences(whole.tokens[:, :width], whole.completion[:, :width])
 
@@ -79,8 +84,7 @@ class KeptReads:
         shape = int(lengths.sum()), features.shape[-1] + hidden.shape[-1]
         self._bytes += shape[0] * shape[1] * self._dtype.itemsize
         if self._bytes > host_memory() * MOST_OF_MEMORY:
-            with tempfile.TemporaryFile() as file:  # it lives as long as the array
-                kept = np.memmap(file, self._dtype, "w+", shape=shape)
+            kept = _in_file(shape, self._dtype)
         else:
             kept = np.empty(shape, self._dtype)
         ends = np.cumsum(lengths)
@@ -91,19 +95,23 @@ class KeptReads:
             self._kept[row] = into
 
 
-def widths(lengths: np.ndarray, longest: int) -> list[int]:
-    """Return the widths that rows of these lengths are padded to, ascending: their quantiles, in multiples of 8.
+def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Return an array in a file without a name, which lives as long as the array. Raises OSError on a full disk."""
+    with writing(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        if sys.platform == "linux":  # later, a full disk would end the process
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * dtype.itemsize)
+        return np.memmap(file, dtype, "w+", shape=shape)
 
-    longest: length of the longest row that there may ever be, the last width.
-    """
-    quantiles = np.quantile(lengths, np.arange(1, WIDTHS + 1) / WIDTHS, method="higher")
-    return sorted({min(-(-int(width) // 8) * 8, longest) for width in quantiles} | {longest})
+
+def widths(longest: int) -> list[int]:
+    """Return the widths that rows of up to `longest` tokens are padded to, ascending, in multiples of 8."""
+    return sorted({min(-(-math.ceil(share * longest) // 8) * 8, longest) for share in WIDTHS})
 
 
 def picks_of_step(lengths: np.ndarray, rows: int, seed: int, step: int) -> np.ndarray:
     """Return the rows of a step, int [rows], of similar length. (seed, step) determines them.
 
-    Each pass takes all rows in another random order, but for the last that fill no batch.
+    A pass takes all rows in a random order, but for the last that fill no batch. Where rows are added, it ends early.
     """
     batches = len(lengths) // rows
     number, index = divmod(step, batches)

@@ -216,7 +216,12 @@ class DraftTrainer:
         self.work = Work.restore(self._phase)
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, experiment.mesh))
         self._reads = KeptReads(
-            experiment.networks.policy, experiment.mesh, params.policy, config.distill.batch_size, unfinished
+            experiment.networks.policy,
+            experiment.mesh,
+            params.policy,
+            config.distill.batch_size,
+            unfinished,
+            config.distill.microbatches,
         )
         self._step = make_distill_step(
             experiment.networks.policy,
@@ -238,10 +243,13 @@ class DraftTrainer:
 
         Earlier answers must be the first of `answers`.
         """
-        if self._phase.done >= until:
+        if self._phase.done >= self._phase.total:
             return
+        # Also of chunks that are trained on already: in the same batches, the reads are the same to the bit.
         with self.work.timed(self._clock):
             self._reads.extend(answers)
+        if self._phase.done >= until:
+            return
         with self._phase:
             for number in range(self._phase.done, until):
                 with self.work.timed(self._clock):

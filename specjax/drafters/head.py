@@ -200,7 +200,7 @@ class HeadDrafter(Drafter):
         law: SamplingLaw,
         anchors: Anchors | None = None,
     ) -> Iterator[tuple[Float[Array, "B N"], Float[Array, "B N"]]]:
-        """Yield the divergence and the overlap of each pass; 0 where the predicted token does not count.
+        """Yield the divergence and the overlap of each pass; 0 where the predicted token does not count, or position 1.
 
         The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
         returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
@@ -236,7 +236,7 @@ class HeadDrafter(Drafter):
                 view = anchored_view(starts, length, depth, self.head.window)
             cache = resize(cache, hidden.shape[1])
             read, hidden, cache = self.head.step(params, hidden, following, cache, view, starts if not depth else None)
-            kept = after(mask, depth + 2).astype(jnp.float32)
+            kept = (after(mask, 2) & after(mask, depth + 2)).astype(jnp.float32)
             lost, accepted = by_position(compare, chunk, after(target, depth + 1), read)
             yield lost * kept, accepted * kept
             following = after(tokens, depth + 2)

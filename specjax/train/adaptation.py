@@ -8,6 +8,7 @@ tokens would be biased: a round that accepts little is soon followed by another 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal, TypeVar
 
 import jax
@@ -47,7 +48,7 @@ class DraftTrainingConfig(Options):
 
     Attributes:
         mode:      online trains it on the run's own rollouts; frozen leaves it as it is.
-        anchors:   Completion tokens of each sequence, drawn anew in each step, at which it learns; 0: all.
+        anchors:   Completion tokens of each sequence, drawn again in each step, at which it learns; 0: all.
         every:     Fewest steps from one training to the next.
         max_every: Most steps. They double from `every` to this while predicted acceptance holds, and return to `every`
                    when it changes.
@@ -146,9 +147,9 @@ def draft_is_due(config: DraftTrainingConfig, state: TrainState, sequences: Scor
     """Return whether this step trains or measures the draft: a Python bool if it is known when the step is traced."""
     if not jax.tree.leaves(state.params.draft):
         return False
-    if state.adaptation is None and not (config.always and not config.replay):
+    if state.adaptation is None and (config.replay or not config.always):
         raise ValueError(f"draft_training = {config}: the state was not made for it")
-    if config.always or state.adaptation is None:
+    if state.adaptation is None or config.always:
         return True
     due, counts = state.adaptation.wait <= 0, _position_1(sequences)
     if config.fall and counts is not None:
@@ -224,9 +225,10 @@ def _reschedule(
     held &= (seen.wait <= 0) & ~first
     interval = jnp.where(held, jnp.minimum(2 * seen.interval, config.max_every), config.every)
     changed = replace(seen, interval=interval, wait=interval, fast=fast, slow=slow)
-    # Nothing was measured in a step without a completion token.
-    kept = jax.tree.map(lambda new, old: jnp.where(due & (sums.measured > 0), new, old), changed, seen)
-    return replace(kept, wait=kept.wait - 1)
+    # Without a completion token nothing was measured. A NaN would stay in the means for good.
+    measured = due & (sums.measured > 0) & jnp.isfinite(predicted)
+    adapted = jax.tree.map(partial(jnp.where, measured), changed, seen)
+    return replace(adapted, wait=adapted.wait - 1)
 
 
 def _noise(mean: Array, drafted: Array) -> Array:

@@ -49,15 +49,20 @@ def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, m
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
 
 
-def make_read(policy: Policy, mesh: Mesh) -> Callable[[PyTree, Sequences], PolicyReads]:
+def make_read(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[PyTree, Sequences], PolicyReads]:
     """Return (weights, sequences) -> reads, one program for each width of the rows."""
     rows = NamedSharding(mesh, P(BATCH_AXES))
 
     @jax.jit
     def run(weights: PyTree, sequences: Sequences) -> PolicyReads:
-        # The logits are not read, so XLA leaves them out.
-        output = teacher_forced(policy, weights, sequences.tokens)
-        return PolicyReads(output.features, output.hidden)
+        def read(part: Sequences) -> PolicyReads:
+            # The logits are not read, so XLA leaves them out.
+            output = teacher_forced(policy, weights, part.tokens)
+            return PolicyReads(output.features, output.hidden)
+
+        _check_rows(sequences, mesh, microbatches)
+        parts = jax.lax.map(read, split(sequences, microbatches))
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
 
     def call(weights: PyTree, sequences: Sequences) -> PolicyReads:
         with jax.set_mesh(mesh):

@@ -190,7 +190,7 @@ def stubbed() -> Iterator[None]:
                     stack.enter_context(patch(name.replace(":", "."), stub))
         # A run without a directory: it has these checkpoints, and the options that it is diagnosed with.
         stack.enter_context(patch("launch.cli.paths.saved_steps", lambda directory: [1, 7]))
-        stack.enter_context(patch("launch.run.restore.saved_step", lambda *args: 7))
+        stack.enter_context(patch("launch.run.pinned.saved_step", lambda *args: 7))
         for name in ("read_recorded", "check_same", "saved_step", "differences"):
             stack.enter_context(patch(f"launch.diagnose.{name}", lambda *args: ()))
         for module in ("launch.build.policy", "launch.build.drafts.eagle3"):

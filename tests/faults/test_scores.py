@@ -66,8 +66,8 @@ def test_row_01_no_child_of_a_scorer_outlives_its_worker(monkeypatch: pytest.Mon
         children = [int(pid) for pid in score(pool, "daemon", "daemon bare", "orphan", "orphan")]
         assert not gone(children, within_s=0)
         if ending == "worker exits":
-            score(pool, *["exit"] * 16)
-            assert gone(children)
+            # A worker may start so slowly that the other one takes all of them.
+            assert any(score(pool, *["exit"] * 4) is not None and gone(children, within_s=2.0) for _ in range(20))
     assert gone(children, within_s=0)
 
 

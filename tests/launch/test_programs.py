@@ -141,11 +141,11 @@ def test_a_killed_run_leaves_no_process_behind(killed: tuple[Path, int, list[int
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason="no GSM8K; SPECJAX_DATA names its directory")
+@pytest.mark.skipif(not Path(DATA or "", "gsm8k").is_dir(), reason="no GSM8K; SPECJAX_DATA names its directory")
 def test_two_steps_on_gsm8k_itself(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("math_verify")
     options = SHRUNK | {"--model.path": str(files / "policy"), "--out": str(tmp_path / "run"), "--steps": "2"}
-    options |= {"--data.train": str(DATA / "gsm8k/train.jsonl"), "--data.held-out": str(DATA / "gsm8k/test.jsonl")}
+    options |= {"--data.train": f"{DATA}/gsm8k/train.jsonl", "--data.held-out": f"{DATA}/gsm8k/test.jsonl"}
     assert launch.train.main(argv("gsm8k", options | {"--data.max-prompt-tokens": "64"})) == 0
     dropped = re.search(r"(\d+) training prompts are empty or over 64 tokens: dropped", capsys.readouterr().out)
     assert dropped and 0 < int(dropped[1]) < 7473 / 2

@@ -17,13 +17,16 @@ KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accurac
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
 
 
+BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"--data.train": "nowhere.jsonl"}, "nowhere.jsonl:"),
         ({"--data.answer-field": "solution"}, "train.jsonl:1:...'solution'...'question'...'answer'"),
         ({"--model.path": "nowhere"}, "model.path = nowhere:"),
-        ({"--model.path": "nowhere", "--data.tokenizer": "bytes"}, "model.path = nowhere:...config.json"),
+        (BYTES | {"--model.path": "nowhere"}, "model.path = nowhere:...config.json"),
         ({"--model.feature-layers": "0 1 7"}, "feature_layers = (0, 1, 7):"),
         ({"--mesh.data": "9"}, "mesh = (9, 1, 1):...9...8"),
         ({"--mesh.data": "0"}, "mesh.data = 0:...1"),

@@ -171,9 +171,9 @@ def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str)
     experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
-    other = replace(experiment, problems=replace(experiment.problems, train=problems))
+    other = replace(experiment, problems=experiment.problems._replace(train=problems))
     with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
-        train(other, directory, StopSignals(print), odd, odd)
+        train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
 
 
 def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):

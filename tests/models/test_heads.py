@@ -328,7 +328,8 @@ def test_loss_and_gradient(head: Head, anchored: bool):
     logits = 2 * generator.normal(size=(rows, length, VOCAB)).astype(np.float32)
     mask = np.arange(length) >= np.array([[2], [4]])
     mask[0, -2:] = False
-    anchors, weight = None, np.ones(tokens.shape)
+    # A draft whose position 1 is in the prompt does not count.
+    anchors, weight = None, mask.astype(float)
     if anchored:
         # The last of the second row is beyond its end, and does not count.
         anchors = Anchors(jnp.array([[2, 4, 5], [4, 7, 9]], jnp.int32), jnp.array([[2.0, 1.0, 3.0], [1.5, 2.5, 0.0]]))

@@ -99,7 +99,7 @@ def test_the_layers_of_a_forward_share_one_rotation(cached: bool) -> None:
 
 
 def test_a_rotation_at_one_token_of_each_row_is_that_of_its_position() -> None:
-    positions, index = jnp.asarray([[0, 1, 2], [5, 6, 7]]), jnp.asarray([2, 0])
+    positions, index = jnp.asarray([[0, 1, 2], [5, 6, 7]]), jnp.asarray([[2], [0]])
     whole, one = (rotation(x, 8, 1e4, None) for x in (positions, jnp.asarray([[2], [5]])))
     for got, wanted in zip(whole.at(index), one, strict=True):
         np.testing.assert_array_equal(got, wanted)

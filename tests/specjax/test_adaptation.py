@@ -250,6 +250,14 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     assert trained[-3:] == [190, 192, 196]
 
 
+def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
+    config = DraftTrainingConfig(every=2, max_every=8)
+    state = state_of(0, init_adaptation(config, None, MESH))
+    for predicted in (0.5, np.nan, 0.5):
+        state, _ = adapt(config, state, batch_with(100, 50), sums_of(100, 50, 0.5, predicted), due=True)
+    assert float(state.adaptation.fast) == 0.5 and int(state.adaptation.interval) == 2
+
+
 def test_what_is_known_beforehand_is_not_traced() -> None:
     always = DraftTrainingConfig(max_every=1)
     state, batch = state_of(0, init_adaptation(always, None, MESH)), batch_with(10, 5)

@@ -41,7 +41,7 @@ def compiled(
     train_draft: bool = True, options: dict[str, Any] | None = None, context: LossContext = CONTEXT
 ) -> Accumulate:
     def run(params: Params, batch: TrainBatch, reference: jax.Array | None) -> tuple[Params, Sums]:
-        return accumulate(context, params, replace(batch, reference=reference), train_draft)
+        return accumulate(replace(context, train_draft=train_draft), params, replace(batch, reference=reference))
 
     return jax.jit(run, compiler_options=options)
 
