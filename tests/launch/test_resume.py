@@ -24,7 +24,7 @@ from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import Unfinished
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.run.directory import open_run
 from launch.run.restore import restore_params
 from launch.train import train
