@@ -2,9 +2,10 @@
 
 Run from the repository's root: python -m benchmarks.gpu --minutes 25
 
-Each part (benchmarks.gpu.parts) is a process with a time limit of its own. Its results are in DIR/PART.json as soon as
-they are measured, and its output is in DIR/gpu.txt, with the outcomes at the end. A part that fails, is killed or
-outlasts its limit does not end the others. Nothing is fetched from the network.
+Each part (benchmarks.gpu.parts) is a process with a time limit of its own. DIR/gpu.txt gets its output as it comes, and
+the outcomes at the end, also if all is stopped. DIR/PART.json gets its results: of some parts as they are measured, of
+others at their end. A part that fails, is killed or outlasts its limit does not end the others. Nothing is fetched from
+the network.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def provenance(words: list[str]) -> tuple[str, str]:
     return platform, text
 
 
-def share(left: float, remaining: list[Part]) -> float:
+def time_limit(left: float, remaining: list[Part]) -> float:
     """Return the limit of the first remaining part, in minutes: what is left, divided among those that can run."""
     first, planned = remaining[0], sum(part.minutes for part in remaining if not part.missing)
     return left * first.minutes / max(planned, first.minutes)
@@ -59,7 +60,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
     parser.add_argument("--model", type=Path, help="policy in Hugging Face layout, for the part `model`")
-    parser.add_argument("--training", default="gsm8k", help="its recipe and further options of launch.compare, quoted")
+    parser.add_argument(
+        "--training", default="smollm2_sentences", help="its recipe and further options of launch.compare, quoted"
+    )
     parser.add_argument("--tiny", action="store_true", help="rehearse at tiny shapes, on any device")
     options = parser.parse_args()
     if options.model is not None and not options.model.is_dir():
@@ -73,14 +76,16 @@ def main() -> int:
     log.write_text(told, encoding="utf-8")
     every = parts(options.out, tiny=options.tiny, model=options.model, training=shlex.split(options.training))
     chosen = [part for part in every if part.name in options.parts]
-    for index, part in enumerate(chosen):
-        minutes = share(max(end - time.monotonic(), 0) / 60, chosen[index:])
+    try:
+        for index, part in enumerate(chosen):
+            minutes = time_limit(max(end - time.monotonic(), 0) / 60, chosen[index:])
+            with log.open("a", encoding="utf-8") as output:
+                print(f"\n==== {part.name}: python -m {shlex.join(part.command)}\n", file=output, flush=True)
+            outcome = outcomes[part.name] = run(part, minutes, log)
+            print(f"{part.name}: {outcome.ended}, {outcome.seconds:.0f} s", flush=True)
+    finally:
         with log.open("a", encoding="utf-8") as output:
-            print(f"\n==== {part.name}: python -m {shlex.join(part.command)}\n", file=output, flush=True)
-        outcome = outcomes[part.name] = run(part, minutes, log)
-        print(f"{part.name}: {outcome.ended}, {outcome.seconds:.0f} s", flush=True)
-    with log.open("a", encoding="utf-8") as output:
-        output.write(f"\n==== outcomes\n{summary(outcomes)}")
+            output.write(f"\n==== outcomes\n{summary(outcomes)}")
     print(f"\n{summary(outcomes)}\n{log}")
     return int(any(outcome.last for outcome in outcomes.values()))
 

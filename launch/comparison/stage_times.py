@@ -157,8 +157,11 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         f"{1 / (1 - generation_share):.2f} times as fast"
     )
     console.print(
-        "step x: geometric mean over the steps, of which the first and every --draft-training.max-every-th train the "
-        "draft; alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
+        "step x: geometric mean. The first step and every --draft-training.max-every-th train the draft, as in a run "
+        "where its acceptance holds; where the draft still learns, most steps train it (time/draft_training of a run)"
+    )
+    console.print(
+        "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
         "bound: the same if a speculative round cost as much as an autoregressive one"
     )
     sums = [report.summed for report in reports.values()]
