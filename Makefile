@@ -41,8 +41,8 @@ docs: $(VENV)/docs
 bench: $(VENV)/bench
 	$(BIN)/python -m launch.bench $(ARGS)
 
-# A published model, from its weights to the table of whole steps: at most 40 minutes on 2 cores. Goes on where it
-# stopped; `rm -r build/real` starts again.
+# A published model, from its weights to the table of whole steps, on 2 cores. Goes on where it stopped;
+# `rm -r build/real` starts again.
 real: $(VENV)/real
 	$(BIN)/python -m benchmarks.real $(ARGS)
 

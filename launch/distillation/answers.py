@@ -1,0 +1,76 @@
+"""The policy's answers to training prompts, from which a draft learns."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from launch.build.experiment import Experiment
+from launch.cli.compilation import CompileClock
+from launch.cli.unfinished import Unfinished
+from launch.data.responses import Answers, answers_of, join_answers
+from launch.distillation.cost import Work
+from specjax.drafters import Drafter, NoDrafter
+from specjax.keys import SeedStep, seed_step
+from specjax.rollout.generate import make_generate
+from specjax.types import Params
+
+# First step that keys the noise of answers. Training steps count up from 0, measurements down from -1.
+FIRST_STEP = -(2**30)
+
+Keep = Callable[[Answers], None]
+
+
+class AnswerGenerator:
+    """Generator of the policy's answers to training prompts, at the run's longest draft length.
+
+    count: number of answers to generate in all; each batch of prompts gives `experiment.sequences`.
+    """
+
+    def __init__(
+        self, experiment: Experiment, unfinished: Unfinished, count: int, clock: CompileClock, keep: Keep | None
+    ) -> None:
+        self._experiment, self._clock, self._keep = experiment, clock, keep
+        self._phase = unfinished.phase("answers", count // experiment.sequences, "batches")
+        self._batches = experiment.train_batches()
+        for _ in range(self._phase.done):
+            next(self._batches)
+        saved = self._phase.restore("answers")
+        self._parts = [] if saved is None else [Answers(**saved)]
+        self.work = Work.restore(self._phase)
+        if keep is not None and self._parts:
+            keep(self._parts[0])
+
+    def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
+        """Return the first `until` answers, of this and of earlier processes. A batch's number keys its noise."""
+        options, per_batch = self._experiment.config.rollout, self._experiment.sequences
+        if self._phase.done * per_batch < until:
+            length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
+            config = replace(options, draft_length=length, draft_lengths=())
+            parts = self._experiment.networks.policy, drafter, config, self._experiment.mesh
+            generate = make_generate(*parts, self._experiment.rollout_fn)
+            tokens = rounds = batches = 0
+            with self._phase:
+                while self._phase.done * per_batch < until:
+                    with self.work.timed(self._clock):
+                        prompts = next(self._batches)
+                        rollout = generate(params, prompts, self._noise())
+                        self._parts.append(answers_of(prompts, rollout))
+                    if self._keep is not None:
+                        self._keep(self._parts[-1])
+                    generated = int(np.sum(rollout.lengths))
+                    tokens, rounds = tokens + generated, rounds + int(np.sum(rollout.verifications))
+                    batches += 1
+                    # The first token of an answer comes from the prefill of its prompt.
+                    drawn = tokens - per_batch * batches
+                    self._phase.finish(
+                        {"answers": vars(join_answers(self._parts)), "work": self.work.state},
+                        tokens=generated,
+                        note=f"acceptance length {drawn / max(rounds, 1):.2f}",
+                        save=(self._phase.done + 1) * per_batch >= until,
+                    )
+        return join_answers(self._parts).first(until)
+
+    def _noise(self) -> SeedStep:
+        """Return what keys the noise of the next batch."""
+        return seed_step(self._experiment.config.seed, FIRST_STEP + self._phase.done)
