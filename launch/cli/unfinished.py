@@ -1,31 +1,24 @@
-"""Long phases of a program: they show progress, stop at a signal, and another process goes on where they stopped."""
+"""The long phases of a program: where their states are kept until it ends, and the locks on what it writes."""
 
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
-
 from launch.cli.console import console
-from launch.cli.errors import ConfigError, Stopped, refusing
+from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
-from launch.cli.progress import Progress
+from launch.cli.phase import Phase, newest_state
 from launch.cli.signals import StopSignals
-from models.files import new_directory, one_line_errors, write_atomically
-from specjax.checkpoint_integrity import DamagedSave, check_manifest, write_manifest
-from specjax.types import PyTree
-from specjax.writing import writing
+from models.files import write_atomically
+from specjax.checkpoint_integrity import DamagedSave, check_manifest
 
 UNFINISHED = "unfinished"
 OPTIONS = "options.txt"
 DAMAGED = ".damaged"
-SAVE_EVERY_S = 300.0  # the most that a killed process can lose
 
 
 class Unfinished:
@@ -112,7 +105,7 @@ class Unfinished:
         try:
             if phase.exists() and not phase.is_dir():
                 raise DamagedSave(f"{phase} is damaged: it is no directory")
-            if (saved := _newest(phase)) is not None:
+            if (saved := newest_state(phase)) is not None:
                 check_manifest(saved)
         except DamagedSave as error:
             for path in list(phase.parent.iterdir()):
@@ -161,88 +154,3 @@ def exclusive_files(files: Mapping[str, str | None]) -> Iterator[list[Path]]:
     for directory in directories:
         with contextlib.suppress(OSError):  # not empty, gone, or used by another process now
             directory.rmdir()
-
-
-class Phase(Progress):
-    """A phase that shows its progress, and saves its state at its end, at a signal, and every SAVE_EVERY_S.
-
-    It may be entered several times, if other work comes in between.
-
-    directory: holds the state as a subdirectory, which is named by the number of finished units.
-    done:      number of finished units, those of earlier processes included.
-    advice:    how to go on after a stop.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        total: int,
-        unit: str,
-        directory: Path | None,
-        signals: StopSignals | None,
-        advice: str,
-        quiet: bool = False,
-    ) -> None:
-        self._saved = None if directory is None else _newest(directory)
-        super().__init__(name, total, unit, 0 if self._saved is None else int(self._saved.name), quiet=quiet)
-        self._directory, self._signals, self._advice = directory, signals, advice
-        self._saved_at = time.monotonic()
-
-    def restore(self, part: str, default: PyTree = None) -> PyTree:
-        """Return a part of the saved state with the structure and shardings of `default`; `default` if none is saved.
-
-        Without a default, the part is a dict of numpy arrays, or None. Raises ConfigError if the state is not that of
-        such a phase.
-        """
-        if self._saved is None:
-            return default
-        misfit = f"{self._saved}: cannot be restored; must be removed to start again"
-        with refusing(), one_line_errors(misfit), ocp.PyTreeCheckpointer() as checkpointer:
-            if default is None:
-                return checkpointer.restore(self._saved / part)
-            abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), default)
-            arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
-            return checkpointer.restore(self._saved / part, item=abstract, restore_args=arguments)
-
-    def discard(self, reason: str) -> None:
-        """Remove what is saved and start again, with a line that says why."""
-        console.print(f"{self.name}: {reason}")
-        if self._saved is not None:
-            shutil.rmtree(self._saved)
-        self._saved, self.done = None, 0
-
-    def finish(
-        self, state: Mapping[str, PyTree] | None = None, *, tokens: int = 0, note: str = "", save: bool = False
-    ) -> None:
-        """Count a finished unit. Save the state, by parts, if it is time. Raises Stopped, after that, at a signal.
-
-        state: None for a phase that is not kept.
-        save:  save in any case, because other work comes before the next unit.
-        """
-        self.advance(1, tokens, note)
-        signal = None if self._signals is None else self._signals.received
-        save |= signal is not None or self.done >= self.total or time.monotonic() - self._saved_at > SAVE_EVERY_S
-        if save and state is not None and self._directory is not None:
-            self._save(self._directory.absolute(), state)
-        if signal is not None:
-            raise Stopped(signal, f"{self.name}: stopped after {self.done} of {self.total} {self.unit}; {self._advice}")
-
-    def _save(self, directory: Path, state: Mapping[str, PyTree]) -> None:
-        path = directory / str(self.done)
-        with writing(path, self._last_whole), new_directory(path) as saving, ocp.PyTreeCheckpointer() as checkpointer:
-            for part, arrays in state.items():
-                checkpointer.save(saving / part, arrays)
-            write_manifest(saving)
-        for other in directory.iterdir():
-            if other.name != str(self.done):
-                shutil.rmtree(other, ignore_errors=True)
-        self._saved_at = time.monotonic()
-
-    def _last_whole(self) -> str:
-        saved = None if self._directory is None else _newest(self._directory)
-        return f"{self.name}: " + ("nothing is saved" if saved is None else f"{saved.name} {self.unit} are saved")
-
-
-def _newest(directory: Path) -> Path | None:
-    found = {int(path.name): path.absolute() for path in directory.glob("*") if path.name.isdecimal()}
-    return found[max(found)] if found else None

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from launch.cli.unfinished import Phase
+from launch.cli.phase import Phase
 from launch.timing import machine, one_turn
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launch.cli.compilation import CompileClock
-from launch.cli.unfinished import Phase
+from launch.cli.phase import Phase
 from specjax.types import PyTree
 
 

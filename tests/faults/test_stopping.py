@@ -25,8 +25,9 @@ from launch.build.experiment import Experiment, build_experiment
 from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
+from launch.cli.phase import SAVE_EVERY_S
 from launch.cli.progress import Progress
-from launch.cli.unfinished import SAVE_EVERY_S, UNFINISHED, Unfinished, options_text
+from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
 from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
