@@ -31,10 +31,12 @@ COUNT_DECAY = 0.8
 # (`fall`) must exceed DEVIATIONS too.
 ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 
-# Predicted acceptance holds while two running means of it, which forget at these rates, differ by at most HELD plus
-# DEVIATIONS standard deviations of their noise. FAST_NOISE: that noise relative to the noise of a single value. The
-# slow mean starts at 0, as if acceptance had risen from there: the first 20 to 40 trainings come at the full rate.
-FAST, SLOW, HELD = 0.6, 0.9, 0.02
+# Predicted acceptance holds while a running mean of it neither rises above a slower one, nor is below the highest it
+# has been, by more than HELD plus DEVIATIONS standard deviations of its noise. The means forget at the rates FAST and
+# SLOW; FAST_NOISE is the noise of the fast one relative to that of a single value. The slow one starts at 0, as if
+# acceptance had risen from there: the first 30 trainings or so come at the full rate. The highest falls by FORGET in
+# each training: what training does not bring back for long is given up.
+FAST, SLOW, HELD, FORGET = 0.8, 0.9, 0.02, 0.001
 FAST_NOISE = ((1 - FAST) / (1 + FAST)) ** 0.5
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class DraftTrainingConfig(Options):
     mode: Literal["online", "frozen"] = "online"
     anchors: NonNegative = 16
     every: Positive = 1
-    max_every: Positive = 32
+    max_every: Positive = 8
     fall: Annotated[float, at_least(0), below(1)] = 0.1
     replay: NonNegative = 0
 
@@ -112,6 +114,7 @@ class Adaptation:
         wait:     int32, steps until the next.
         fast:     float32, running mean of predicted acceptance.
         slow:     float32, likewise, over more of the past.
+        highest:  float32, highest value of `fast`; falls by FORGET in each training.
         replay:   The rollouts kept, or None.
     """
 
@@ -123,6 +126,7 @@ class Adaptation:
     wait: Int[Array, ""]
     fast: Float[Array, ""]
     slow: Float[Array, ""]
+    highest: Float[Array, ""]
     replay: Replay | None
 
 
@@ -139,7 +143,7 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
         if rows is None:
             raise ValueError(f"replay = {n}: to keep rollouts, the shape of the prompts must be given")
         replay = Replay(zeros("int32", n, *rows), zeros("int32", n, rows[0]), zeros("int32", n, rows[0]))
-    counts = {name: zeros("float32") for name in ("drafted", "accepted", "best", "fast", "slow")}
+    counts = {name: zeros("float32") for name in ("drafted", "accepted", "best", "fast", "slow", "highest")}
     return Adaptation(**counts, short=zeros("int32"), interval=zeros("int32"), wait=zeros("int32"), replay=replay)
 
 
@@ -220,11 +224,13 @@ def _reschedule(
     predicted, first = sums.overlap / sums.tokens, seen.interval == 0
     fast = jnp.where(first, predicted, FAST * seen.fast + (1 - FAST) * predicted)
     slow = SLOW * seen.slow + (1 - SLOW) * predicted
-    held = jnp.abs(fast - slow) <= HELD + DEVIATIONS * FAST_NOISE * _noise(predicted, sums.measured)
+    highest = jnp.maximum(fast, seen.highest - FORGET)
+    margin = HELD + DEVIATIONS * FAST_NOISE * _noise(predicted, sums.measured)
+    held = (fast - slow <= margin) & (highest - fast <= margin)
     # A step that was due before its time fell short of the best.
     held &= (seen.wait <= 0) & ~first
     interval = jnp.where(held, jnp.minimum(2 * seen.interval, config.max_every), config.every)
-    changed = replace(seen, interval=interval, wait=interval, fast=fast, slow=slow)
+    changed = replace(seen, interval=interval, wait=interval, fast=fast, slow=slow, highest=highest)
     # Without a completion token nothing was measured. A NaN would stay in the means for good.
     measured = due & (sums.measured > 0) & jnp.isfinite(predicted)
     adapted = jax.tree.map(partial(jnp.where, measured), changed, seen)
