@@ -36,7 +36,7 @@ ALARM_MARGIN, DEVIATIONS, ALARM_PATIENCE = 0.1, 2.0, 3
 # SLOW; FAST_NOISE is the noise of the fast one relative to that of a single value. The slow one starts at 0, as if
 # acceptance had risen from there: the first 30 trainings or so come at the full rate. The highest falls by FORGET in
 # each training: what training does not bring back for long is given up.
-FAST, SLOW, HELD, FORGET = 0.8, 0.9, 0.02, 0.001
+FAST, SLOW, HELD, FORGET = 0.8, 0.9, 0.02, 0.0002
 FAST_NOISE = ((1 - FAST) / (1 + FAST)) ** 0.5
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class DraftTrainingConfig(Options):
     """
 
     mode: Literal["online", "frozen"] = "online"
-    anchors: NonNegative = 16
+    anchors: NonNegative = 32
     every: Positive = 1
     max_every: Positive = 8
     fall: Annotated[float, at_least(0), below(1)] = 0.1
