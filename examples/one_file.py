@@ -182,7 +182,7 @@ def distillation_loss(config, params, log_p, features, row):
         following, target = jnp.roll(row.tokens, -1 - i), jnp.exp(jnp.roll(log_p, -1 - i, axis=0))
         hidden, log_q, cache = draft_head(config, params, hidden, following, view, cache)
         # Later passes weigh less, because a token drafted late is used only if those before it were accepted.
-        total -= 0.8**i * jnp.sum(target * log_q, where=row.counts(index + 2 + i)[:, None])
+        total -= 0.8**i * jnp.sum(target * log_q, where=(row.counts(index + 2) & row.counts(index + 2 + i))[:, None])
     return total
 
 

@@ -73,7 +73,7 @@ def test_a_session_without_a_failure_exits_with_0(session):
 def test_the_time_left_is_divided_among_the_parts_that_can_run():
     two, one = Part("two", 2, ()), Part("one", 1, ())
     assert gpu.time_limit(9, [two, Part("absent", 5, (), missing="no model"), one]) == 6
-    assert gpu.time_limit(9, [one]) == 9 and gpu.share(0, [two, one]) == 0
+    assert gpu.time_limit(9, [one]) == 9 and gpu.time_limit(0, [two, one]) == 0
 
 
 @pytest.mark.parametrize("words", ["", "--model /nowhere --tiny"])

@@ -212,7 +212,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     def first(policy: Policy, drafter: Drafter, config: RolloutConfig, *_: object) -> None:
         raise Seen(type(drafter), config.draft_length)
 
-    monkeypatch.setattr("launch.distillation.trainer.make_generate", first)
+    monkeypatch.setattr("launch.distillation.answers.make_generate", first)
     options = {"--draft.path": str(distilled[0] / "draft")} if saved else {}
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | options), "", ""))
     with pytest.raises(Seen) as seen:
