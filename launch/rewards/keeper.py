@@ -27,7 +27,7 @@ def keep(run: Callable[[], None], release: Callable[[], None]) -> None:
 
     SIGTERM ends them early, and so does the death of this process's parent. This process must have one thread.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _exit_once)
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     kept = os.fork()
@@ -39,12 +39,19 @@ def keep(run: Callable[[], None], release: Callable[[], None]) -> None:
         run()
         return
     try:
-        release()
-        while os.wait()[0] != kept:  # orphans end too
-            pass
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            release()
+            while os.wait()[0] != kept:  # orphans end too
+                pass
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:  # SIGTERM may come in the line above
         _end_all(kept)
+
+
+def _exit_once(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _end_all(kept: int) -> None:
