@@ -197,7 +197,8 @@ def test_other_feature_layers(trained: Trained, observed: Observed):
     moved = replace(moved, networks=replace(moved.networks, policy=make_policy(decoder)))
     by_check = {finding.check: finding for finding in reading(moved, observed)(params)}
     # Of so few tokens, drafts that begin in the prompt left out, the reading may stay undecided.
-    assert by_check["feature layers"].state != "ok" and "(0, 1)" in by_check["feature layers"].do
+    found = by_check["feature layers"]
+    assert found.state in ("off", "undecided") and "(0, 1)" in found.said + found.do
 
 
 def test_another_rope_base(trained: Trained, observed: Observed):
