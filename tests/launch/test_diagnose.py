@@ -26,7 +26,7 @@ from launch.cli.unfinished import Unfinished
 from launch.diagnosis.acceptance import rates
 from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
-from launch.diagnosis.findings import Finding, alternative_findings, coverage_finding
+from launch.diagnosis.findings import Finding, alternative_findings
 from launch.diagnosis.observed import Observed, observe
 from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
@@ -244,12 +244,6 @@ def test_random_heads_are_read_neither_right_nor_wrong(
         for seed in SEEDS:
             random = init_params(partial(init, draft.head), jax.random.key(seed), experiment.mesh)  # pyright: ignore
             assert set(states(findings(replace(params, draft=random))).values()) == {"undecided"}
-
-
-def test_a_draft_vocabulary_that_lacks_tokens(observed: Observed):
-    said = np.unique(observed.tokens[observed.completion])
-    assert coverage_finding(said, observed).state == "ok"
-    assert coverage_finding(said[:1], observed).state == "off"
 
 
 # Caches and acceptance.

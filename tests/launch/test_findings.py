@@ -3,7 +3,7 @@
 import numpy as np
 
 from launch.diagnosis.acceptance import Rate, acceptance_findings, rates
-from launch.diagnosis.findings import Finding, alternative_findings
+from launch.diagnosis.findings import Finding, alternative_findings, coverage_finding
 from launch.diagnosis.observed import Drafted, Observed
 
 
@@ -56,3 +56,11 @@ def test_one_cause_is_one_fault():
     assert [off.explained_by(off).state, off.explained_by(ok).state, ok.explained_by(off).state] == [
         *("not checked", "off", "ok")
     ]
+
+
+def test_a_draft_vocabulary_that_lacks_tokens():
+    """Of the completion 5, 6, 7; the token 9 of the prompt does not count."""
+    nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
+    observed = Observed(np.array([[9, 5, 6, 7]]), np.ones(1, int), np.full(1, 3), nothing)
+    assert coverage_finding(np.array([5, 6, 7]), observed).state == "ok"
+    assert coverage_finding(np.array([5, 9]), observed).state == "off"
