@@ -59,7 +59,7 @@ def test_one_cause_is_one_fault():
 
 
 def test_a_draft_vocabulary_that_lacks_tokens():
-    """Of the completion 5, 6, 7; the token 9 of the prompt does not count."""
+    """The completion is 5, 6, 7; the token 9 of the prompt does not count."""
     nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
     observed = Observed(np.array([[9, 5, 6, 7]]), np.ones(1, int), np.full(1, 3), nothing)
     assert coverage_finding(np.array([5, 6, 7]), observed).state == "ok"
