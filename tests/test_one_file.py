@@ -122,7 +122,7 @@ def test_it_stands_alone_and_is_short():
     assert len(source.splitlines()) <= 300
 
 
-@pytest.mark.parametrize("draft_length", [1, 3])
+@pytest.mark.parametrize("draft_length", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
     ours, theirs = rows(draft_length, True), rollout(draft_length, True)
     assert_same(ours, theirs)
@@ -142,6 +142,7 @@ def test_rejection_tokens_and_rounds_are_the_librarys():
     np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
 
 
+@pytest.mark.slow
 def test_gradients_are_the_librarys():
     generated, rng = rows(3, True), np.random.default_rng(0)
     # As if an older policy had generated: ratios lie on both sides of the clip.

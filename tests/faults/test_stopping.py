@@ -83,6 +83,7 @@ def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experimen
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "distillation", "warm-up"]
 
 
+@pytest.mark.slow
 def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experiment: Experiment, tmp_path: Path) -> None:
     _, whole = before_rl(experiment, Unfinished())
     for turn in itertools.count():

@@ -151,6 +151,7 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
         assert leaves and all(np.asarray(x).any() for x in leaves), name
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_save_begins_anew(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -58,7 +58,7 @@ def test_startup_is_not_subtracted_where_noise_hides_it(total: float, startup: f
     assert minus_startup(total, startup) == left
 
 
-@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("blank", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_round_is_timed_without_the_start_of_its_program(
     networks: Networks, monkeypatch: pytest.MonkeyPatch, blank: bool
 ):
@@ -94,6 +94,7 @@ def test_a_round_is_timed_without_the_start_of_its_program(
     assert timer.compile_seconds.keys() == kinds.keys()
 
 
+@pytest.mark.slow
 def test_a_rollout_is_timed_on_the_prompts_and_noise_of_its_turn(networks: Networks):
     config = RolloutConfig(group_size=2, max_new_tokens=6, draft_length=0)
     prompts = random_prompts(networks, 4, 4)

@@ -151,7 +151,7 @@ def test_prepare_casts_to_the_compute_dtype() -> None:
     assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY.dtype))} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize(("rows", "kv_heads"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("rows", "kv_heads"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(rows, kv_heads) -> None:
     """At either draft length, compiled as outside of tests; test_meshes has more of both."""
     decoder, head = (replace(shape, num_kv_heads=kv_heads, head_dim=32) for shape in (DECODER, HEAD))

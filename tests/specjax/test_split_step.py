@@ -36,7 +36,10 @@ def count_fives(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tup
     return counts.astype(np.float32), (counts > 0).astype(np.float32)
 
 
-@pytest.mark.parametrize(("shape", "config"), [((1, 1, 1), CONFIG), ((2, 2, 2), SELECTED)], ids=["one", "mesh"])
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [pytest.param((1, 1, 1), CONFIG, id="one", marks=pytest.mark.slow), pytest.param((2, 2, 2), SELECTED, id="mesh")],
+)
 def test_two_programs_take_the_step_of_one(shape: tuple[int, int, int], config: TrainConfig) -> None:
     """Three steps, each traced once; the same tokens, and gradients equal to rounding."""
     mesh = mesh_of(*shape)
