@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,9 @@ from jax.sharding import Mesh
 
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers
+from specjax.drafters.base import Anchors
 from specjax.parallel.memory import host_memory
+from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences
 from specjax.train.distill import PolicyReads, make_read
 from specjax.types import Policy, PyTree
@@ -20,8 +22,9 @@ from specjax.writing import writing
 
 # Share of the host's memory that is used before a file is.
 MOST_OF_MEMORY = 0.25
-# Rows are padded to one of these shares of the longest possible row. Each width compiles its own programs.
-WIDTHS = 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1
+# Rows are padded to one of these shares of the longest possible row, and the tokens that count to one of these of the
+# longest possible answer. Each pair compiles its own program.
+WIDTHS, COUNTS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1), (1 / 2, 3 / 4, 1)
 # Batches whose rows are sorted by length together; over more, a step would see only answers of its length.
 SORTED_TOGETHER = 16
 
@@ -33,16 +36,24 @@ class KeptReads:
 
     weights:      the policy's parameters.
     rows:         answers per batch.
+    budget:       most tokens of an answer.
     unfinished:   shows the progress.
     microbatches: parts of a batch that are run one after the other, to save memory.
     """
 
     def __init__(
-        self, policy: Policy, mesh: Mesh, weights: PyTree, rows: int, unfinished: Unfinished, microbatches: int = 1
+        self,
+        policy: Policy,
+        mesh: Mesh,
+        weights: PyTree,
+        rows: int,
+        budget: int,
+        unfinished: Unfinished,
+        microbatches: int = 1,
     ) -> None:
         self._read = make_read(policy, mesh, microbatches)
         self._weights, self._unfinished = weights, unfinished
-        self._rows, self._dtype = rows, policy.dtype
+        self._rows, self._budget, self._dtype = rows, budget, policy.dtype
         self._kept: list[np.ndarray] = []
         self._features = self._bytes = 0
 
@@ -64,17 +75,19 @@ class KeptReads:
                 self._keep(part, answers.lengths[part], reads)
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
-    def batch(self, answers: Answers, picks: np.ndarray) -> tuple[Sequences, PolicyReads]:
-        """Return the rows `picks`, int [B], padded to the smallest width that holds them, with their reads."""
+    def batch(self, answers: Answers, picks: np.ndarray) -> tuple[Sequences, PolicyReads, Anchors]:
+        """Return the rows `picks`, int [B], in the smallest width that holds them, with their reads and all anchors."""
         sequences = self._cut(answers, picks)
         rows = np.zeros((*sequences.tokens.shape, self._kept[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
             row[: len(self._kept[pick])] = self._kept[pick]
-        return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :])  # pyright: ignore[reportArgumentType]
+        longest = np.asarray(sequences.completion).sum(axis=1).max()
+        anchors = all_anchors(sequences.completion, fitting(longest, self._budget, COUNTS))
+        return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :]), anchors  # pyright: ignore[reportArgumentType]
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest = answers.lengths[picks[picks >= 0]].max()
-        width = next(width for width in widths(answers.tokens.shape[1]) if width >= longest)
+        width = fitting(longest, answers.tokens.shape[1], WIDTHS)
         whole = answers.batch(picks)
         return Sequences(whole.tokens[:, :width], whole.completion[:, :width])
 
@@ -103,9 +116,10 @@ def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
         return np.memmap(file, dtype, "w+", shape=shape)
 
 
-def widths(longest: int) -> list[int]:
-    """Return the widths that rows of up to `longest` tokens are padded to, ascending, in multiples of 8."""
-    return sorted({min(-(-math.ceil(share * longest) // 8) * 8, longest) for share in WIDTHS})
+def fitting(tokens: int, most: int, shares: Sequence[float]) -> int:
+    """Return the smallest of these shares of `most`, in multiples of 8 and ascending, that holds `tokens`."""
+    sizes = (min(-(-math.ceil(share * most) // 8) * 8, most) for share in shares)
+    return next(size for size in sizes if size >= tokens)
 
 
 def picks_of_step(lengths: np.ndarray, rows: int, seed: int, step: int) -> np.ndarray:

@@ -159,6 +159,7 @@ class DraftTrainer:
             experiment.mesh,
             params.policy,
             config.distill.batch_size,
+            config.rollout.max_new_tokens,
             unfinished,
             config.distill.microbatches,
         )
@@ -193,8 +194,8 @@ class DraftTrainer:
             for number in range(self._phase.done, until):
                 with self.work.timed(self._clock):
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
-                    batch, reads = self._reads.batch(answers, picks)
-                    self._state, metrics = self._step(self._state, self._policy, batch, reads)
+                    batch, reads, anchors = self._reads.batch(answers, picks)
+                    self._state, metrics = self._step(self._state, self._policy, batch, reads, anchors)
                     loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.completion))
                 self.work.tokens += tokens

@@ -36,7 +36,7 @@ class Proposal(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """Completion tokens drawn from each row, each as position 1 of a draft that the loss counts.
+    """Completion tokens of each row, each as position 1 of a draft that the loss counts.
 
     Attributes:
         place:  int32 [B, A], their indices in the row, ascending.

@@ -1,7 +1,7 @@
-"""Anchors: completion tokens drawn from each row, at which alone a draft learns in a step.
+"""Anchors: completion tokens of each row at which alone a draft learns in a step.
 
-Each is position 1 of a draft. Drawn without replacement and weighted by the tokens it stands for, so that the sum over
-the anchors is an unbiased estimate of the sum over all tokens.
+Each is position 1 of a draft. In RL they are drawn without replacement, and weighted by the tokens they stand for, so
+that the sum over the anchors is an unbiased estimate of the sum over all tokens. Distillation takes all tokens.
 """
 
 from dataclasses import replace
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from specjax.drafters.base import Anchors
@@ -41,3 +42,13 @@ def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], cou
     available = jnp.sum(candidates, axis=1, keepdims=True, dtype=jnp.float32)
     weight = available / jnp.clip(available, 1.0, float(count))
     return Anchors(index, jnp.where(jnp.take_along_axis(candidates, index, axis=1), weight, 0.0))
+
+
+def all_anchors(completion: np.ndarray, count: int) -> Anchors:
+    """Return all completion tokens of rows, bool [R, S], as anchors [R, count], computed on the host.
+
+    Then the loss is that without anchors, and takes time for `count` tokens of a row instead of S.
+    """
+    candidates = completion & (np.arange(completion.shape[1]) >= FIRST_PREDICTED)
+    index = np.sort(np.argsort(~candidates, axis=1, kind="stable")[:, :count], axis=1).astype(np.int32)
+    return Anchors(index, np.take_along_axis(candidates, index, axis=1).astype(np.float32))  # pyright: ignore[reportArgumentType]

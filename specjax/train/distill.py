@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from specjax import kernels
 from specjax.drafters import Drafter
+from specjax.drafters.base import Anchors
 from specjax.log_probs import teacher_forced
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
@@ -41,7 +42,7 @@ class PolicyReads:
     hidden: Float[Array, "R S D"]
 
 
-DistillStep = Callable[[DistillState, PyTree, Sequences, PolicyReads], tuple[DistillState, Metrics]]
+DistillStep = Callable[[DistillState, PyTree, Sequences, PolicyReads, Anchors], tuple[DistillState, Metrics]]
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
@@ -81,29 +82,29 @@ def make_distill_step(
     microbatches: int = 1,
     logit_chunk: int = 0,
 ) -> DistillStep:
-    """Return `step(state, weights, sequences, reads) -> state, metrics`, one program for each width of the rows.
+    """Return `step(state, weights, sequences, reads, anchors) -> state, metrics`, one program for each shape.
 
-    States keep the sharding of the first one. weights: the policy's parameters, which are only read. Every completion
-    token counts. microbatches, logit_chunk: as in `TrainConfig`. A call raises ValueError if the rows do not divide
-    over the mesh and the microbatches.
+    States keep the sharding of the first one. weights: the policy's parameters, which are only read. anchors: the
+    completion tokens that count, as a rule `all_anchors`. microbatches, logit_chunk: as in `TrainConfig`. A call raises
+    ValueError if the rows do not divide over the mesh and the microbatches.
     """
     context = LossContext(policy, drafter, law, microbatches=microbatches, logit_chunk=logit_chunk)
 
     def step(
-        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads
+        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads, anchors: Anchors
     ) -> tuple[DistillState, Metrics]:
         _check_rows(sequences, mesh, microbatches)
         tokens = jnp.maximum(jnp.sum(sequences.completion, dtype=jnp.float32), 1.0)
         params = Params(weights, state.draft)
 
-        def add(total: PyTree, part: tuple[Sequences, PolicyReads]) -> tuple[PyTree, tuple[Array, Array]]:
-            rows, read = part
+        def add(total: PyTree, part: tuple[Sequences, PolicyReads, Anchors]) -> tuple[PyTree, tuple[Array, Array]]:
+            rows, read, counted = part
             output = _output(policy, weights, read, logit_chunk)
-            gradient, result = draft_gradient(context, params, tokens, rows, output)
+            gradient, result = draft_gradient(context, params, tokens, rows, output, counted)
             return jax.tree.map(jnp.add, total, gradient), (result.loss, jnp.sum(result.overlap))
 
         zeros = jax.tree.map(jnp.zeros_like, state.draft)
-        gradient, (loss, overlap) = jax.lax.scan(add, zeros, split((sequences, reads), microbatches))
+        gradient, (loss, overlap) = jax.lax.scan(add, zeros, split((sequences, reads, anchors), microbatches))
         mean = jnp.sum(loss) / tokens
         draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, mean))
         metrics = {
@@ -117,17 +118,17 @@ def make_distill_step(
     jitted: list[jax.stages.Wrapped] = []
 
     def call(
-        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads
+        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads, anchors: Anchors
     ) -> tuple[DistillState, Metrics]:
         with jax.set_mesh(mesh):
             if not jitted:
                 layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
                 program = jax.jit(
-                    step, in_shardings=(layout, fixed, rows, rows), out_shardings=(layout, None), donate_argnums=0
+                    step, in_shardings=(layout, fixed, rows, rows, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            sequences, reads = jax.device_put((sequences, reads), rows)
-            return kernels.finished(jitted[0](state, weights, sequences, reads), mesh)
+            batch = jax.device_put((sequences, reads, anchors), rows)
+            return kernels.finished(jitted[0](state, weights, *batch), mesh)
 
     return call
 
@@ -161,7 +162,7 @@ def make_predict(
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(params.policy, part)
-            return jnp.sum(draft_loss(context, params, params.draft, part, output).overlap)
+            return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
 
         _check_rows(sequences, mesh, microbatches)
         return jnp.sum(jax.lax.map(overlap, split(sequences, microbatches))), jnp.sum(

@@ -135,11 +135,12 @@ def microbatch_gradients(
     zeros = jax.tree.map(jnp.zeros_like, params.draft)
 
     def study() -> tuple[PyTree, DraftSums]:
+        anchors = context.anchors_of(batch)
         if context.train_draft:
-            gradient, result = draft_gradient(context, params, draft_tokens, batch, output)
+            gradient, result = draft_gradient(context, params, draft_tokens, batch, output, anchors)
         else:
-            gradient, result = zeros, draft_loss(context, params, params.draft, batch, output)
-        return gradient, sum_draft(batch, result, context.anchors_of(batch), context.verifier)
+            gradient, result = zeros, draft_loss(context, params, params.draft, batch, output, anchors)
+        return gradient, sum_draft(batch, result, anchors, context.verifier)
 
     with jax.named_scope("draft_gradient"):
         draft, draft_sums = maybe_cond(draft_due, study, lambda: (zeros, no_draft_sums()))
@@ -181,24 +182,34 @@ def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
 
 
 def draft_loss(
-    context: LossContext, params: Params, draft: PyTree, sequences: Sequences, output: PolicyOutput
+    context: LossContext,
+    params: Params,
+    draft: PyTree,
+    sequences: Sequences,
+    output: PolicyOutput,
+    anchors: Anchors | None,
 ) -> DraftLoss:
     """Return the loss of the parameters `draft`, and differentiate it in these alone.
 
-    output: of the policy, through stop_gradient.
+    output:  of the policy, through stop_gradient.
+    anchors: the completion tokens that count; None: all.
     """
     both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
-    anchors = context.anchors_of(sequences)
     return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law, anchors)
 
 
 def draft_gradient(
-    context: LossContext, params: Params, tokens: Float[Array, ""], sequences: Sequences, output: PolicyOutput
+    context: LossContext,
+    params: Params,
+    tokens: Float[Array, ""],
+    sequences: Sequences,
+    output: PolicyOutput,
+    anchors: Anchors | None,
 ) -> tuple[PyTree, DraftLoss]:
     """Return the gradient of the draft's loss divided by `tokens`, and the undivided loss."""
 
     def mean(draft: PyTree) -> tuple[Array, DraftLoss]:
-        result = draft_loss(context, params, draft, sequences, output)
+        result = draft_loss(context, params, draft, sequences, output, anchors)
         return result.loss / tokens, result
 
     return jax.grad(mean, has_aux=True)(params.draft)
@@ -216,7 +227,7 @@ def add_draft_gradients(
         with jax.named_scope("policy_forward"):
             output = jax.lax.stop_gradient(context.forward(params.policy, part))
         with jax.named_scope("draft_gradient"):
-            gradient, result = draft_gradient(context, params, tokens, part, output)
+            gradient, result = draft_gradient(context, params, tokens, part, output, context.anchors_of(part))
         return gradient, (result.loss, jnp.sum(result.overlap))
 
     def add(total: PyTree, part: Sequences) -> tuple[PyTree, tuple[Array, Array]]:

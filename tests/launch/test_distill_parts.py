@@ -72,7 +72,7 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     """In memory or in a file, and padded to few widths."""
     monkeypatch.setattr("launch.distillation.reads.host_memory", lambda: memory)
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
-    calls, widths = [], set()
+    calls, widths, counts = [], set(), set()
     apply = policy.apply
 
     def counted(*args, **options):
@@ -82,18 +82,22 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(0, 16, 3).tolist(), rng.integers(0, 16, n).tolist()) for n in (1, 20, 4, 9, 2, 30, 3, 5, 17)]
     answers, weights = Answers.pad([-1] * 9, pairs, 48), params_on(mesh).policy
-    kept = KeptReads(replace(policy, apply=counted), mesh, weights, 2, NOT_KEPT)
+    kept = KeptReads(replace(policy, apply=counted), mesh, weights, 2, 30, NOT_KEPT)
     kept.extend(answers.first(6))
     kept.extend(answers)
     ran = len(calls)
     for picks in ([0, 4], [1, 5], [8, 2]):
-        batch, reads = kept.batch(answers, np.array(picks))
+        batch, reads, anchors = kept.batch(answers, np.array(picks))
         widths.add(batch.tokens.shape[1])
         output = teacher_forced(policy, weights, jnp.asarray(batch.tokens))
+        counted = np.zeros_like(batch.completion)
+        np.put_along_axis(counted, np.asarray(anchors.place), np.asarray(anchors.weight) > 0, axis=1)
+        np.testing.assert_array_equal(counted, batch.completion)
+        counts.add(anchors.place.shape[1])
         valid = (np.arange(batch.tokens.shape[1])[None] < answers.lengths[picks, None])[..., None]
         np.testing.assert_allclose(reads.features, np.where(valid, output.features, 0), atol=1e-5)
         np.testing.assert_allclose(reads.hidden, np.where(valid, output.hidden, 0), atol=1e-5)
-    assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48
+    assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48 and len(counts) > 1
 
 
 def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):

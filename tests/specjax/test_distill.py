@@ -7,7 +7,9 @@ import numpy as np
 import optax
 import pytest
 
+from specjax.drafters.base import Anchors
 from specjax.sampling import SamplingLaw
+from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences, TrainBatch
 from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict, make_read
 from specjax.train.gradients import LossContext, accumulate
@@ -37,11 +39,17 @@ def batch() -> Sequences:
     return Sequences(given.tokens, given.completion)
 
 
+def anchors_of(batch: Sequences) -> Anchors:
+    completion = np.asarray(batch.completion)
+    return all_anchors(completion, int(completion.sum(axis=1).max()))
+
+
 def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tuple[Params, dict]:
     """The draft's gradient as `Params`, and the metrics."""
     before = jax.tree.map(np.array, params.draft)
     reads = make_read(POLICY, mesh)(params.policy, batch)
-    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch, reads)
+    anchors = anchors_of(batch)
+    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch, reads, anchors)
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
 
 
@@ -101,7 +109,7 @@ def test_steps_teach_the_draft_without_another_trace(step, params, batch) -> Non
     state, seen = init_distill_state(params.draft, DESCENT, MESH), []
     before, reads = jax.tree.map(np.array, params.draft), make_read(POLICY, MESH)(params.policy, batch)
     for _ in range(8):
-        state, metrics = step(state, params.policy, batch, reads)
+        state, metrics = step(state, params.policy, batch, reads, anchors_of(batch))
         seen.append(float(metrics["loss/draft"]))
     assert seen[-1] < 0.97 * seen[0]
     # What the run began with is still there to compare with.
@@ -121,4 +129,4 @@ def test_rows_that_do_not_divide_are_refused(params, batch) -> None:
     step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, MESH, microbatches=3)
     reads = make_read(POLICY, MESH)(params.policy, batch)
     with refuses("batch = 8 rows:...3"):
-        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch, reads)
+        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch, reads, anchors_of(batch))
