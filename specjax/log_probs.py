@@ -26,6 +26,15 @@ def teacher_forced(policy: Policy, params: PyTree, tokens: Int[Array, "B T"], lo
     return replace(output, chunked=ChunkedLogits(policy.unembed, logit_chunk))
 
 
+def without_logits(policy: Policy, output: PolicyOutput, logit_chunk: int) -> PolicyOutput:
+    """Return the output without its logits. Readers compute those that they need from the hidden state.
+
+    logit_chunk: positions at a time; 0: all that are read.
+    """
+    chunk = logit_chunk or output.hidden.shape[1]
+    return replace(output, logits=output.logits[:, :0], chunked=ChunkedLogits(policy.unembed, chunk))
+
+
 def laws(
     params: PyTree, output: PolicyOutput, law: SamplingLaw
 ) -> tuple[Float[Array, "B T D"], Callable[[Array], Array], int]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors, DraftLoss
-from specjax.log_probs import teacher_forced, token_log_probs
+from specjax.log_probs import teacher_forced, token_log_probs, without_logits
 from specjax.sampling import SamplingLaw
 from specjax.train.adaptation import maybe_cond
 from specjax.train.anchors import draw_anchors
@@ -133,6 +133,9 @@ def microbatch_gradients(
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
     zeros = jax.tree.map(jnp.zeros_like, params.draft)
+    if not isinstance(draft_due, bool):
+        # Steps that train no draft, as most do, would keep the logits for it.
+        output = without_logits(context.policy, output, context.logit_chunk)
 
     def study() -> tuple[PyTree, DraftSums]:
         anchors = context.anchors_of(batch)
