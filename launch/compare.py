@@ -63,7 +63,8 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
         console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params), unfinished)
-        reports = time_variants(variants, args.lengths, config.steps, unfinished)
+        max_every = config.draft_training.max_every
+        reports = time_variants(variants, args.lengths, config.steps, max_every, unfinished)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)

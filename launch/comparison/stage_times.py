@@ -13,7 +13,7 @@ from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
-from launch.timing import geometric_mean, interval
+from launch.timing import interval
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 # (median, low, high)
@@ -31,7 +31,9 @@ class VariantReport:
         alpha:              acceptance length, mean over the steps.
         tokens:             completion tokens of all steps.
         generation_speedup: over the autoregressive variant.
-        step_speedup:       over the autoregressive variant, geometric mean: some steps train the draft, most do not.
+        draft_training_s:   what a step that trains the draft takes longer than one that does not; None if not measured.
+        step_speedup:       over the autoregressive variant, of steps that do not train the draft, each with its part of
+                            a training's seconds where every `max_every`-th step trains it.
         amdahl:             step speed-up by Amdahl's law from the measured generation speed-up.
         bound:              step speed-up by Amdahl's law if generation were alpha times as fast, that is, if a
                             speculative round cost as much as an autoregressive one (arXiv 2604.26779, S_step).
@@ -46,6 +48,7 @@ class VariantReport:
     alpha: float
     tokens: int
     generation_speedup: Interval
+    draft_training_s: float | None
     step_speedup: Interval
     amdahl: float
     bound: float
@@ -62,12 +65,27 @@ def step_speedup(generation_share: float, generation_speedup: float) -> float:
     return 1 / (generation_share / generation_speedup + 1 - generation_share)
 
 
+def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: int) -> tuple[float | None, Interval]:
+    """Return what training the draft adds to a step in seconds, and the speed-up of steps where acceptance holds.
+
+    Then one in `max_every` steps trains the draft. The ratios are those of the steps that do not, each with its part
+    of a training's seconds. Where all steps train the draft, or none does, the first result is None.
+    """
+    train_s = {trained: [s["seconds"]["train"] for s in steps if s["trained"] is trained] for trained in (True, False)}
+    if not all(train_s.values()):
+        return None, interval([a["step_s"] / b["step_s"] for a, b in zip(plain, steps, strict=True)])
+    training_s = statistics.median(train_s[True]) - statistics.median(train_s[False])
+    pairs = ((a["step_s"], b["step_s"]) for a, b in zip(plain, steps, strict=True) if not b["trained"])
+    return training_s, interval([a / (b + training_s / max_every) for a, b in pairs])
+
+
 def time_variants(
-    variants: Mapping[str, Variant], lengths: Sequence[int], steps: int, unfinished: Unfinished
+    variants: Mapping[str, Variant], lengths: Sequence[int], steps: int, max_every: int, unfinished: Unfinished
 ) -> dict[str, VariantReport]:
     """Time `steps` steps of every variant, interleaved, and return the reports by name. Raises Stopped at a signal.
 
-    lengths: draft lengths that `Variant.chosen` indexes.
+    lengths:   draft lengths that `Variant.chosen` indexes.
+    max_every: steps from one training of the draft to the next while its acceptance holds.
     """
     # Each variant has taken step 0 before.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
@@ -77,7 +95,9 @@ def time_variants(
     plain = times[PLAIN]
     generation_share = statistics.median(step["seconds"]["generation"] for step in plain) / _step_s(plain)
     return {
-        name: _report(times[name], plain, generation_share, tuple(lengths[index] for index in variant.chosen or ()))
+        name: _report(
+            times[name], plain, generation_share, tuple(lengths[index] for index in variant.chosen or ()), max_every
+        )
         for name, variant in variants.items()
     }
 
@@ -94,13 +114,18 @@ def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
             # NaN in a step that verified nothing.
             "alpha": float(step.metrics.get("rollout/acceptance_length", math.nan)),
             "tokens": int(np.sum(step.rollout.lengths)),
+            "trained": bool(step.metrics.get("draft/trained", False)),
             "parting": None if difference is None else asdict(difference),
         }
     return records
 
 
 def _report(
-    steps: Sequence[Record], plain: Sequence[Record], generation_share: float, draft_lengths: tuple[int, ...]
+    steps: Sequence[Record],
+    plain: Sequence[Record],
+    generation_share: float,
+    draft_lengths: tuple[int, ...],
+    max_every: int,
 ) -> VariantReport:
     pairs = list(zip(plain, steps, strict=True))
     generation_speedup = interval([a["seconds"]["generation"] / b["seconds"]["generation"] for a, b in pairs])
@@ -109,6 +134,7 @@ def _report(
         for number, step in enumerate(steps, start=1)
         if step["parting"] is not None
     )
+    training_s, whole_steps = steady_speedup(plain, steps, max_every)
     alpha = statistics.fmean([step["alpha"] for step in steps if math.isfinite(step["alpha"])] or [math.nan])
     return VariantReport(
         seconds={stage: statistics.median(step["seconds"][stage] for step in steps) for stage in STAGES},
@@ -117,7 +143,8 @@ def _report(
         alpha=alpha,
         tokens=sum(step["tokens"] for step in steps),
         generation_speedup=generation_speedup,
-        step_speedup=interval([a["step_s"] / b["step_s"] for a, b in pairs], center=geometric_mean),
+        draft_training_s=training_s,
+        step_speedup=whole_steps,
         amdahl=step_speedup(generation_share, generation_speedup[0]),
         bound=step_speedup(generation_share, alpha),
         draft_lengths=draft_lengths,
@@ -156,9 +183,11 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         f"generation takes {generation_share:.1%} of the autoregressive step; without it the step would be "
         f"{1 / (1 - generation_share):.2f} times as fast"
     )
+    trainings = [report.draft_training_s for report in reports.values() if report.draft_training_s is not None]
+    training = "part of all steps here" if not trainings else f"{_seconds(max(trainings))} s more"
     console.print(
-        "step x: geometric mean. The first step and every --draft-training.max-every-th train the draft, as in a run "
-        "where its acceptance holds; where the draft still learns, most steps train it (time/draft_training of a run)"
+        "step x: as in a run where acceptance holds and every --draft-training.max-every-th step trains the draft: "
+        f"{training}; where the draft still learns, most steps train it (time/draft_training of a run)"
     )
     console.print(
         "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "

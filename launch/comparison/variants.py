@@ -161,7 +161,7 @@ def make_variants(
 def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:
     """Return the state as it is after many steps in which acceptance held: draft training is at its rarest.
 
-    It is due in the next step, and then in every `max_every`-th.
+    It is due in the next step, and then in every `max_every`-th: so one of few timed steps shows what training takes.
     """
     seen = state.adaptation
     if seen is None:

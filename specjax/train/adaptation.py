@@ -62,7 +62,7 @@ class DraftTrainingConfig(Options):
     mode: Literal["online", "frozen"] = "online"
     anchors: NonNegative = 32
     every: Positive = 1
-    max_every: Positive = 8
+    max_every: Positive = 32
     fall: Annotated[float, at_least(0), below(1)] = 0.1
     replay: NonNegative = 0
 

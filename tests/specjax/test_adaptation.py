@@ -270,7 +270,7 @@ def test_what_is_known_beforehand_is_not_traced() -> None:
     state, batch = state_of(0, init_adaptation(always, None, MESH)), batch_with(10, 5)
     assert draft_is_due(always, state, batch) is True
     assert draft_is_due(always, replace(state, params=Params({}, {})), batch) is False
-    with refuses("draft_training = ...max_every=8"):
+    with refuses("draft_training = ...max_every=32"):
         draft_is_due(DraftTrainingConfig(), replace(state, adaptation=None), batch)
 
 
