@@ -25,6 +25,8 @@ from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
 from launch.run.pinned import with_commits, with_step
 from launch.run.restore import restore_params, restore_policy
+from specjax.train.selection import SelectionConfig
+from specjax.train.updates import UpdateConfig
 from specjax.types import Params
 
 
@@ -44,8 +46,9 @@ def main(argv: list[str]) -> int:
     locks = exclusive("out", out), exclusive_files({"save_responses": args.save_responses})
     with StopSignals(console.print) as signals, locks[0], locks[1]:
         unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
-        # Without the lookup: its hits must not count as the draft's acceptance.
+        # Without the lookup: its hits must not count as the draft's acceptance. No step is divided as one of RL is.
         config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
+        config = replace(config, microbatches=1, updates=UpdateConfig(), selection=SelectionConfig())
         experiment = build_experiment(config, unfinished=unfinished)
         distill_offline(experiment, starting_params(experiment, args), args, out, console, unfinished)
         unfinished.remove()
