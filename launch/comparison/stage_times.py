@@ -31,9 +31,10 @@ class VariantReport:
         alpha:              acceptance length, mean over the steps.
         tokens:             completion tokens of all steps.
         generation_speedup: over the autoregressive variant.
-        draft_training_s:   what a step that trains the draft takes longer than one that does not; None if not measured.
-        step_speedup:       over the autoregressive variant, of steps that do not train the draft, each with its part of
-                            a training's seconds where every `max_every`-th step trains it.
+        trained_steps:      number of steps that trained the draft.
+        draft_training_s:   extra seconds of such a step, 0 or above; None if all steps are such, or none is.
+        step_speedup:       over the autoregressive variant, of steps that do not train the draft, plus 1 / `max_every`
+                            of these extra seconds.
         amdahl:             step speed-up by Amdahl's law from the measured generation speed-up.
         bound:              step speed-up by Amdahl's law if generation were alpha times as fast, that is, if a
                             speculative round cost as much as an autoregressive one (arXiv 2604.26779, S_step).
@@ -48,6 +49,7 @@ class VariantReport:
     alpha: float
     tokens: int
     generation_speedup: Interval
+    trained_steps: int
     draft_training_s: float | None
     step_speedup: Interval
     amdahl: float
@@ -66,15 +68,15 @@ def step_speedup(generation_share: float, generation_speedup: float) -> float:
 
 
 def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: int) -> tuple[float | None, Interval]:
-    """Return what training the draft adds to a step in seconds, and the speed-up of steps where acceptance holds.
+    """Return the extra seconds of a step that trains the draft, and the speed-up of steps where acceptance holds.
 
-    Then one in `max_every` steps trains the draft. The ratios are those of the steps that do not, each with its part
-    of a training's seconds. Where all steps train the draft, or none does, the first result is None.
+    Then one in `max_every` steps trains the draft. The ratios are those of the steps that do not, plus 1 / `max_every`
+    of the extra seconds. Where all steps train the draft, or none does, these are None.
     """
     train_s = {trained: [s["seconds"]["train"] for s in steps if s["trained"] is trained] for trained in (True, False)}
     if not all(train_s.values()):
         return None, interval([a["step_s"] / b["step_s"] for a, b in zip(plain, steps, strict=True)])
-    training_s = statistics.median(train_s[True]) - statistics.median(train_s[False])
+    training_s = max(statistics.median(train_s[True]) - statistics.median(train_s[False]), 0.0)
     pairs = ((a["step_s"], b["step_s"]) for a, b in zip(plain, steps, strict=True) if not b["trained"])
     return training_s, interval([a / (b + training_s / max_every) for a, b in pairs])
 
@@ -143,6 +145,7 @@ def _report(
         alpha=alpha,
         tokens=sum(step["tokens"] for step in steps),
         generation_speedup=generation_speedup,
+        trained_steps=sum(step["trained"] for step in steps),
         draft_training_s=training_s,
         step_speedup=whole_steps,
         amdahl=step_speedup(generation_share, generation_speedup[0]),
@@ -183,12 +186,15 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         f"generation takes {generation_share:.1%} of the autoregressive step; without it the step would be "
         f"{1 / (1 - generation_share):.2f} times as fast"
     )
-    trainings = [report.draft_training_s for report in reports.values() if report.draft_training_s is not None]
-    training = "part of all steps here" if not trainings else f"{_seconds(max(trainings))} s more"
-    console.print(
-        "step x: as in a run where acceptance holds and every --draft-training.max-every-th step trains the draft: "
-        f"{training}; where the draft still learns, most steps train it (time/draft_training of a run)"
-    )
+    trained = {name: report for name, report in reports.items() if report.draft_training_s is not None}
+    if trained:
+        steps = sum(report.trained_steps for report in trained.values())
+        extra = ", ".join(f"{name} {_seconds(report.draft_training_s or 0.0)} s" for name, report in trained.items())
+        console.print(
+            "step x: where acceptance holds, and one in --draft-training.max-every steps trains the draft; extra "
+            f"seconds of such a step: {extra} (measured in {steps} steps). "
+            "Where the draft still learns, most steps are such (time/draft_training of a run)"
+        )
     console.print(
         "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "
         "bound: the same if a speculative round cost as much as an autoregressive one"

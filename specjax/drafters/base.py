@@ -86,6 +86,11 @@ class Drafter(Protocol):
         """Return the drafter's memory of earlier rollouts; None for most drafters."""
         return None
 
+    @property
+    def reads_logits(self) -> bool:
+        """Return whether `loss` reads `output.logits`; False if it reads `specjax.log_probs.laws` instead."""
+        return True
+
     def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """Return the features that the drafter reads from a forward of the policy; by default none, F = 0."""
         return output.hidden[..., :0]

@@ -37,6 +37,10 @@ class EitherDrafter(Drafter):
     def memory(self) -> Memory | None:
         return self.lookup.memory
 
+    @property
+    def reads_logits(self) -> bool:
+        return self.trained.reads_logits
+
     def features(self, output: PolicyOutput) -> Array:
         return self.trained.features(output)
 

@@ -93,6 +93,10 @@ class HeadDrafter(Drafter):
     def __post_init__(self) -> None:
         check_options(self)
 
+    @property
+    def reads_logits(self) -> bool:
+        return False
+
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)
 

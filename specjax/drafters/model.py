@@ -45,6 +45,10 @@ class ModelDrafter(Drafter):
     model: Policy
     objective: Objective = "cross_entropy"
 
+    @property
+    def reads_logits(self) -> bool:
+        return False
+
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> ModelState:
         return start_if(drafting, partial(self._start, params, prompts, width))
 

@@ -45,10 +45,14 @@ def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], cou
 
 
 def all_anchors(completion: np.ndarray, count: int) -> Anchors:
-    """Return all completion tokens of rows, bool [R, S], as anchors [R, count], computed on the host.
+    """Return the completion tokens of rows, bool [R, S], as anchors [R, min(count, S)], computed on the host.
 
-    Then the loss is that without anchors, and takes time for `count` tokens of a row instead of S.
+    The draft's later passes and its vocabulary head then run over `count` tokens of a row instead of S. Raises
+    ValueError if a row has more of them.
     """
+    most = int(completion.sum(axis=1).max())
+    if most > count:
+        raise ValueError(f"count = {count}: must be at least {most}, the completion tokens of a row")
     candidates = completion & (np.arange(completion.shape[1]) >= FIRST_PREDICTED)
     index = np.sort(np.argsort(~candidates, axis=1, kind="stable")[:, :count], axis=1).astype(np.int32)
     return Anchors(index, np.take_along_axis(candidates, index, axis=1).astype(np.float32))  # pyright: ignore[reportArgumentType]

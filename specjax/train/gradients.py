@@ -133,8 +133,8 @@ def microbatch_gradients(
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
     zeros = jax.tree.map(jnp.zeros_like, params.draft)
-    if not isinstance(draft_due, bool):
-        # Steps that train no draft, as most do, would keep the logits for it.
+    if context.anchors and not context.drafter.reads_logits and not isinstance(draft_due, bool):
+        # Else the conditional keeps the logits alive, also in steps that do not train the draft.
         output = without_logits(context.policy, output, context.logit_chunk)
 
     def study() -> tuple[PyTree, DraftSums]:
