@@ -81,8 +81,8 @@ class KeptReads:
         rows = np.zeros((*sequences.tokens.shape, self._kept[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
             row[: len(self._kept[pick])] = self._kept[pick]
-        longest = np.asarray(sequences.completion).sum(axis=1).max()
-        anchors = all_anchors(sequences.completion, fitting(longest, self._budget, COUNTS))
+        completion = np.asarray(sequences.completion)
+        anchors = all_anchors(completion, fitting(completion.sum(axis=1).max(), self._budget, COUNTS))
         return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :]), anchors  # pyright: ignore[reportArgumentType]
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:

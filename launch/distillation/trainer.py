@@ -1,6 +1,7 @@
 """Distillation of a draft from the policy's answers. Answers are generated in chunks; the draft trains after each."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def distill(
     drafter, trainer, answers = experiment.networks.drafter, None, given
     can_draft = trained or experiment.networks.draft.read_from is not None
     # Numbers of answers, given or generated so far, at the end of each chunk.
-    counts = [n * experiment.sequences for n in np.cumsum(_chunks(experiment))] if given is None else [len(given)]
+    counts = [n * experiment.sequences for n in accumulate(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
     generator = AnswerGenerator(experiment, unfinished, counts[-1], clock, keep) if given is None else None
     for number, count in enumerate(counts, start=1):
