@@ -131,7 +131,7 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
     assert "warm-up: " not in said and "random weights" not in said
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), 1)
-    with refuses("7...1", ConfigError):
+    with refuses("checkpoint_step = 7:...1", ConfigError):
         launch.compare.main(argv("tiny", SMALL | {"--checkpoint": str(tmp_path / "run"), "--checkpoint-step": "7"}))
 
 
