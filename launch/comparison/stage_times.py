@@ -71,7 +71,7 @@ def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: 
     """Return the extra seconds of a step that trains the draft, and the speed-up of steps where acceptance holds.
 
     Then one in `max_every` steps trains the draft. The ratios are those of the steps that do not, plus 1 / `max_every`
-    of the extra seconds. Where all steps train the draft, or none does, these are None.
+    of the extra seconds. Where all steps train the draft, or none does, the extra seconds are None and all steps count.
     """
     train_s = {trained: [s["seconds"]["train"] for s in steps if s["trained"] is trained] for trained in (True, False)}
     if not all(train_s.values()):
