@@ -124,7 +124,8 @@ def test_every_part_runs_at_tiny_shapes(tmp_path: Path, monkeypatch: pytest.Monk
     training = (
         f"gsm8k --data.train {tmp_path}/train.jsonl --data.held-out {tmp_path}/test.jsonl --data.prompts 4 --steps 1 "
         "--draft-lengths 0,2 --rollout.group-size 2 --rollout.max-new-tokens 8 --data.max-prompt-tokens 40 "
-        "--microbatches 2 --distill.steps 2 --distill.answers 16 --distill.batch-size 8 --reward.workers 1"
+        "--microbatches 2 --model.feature-layers 0 1 --distill.steps 2 --distill.answers 16 --distill.batch-size 8 "
+        "--reward.workers 1"
     )
     options = ["--tiny", "--minutes", "35", "--out", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
     monkeypatch.setattr("sys.argv", ["gpu", *options, "--training", training])

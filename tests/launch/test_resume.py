@@ -214,7 +214,8 @@ def test_programs_name_a_save(whole: Path):
 def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
     """From one device to two and back, in other microbatches: the same tokens, and the same numbers up to rounding."""
     rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
-    fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2))
+    online = DraftTrainingConfig(max_every=1)
+    fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2), draft_training=online)
     lines = {}
     for before, after in ((1, 1), (1, 2), (2, 1)):
         start = replace(fixed, out=str(tmp_path / f"{before}-{after}"), mesh=MeshConfig(data=before), steps=2)

@@ -65,6 +65,13 @@ def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
     return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.slots", *flags)
 
 
+def reach(process: "subprocess.Popen[str]", *phases: str) -> None:
+    """Wait until the program says that it is in one of these phases, or until it has ended."""
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) and not line.startswith(phases):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
@@ -129,11 +136,10 @@ def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
     """Every other process is only asked to stop, so that the next one starts further on."""
     run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
     finish(train(whole, BEFORE_RL))
-    stopped = 0
-    for turn, phase in enumerate(["warm-up", "warm-up", "answers", "distillation", "distillation", "distillation"] * 2):
+    stopped, phases = 0, ("warm-up", "answers", "distillation")
+    for turn, first in enumerate([0, 0, 1, 2, 2, 2] * 2):
         process = train(run, BEFORE_RL, *(["--resume"] if (run / "config.json").exists() else []))
-        while not (run / "unfinished" / phase).exists() and not saves(run) and process.poll() is None:
-            time.sleep(0.001)
+        reach(process, *phases[first:])
         time.sleep(chance.uniform(0, 2))
         if saves(run) or process.poll() is not None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -194,8 +200,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     stopped = killed = 0
     for turn, phase in enumerate(phase for phase in phases for _ in range(2)):
         process = begin("parts")
-        while not list(work.glob(f"{phase}*")) and process.poll() is None:
-            time.sleep(0.001)
+        reach(process, *phases[phases.index(phase) :])
         time.sleep(chance.uniform(0, 1))
         if turn % 2 and process.poll() is None:
             process.terminate()
