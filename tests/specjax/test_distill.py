@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from models.decoder import make_policy
 from specjax.drafters.base import Anchors
 from specjax.sampling import SamplingLaw
 from specjax.train.anchors import all_anchors
@@ -16,6 +17,7 @@ from specjax.train.gradients import LossContext, accumulate
 from specjax.types import Params
 from tests.refusals import refuses
 from tests.specjax.training import (
+    DECODER,
     assert_same_bits,
     mesh_of,
     networks,
@@ -51,6 +53,14 @@ def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tu
     anchors = anchors_of(batch)
     state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch, reads, anchors)
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
+
+
+def test_a_policy_is_read_for_drafts_without_features(params: Params, batch: Sequences) -> None:
+    """As small models and MTP heads are."""
+    reads = make_read(make_policy(replace(DECODER, feature_layers=())), MESH, microbatches=2)(params.policy, batch)
+    whole = make_read(POLICY, MESH)(params.policy, batch)
+    assert reads.features.shape == (ROWS, LENGTH, 0)
+    np.testing.assert_allclose(reads.hidden, whole.hidden, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
