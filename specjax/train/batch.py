@@ -98,4 +98,5 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
 
 def split(tree: PyTree, parts: int) -> PyTree:
     """Split [R, ..] into [parts, R / parts, ..], taking every parts-th row, so that each data shard keeps its rows."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), tree)
+    # No -1 in the shape: an axis may have size 0.
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x) // parts, parts, *x.shape[1:]), 1, 0), tree)

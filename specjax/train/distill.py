@@ -63,7 +63,6 @@ def make_read(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[Py
 
         _check_rows(sequences, mesh, microbatches)
         parts = jax.lax.map(read, split(sequences, microbatches))
-        # No -1 in the shape: features may have width 0.
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(sequences.tokens.shape[0], *x.shape[2:]), parts)
 
     def call(weights: PyTree, sequences: Sequences) -> PolicyReads:

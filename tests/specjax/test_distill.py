@@ -11,7 +11,7 @@ from models.decoder import make_policy
 from specjax.drafters.base import Anchors
 from specjax.sampling import SamplingLaw
 from specjax.train.anchors import all_anchors
-from specjax.train.batch import Sequences, TrainBatch
+from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict, make_read
 from specjax.train.gradients import LossContext, accumulate
 from specjax.types import Params
@@ -60,6 +60,7 @@ def test_a_policy_is_read_for_drafts_without_features(params: Params, batch: Seq
     reads = make_read(make_policy(replace(DECODER, feature_layers=())), MESH, microbatches=2)(params.policy, batch)
     whole = make_read(POLICY, MESH)(params.policy, batch)
     assert reads.features.shape == (ROWS, LENGTH, 0)
+    assert split(reads, 2).features.shape == (2, ROWS // 2, LENGTH, 0)
     np.testing.assert_allclose(reads.hidden, whole.hidden, atol=1e-5)
 
 
