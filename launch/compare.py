@@ -13,6 +13,7 @@ from rich.console import Console
 from launch.build.experiment import Experiment, build_experiment
 from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
+from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
 from launch.cli.pyplot import load_pyplot
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     config, args = parse_run_and(
         CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20, profile_step=0
     )
+    config = join_hosts(config)
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if args.plots is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
+from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import DIAGNOSE, SAME_AS_RUN, reads
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
         DIAGNOSE,
         allow_truncated_law=True,
     )
+    config = join_hosts(config)
     check_policy_source(config, own.checkpoint)
     config = with_commits(config, own.checkpoint)
     diagnosed, recorded, step = diagnostic_run(config), as_recorded(config), None

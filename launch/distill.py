@@ -15,7 +15,8 @@ from pathlib import Path
 from configs.schema.networks import LookupConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
-from launch.cli.lock import exclusive
+from launch.cli.hosts import join_hosts
+from launch.cli.lock import exclusive, held_by_primary
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.reads import DISTILL
@@ -40,10 +41,11 @@ def main(argv: list[str]) -> int:
         "Initialise a draft from the policy's own answers, offline.",
         DISTILL,
     )
+    config = join_hosts(config)
     out = new_output_directory(config, goes_on=True)
     check_policy_source(config, args.checkpoint)
     args, config = with_step(args), with_commits(config, args.checkpoint)
-    locks = exclusive("out", out), exclusive_files({"save_responses": args.save_responses})
+    locks = held_by_primary(exclusive("out", out)), exclusive_files({"save_responses": args.save_responses})
     with StopSignals(console.print) as signals, locks[0], locks[1]:
         unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
         # Without the lookup: its hits must not count as the draft's acceptance. No step is divided as one of RL is.

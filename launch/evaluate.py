@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
+from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.reads import EVALUATE
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
     config, args = parse_run_and(
         EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
+    config = join_hosts(config)
     check_policy_source(config, args.checkpoint)
     config = with_commits(config, args.checkpoint)
     args = replace(args, files=tuple(with_commit(path, "dataset") for path in args.files))

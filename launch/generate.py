@@ -5,6 +5,7 @@ from functools import partial
 
 from launch.build.experiment import build_experiment
 from launch.cli.console import console
+from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.reads import GENERATE
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> int:
         GENERATE,
         allow_truncated_law=True,
     )
+    config = join_hosts(config)
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(with_commits(config, args.checkpoint), training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)

@@ -49,10 +49,10 @@ def interval(
     With fewer than six values the interval is their range, which covers the median in less than 95% of cases.
     """
     if len(values) < 6:
-        return float(center(np.asarray(values), axis=0)), min(values), max(values)
-    draws = np.random.default_rng(1).choice(np.asarray(values), (10_000, len(values)))
+        return float(center(np.array(values), axis=0)), min(values), max(values)
+    draws = np.random.default_rng(1).choice(np.array(values), (10_000, len(values)))
     low, high = np.quantile(center(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
-    return float(center(np.asarray(values), axis=0)), float(low), float(high)
+    return float(center(np.array(values), axis=0)), float(low), float(high)
 
 
 def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:

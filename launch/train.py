@@ -6,6 +6,7 @@ from pathlib import Path
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
+from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     It is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped if too many steps in a row skipped an update.
     """
     use_compile_cache()
-    config = parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO.")
+    config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO."))
     with StopSignals(console.print) as signals, open_run(config) as directory:
         work = Unfinished(directory / UNFINISHED, signals)
         experiment = build_experiment(with_commits(config, directory if config.resume else None), unfinished=work)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from specjax.parallel import processes
+
 # Stored beside a converted public checkpoint, for the export back: fields of its config.json and tensors of a draft.
 CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
 
@@ -86,7 +88,9 @@ def one_line_errors(message: str) -> Iterator[None]:
 
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:
-    path.write_text(json_text(fields), encoding="utf-8")
+    """Write a JSON object, in the primary process alone."""
+    if processes.primary():
+        path.write_text(json_text(fields), encoding="utf-8")
 
 
 def json_text(fields: dict[str, Any]) -> str:
@@ -95,26 +99,36 @@ def json_text(fields: dict[str, Any]) -> str:
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
-    """Replace a file atomically: a reader sees the old contents or the new, even if this process is killed."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(contents.encode() if isinstance(contents, str) else contents)
-    os.replace(temporary, path)
+    """Replace a file atomically: a reader sees the old contents or the new, even if this process is killed.
+
+    Only the primary process writes.
+    """
+    if processes.primary():
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+        os.replace(temporary, path)
 
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling to fill. It is renamed to `path` when the block ends and removed if the block raises.
 
-    Raises ValueError if `path` exists and is not an empty directory.
+    Every process gets the same one. Raises ValueError if `path` exists and is not an empty directory.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path}: exists and is not an empty directory")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.mkdir()
+
+    def make() -> Path:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(f"{path}: exists and is not an empty directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        temporary.mkdir()
+        return temporary
+
+    temporary = processes.on_primary(make)
     try:
         yield temporary
-        os.replace(temporary, path)
+        processes.on_primary(lambda: os.replace(temporary, path))
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # its writer's threads may go on after an error
+        if processes.primary():
+            shutil.rmtree(temporary, ignore_errors=True)  # its writer's threads may go on after an error
         raise

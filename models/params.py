@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
 from models.config import Dtype
+from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import shardings
 from specjax.types import PyTree
@@ -71,7 +72,7 @@ def replicate(params: PyTree, mesh: Mesh) -> PyTree:
 
     def put(x: Any) -> Array:
         on_mesh = isinstance(getattr(x, "sharding", None), NamedSharding)
-        return x if on_mesh else jax.device_put(x, NamedSharding(mesh, P()))
+        return x if on_mesh else processes.place(x, NamedSharding(mesh, P()))
 
     return jax.tree.map(put, params)
 

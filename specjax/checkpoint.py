@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
 from specjax.options import NonNegative
+from specjax.parallel import processes
 from specjax.types import Params, PyTree, TrainState
 from specjax.writing import writing
 
@@ -118,7 +119,8 @@ class Checkpointer:
         self.wait()
         if step in self._manager.all_steps():
             self._unhealthy.add(step)
-            (self._directory / str(step) / UNHEALTHY).touch()
+            if processes.primary():
+                (self._directory / str(step) / UNHEALTHY).touch()
 
     def best_step(self) -> int | None:
         """Return the step with the highest score in the metric `best`; None if no checkpoint has a score.
@@ -188,7 +190,7 @@ class Checkpointer:
         Raises as `restore` does, and DamagedSave if the files it reads do not match their checksums.
         """
         step = self.step_of(which)
-        check_manifest(self._directory / str(step), ("params", "extra"))
+        processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params", "extra")))
         networks = _networks(abstract)
         self._compare(step, "params", networks)
         items = self._manager.restore(
@@ -200,7 +202,7 @@ class Checkpointer:
     def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
         """Return the policy's parameters of a checkpoint, with any or no draft. Raises as `restore_params` does."""
         step, policy = self.step_of(which), {"params": {"policy": abstract}}
-        check_manifest(self._directory / str(step), ("params",))
+        processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params",)))
         self._compare(step, "params", policy, "params.policy.")
         items = self._manager.restore(step, args=ocp.args.Composite(params=_restore_args(policy)))
         check_finite(items["params"], self._directory / str(step))
@@ -244,7 +246,7 @@ class Checkpointer:
 
     def _read_score(self, step: int) -> Score | None:
         try:
-            check_manifest(self._directory / str(step), (SCORE,))
+            processes.on_primary(lambda: check_manifest(self._directory / str(step), (SCORE,)))
             items = self._manager.restore(step, args=ocp.args.Composite(**{SCORE: ocp.args.JsonRestore()}))
         except (DamagedSave, OSError, KeyError):  # damaged, being deleted, or without a score
             return None

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 MANIFEST = "files.json"
@@ -33,7 +34,7 @@ def check_finite(params: PyTree, source: Path | str) -> None:
         for path, x in jax.tree.leaves_with_path(params)
         if jnp.issubdtype(x.dtype, jnp.inexact)
     }
-    counts = jax.device_get(_not_finite(list(floats.values())))
+    counts = processes.fetch(_not_finite(list(floats.values())))
     for (name, x), count in zip(floats.items(), counts, strict=True):
         if count:
             raise ValueError(f"{source}: {name}: {count} of {x.size} values are nan or inf; all must be finite")

@@ -12,7 +12,8 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from specjax.parallel.mesh import AXES, BATCH_AXES
+from specjax.parallel import processes
+from specjax.parallel.mesh import AXES, BATCH_AXES, MODEL_AXES
 from specjax.types import Prompts, Reward, Rollout
 
 RewardFn = Callable[[Rollout, Prompts], Reward]
@@ -38,9 +39,11 @@ class HostReward:
 
     def __call__(self, rollout: Rollout, prompts: Prompts) -> Reward:
         """Return the reward of each sequence, as numpy arrays."""
-        tokens, lengths, ids = map(np.asarray, (rollout.tokens, rollout.lengths, prompts.id))
-        scores = _scored(self.score, self.parts, tokens, lengths, np.repeat(ids, len(lengths) // len(ids)))
-        return _reward(self.parts, *scores)
+        rows, tokens = processes.own_rows(rollout.tokens)
+        _, lengths = processes.own_rows(rollout.lengths)
+        total, ids = len(rollout.lengths), processes.fetch(prompts.id)
+        scores = _scored(self.score, self.parts, tokens, lengths, ids[rows // (total // len(ids))])
+        return _reward(self.parts, *processes.join_rows(rows, scores, total))
 
 
 def compiled_reward(reward: RewardFn) -> RewardFn:
@@ -65,17 +68,17 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         return _reward(parts, *call(rollout.tokens, rollout.lengths, ids))
 
     def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
-        # Replicas over tensor must get the same scores: the first one calls the host, psum passes them to the others.
+        # Replicas of a shard must get the same scores: the first one calls the host, psum passes them to the others.
         zeros = tuple(jnp.zeros(shape, jnp.float32) for shape in _shapes(len(lengths), parts))
         scores = jax.lax.cond(
-            jax.lax.axis_index("tensor") == 0,
+            jax.lax.axis_index(MODEL_AXES) == 0,
             lambda: io_callback(on_host, jax.tree.map(jax.typeof, zeros), tokens, lengths, ids),
             lambda: zeros,
         )
-        return jax.lax.psum(scores, "tensor")
+        return jax.lax.psum(scores, MODEL_AXES)
 
     def on_host(*arrays: jax.Array) -> tuple[np.ndarray, ...]:
-        tokens, lengths, ids = map(np.asarray, arrays)
+        tokens, lengths, ids = processes.fetch(arrays)
         return _scored(score, parts, tokens, lengths, ids)
 
     return reward
@@ -90,8 +93,10 @@ def _scored(
 ) -> tuple[np.ndarray, ...]:
     """Return the scores, or those of failed samples if the scorer raises or returns other shapes."""
     expected = _shapes(len(lengths), parts)
+    if not len(lengths):  # another process owns the shards of this one's devices
+        return tuple(np.zeros(shape, np.float32) for shape in expected)
     try:
-        scores = tuple(np.asarray(x, np.float32) for x in score(tokens, lengths, ids))
+        scores = tuple(np.array(x, np.float32) for x in score(tokens, lengths, ids))
         if (found := [x.shape for x in scores]) != expected:
             raise ValueError(f"scores of shapes {found} for {len(lengths)} samples: must be {expected}")
         return scores

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import DataConfig
 from configs.schema.functions import LossOptions, RolloutOptions
+from configs.schema.hosts import HostsConfig
 from configs.schema.networks import DraftConfig, ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import RewardConfig
@@ -43,6 +44,7 @@ class RunConfig(TrainConfig):
     max_skipped: NonNegative = 10
     cost_table: str | None = None
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -19,7 +19,7 @@ def frequent_tokens(
     counts = np.zeros(vocab_size, np.int64)
     for problem in problems:
         for text in (prompt_text(problem.prompt), problem.solution or "", problem.answer):
-            np.add.at(counts, np.asarray(tokenizer.encode(text), np.int64), 1)
+            np.add.at(counts, np.array(tokenizer.encode(text), np.int64), 1)
     return most_frequent(counts, stop_tokens, count)
 
 

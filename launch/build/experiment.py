@@ -24,6 +24,7 @@ from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax import kernels
+from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards, make_mesh
 from specjax.rollout.generate import RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
@@ -171,8 +172,10 @@ def _load_or_default(option: str, name: str | None, default: Callable[..., Any])
 def _request_cpu_devices(count: int) -> None:
     """Make JAX create `count` CPU devices, at most one per core, so that the shards of a mesh run in parallel.
 
-    Does nothing if XLA_FLAGS sets the count or JAX is already initialised. Does not affect other platforms.
+    With several processes, each creates its part. Does nothing if XLA_FLAGS sets the count or JAX is already
+    initialised. Does not affect other platforms.
     """
+    count = -(-count // processes.count())
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))

@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.schema.networks import LookupConfig
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter
+from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Policy, PyTree
@@ -36,4 +37,4 @@ def blank_memory(drafter: Drafter, prompts: int, kept: int, rollout: RolloutConf
     size = bytes_per_device(jax.eval_shape(lambda: memory.blank(prompts, rollout.max_new_tokens)))
     options = {"draft.lookup.kept": kept, "rollout.max_new_tokens": rollout.max_new_tokens}
     check_memory([growing("the memory of the history lookup", size, options)], mesh)
-    return jax.device_put(memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))
+    return processes.place(memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from launch.cli.errors import ConfigError
+from specjax.parallel import processes
 
 LOCK_FILE = ".lock"
 
@@ -44,6 +45,14 @@ def exclusive(option: str, directory: Path, *, new: bool = False, value: str | N
                 (directory / LOCK_FILE).unlink()
                 for path in made:
                     path.rmdir()
+
+
+@contextlib.contextmanager
+def held_by_primary(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """Hold a lock of `exclusive` in the primary process, for all processes. Each raises the error of taking it."""
+    with contextlib.ExitStack() as stack:
+        processes.on_primary(lambda: stack.enter_context(lock))
+        yield
 
 
 def _lock(named: str, directory: Path) -> IO[str]:

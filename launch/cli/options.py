@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import platform
+import re
 import select
 import signal
 import sys
@@ -21,9 +23,18 @@ from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
+from specjax.parallel import processes
 from specjax.train.config import check_groups
 
 T = TypeVar("T")
+
+# Exit code of a process of a job that ends because another one died; that of an abort, by which JAX itself ends them.
+LOST_PEER = 134
+# Begins the line in which it says so.
+LOST = "error: lost a process of the job:"
+_CONTACT_ERRORS = re.compile(
+    "gloo|nccl|connection (closed|reset|refused)|socket closed|coordination|heartbeat|barrier", re.IGNORECASE
+)
 
 _ALGORITHM_OPTION = Field(
     "algorithm",
@@ -37,13 +48,15 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments and return the exit code.
 
     Some exceptions end the program with one line on stderr: ConfigError with exit code 2, RunStopped and OSError (a
-    full disk) with 1, Stopped and Ctrl-C with 128 + signal. Any other exception is a bug and propagates. If nobody
-    reads the output any more (`--help | head`), the exit code is 128 + SIGPIPE.
+    full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of the job with LOST_PEER. Any
+    other exception is a bug and propagates. If nobody reads the output any more (`--help | head`), the exit code is
+    128 + SIGPIPE.
     """
     silence_writers()
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
+        processes.gather(None)  # a process that ends before the others counts as dead
         return code
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
@@ -53,12 +66,25 @@ def run_program(main: Callable[[list[str]], int]) -> int:
             return 128 + signal.SIGPIPE
         raise
     except (ConfigError, RunStopped, OSError) as error:
+        if processes.count() > 1 and isinstance(error, OSError) and _CONTACT_ERRORS.search(str(error)):
+            return _lose(error)
         if isinstance(error, BrokenPipeError) and _drop_unread_output():
             return 128 + signal.SIGPIPE
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        error_of = "error:" if processes.primary() else f"process {processes.index()} on {platform.node()}: error:"
+        print(error_of, " ".join(str(error).split()), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+    except jax.errors.JaxRuntimeError as error:
+        if processes.count() == 1 or not _CONTACT_ERRORS.search(str(error)):
+            raise
+        return _lose(error)
+
+
+def _lose(error: Exception) -> int:
+    """End a process that lost another one at once: it would wait for it."""
+    print(LOST, str(error).splitlines()[0][:300], file=sys.stderr, flush=True)
+    os._exit(LOST_PEER)
 
 
 def _drop_unread_output() -> bool:

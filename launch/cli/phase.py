@@ -14,6 +14,7 @@ from launch.cli.progress import Progress
 from launch.cli.signals import StopSignals
 from models.files import new_directory, one_line_errors
 from specjax.checkpoint_integrity import write_manifest
+from specjax.parallel import processes
 from specjax.types import PyTree
 from specjax.writing import writing
 
@@ -64,7 +65,8 @@ class Phase(Progress):
     def discard(self, reason: str) -> None:
         """Remove what is saved and start again, with a line that says why."""
         console.print(f"{self.name}: {reason}")
-        if self._saved is not None:
+        processes.gather(None)  # others may still read it
+        if self._saved is not None and processes.primary():
             shutil.rmtree(self._saved)
         self._saved, self.done = None, 0
 
@@ -78,7 +80,8 @@ class Phase(Progress):
         """
         self.advance(1, tokens, note)
         signal = None if self._signals is None else self._signals.received
-        save |= signal is not None or self.done >= self.total or time.monotonic() - self._saved_at > SAVE_EVERY_S
+        save |= signal is not None or self.done >= self.total
+        save |= processes.agree(time.monotonic() - self._saved_at > SAVE_EVERY_S)
         if save and state is not None and self._directory is not None:
             self._save(self._directory.absolute(), state)
         if signal is not None:
@@ -89,8 +92,9 @@ class Phase(Progress):
         with writing(path, self._last_whole), new_directory(path) as saving, ocp.PyTreeCheckpointer() as checkpointer:
             for part, arrays in state.items():
                 checkpointer.save(saving / part, arrays)
-            write_manifest(saving)
-        for other in directory.iterdir():
+            if processes.primary():
+                write_manifest(saving)
+        for other in directory.iterdir() if processes.primary() else ():
             if other.name != str(self.done):
                 shutil.rmtree(other, ignore_errors=True)
         self._saved_at = time.monotonic()

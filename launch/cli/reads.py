@@ -29,8 +29,8 @@ _PROBLEMS = (
 _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
-GENERATE = (*_PROBLEMS, *_NETWORKS, "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
-DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "rollout.law", "logit_chunk")
+GENERATE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
+DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
 # Of these, launch.diagnose must be given what the run had: another value gives other networks or problems.
 SAME_AS_RUN = tuple(
     option
@@ -40,11 +40,11 @@ SAME_AS_RUN = tuple(
 # A batch holds about as many sequences as a training step: data.prompts times rollout.group_size.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (
-    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "out", "allow_truncated_law"),
+    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "out", "allow_truncated_law"),
     *("rollout", "data.prompts", "eval.prompts", "eval.samples"),
 )
 COMPARE = (
-    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "steps", "cost_table", "microbatches", "reference_every"),
+    *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
     *("allow_truncated_law", "model.remat", "data.prompts", "reward", "rollout", "selection", "advantage", "loss"),
     *("policy_optimizer", "updates", "draft_training", "warmup"),
 )

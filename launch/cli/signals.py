@@ -6,20 +6,34 @@ import socket
 import threading
 from collections.abc import Callable
 
+from specjax.parallel import processes
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TOPIC = "signals"
 
 
 class StopSignals:
     """Context manager in which the first signal only sets `received`, and a second one ends the process at once.
 
-    The exit code is then 128 + signal.
+    The exit code is then 128 + signal. With several processes, a signal to one of them is received by all.
     A thread reads the signals. Python runs signal handlers only between bytecodes, and a single bytecode may compile or
     run a program for minutes.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.received: signal.Signals | None = None
+        self._here: signal.Signals | None = None  # the first signal that this process received
+        self._agreed: signal.Signals | None = None
         self._say = say
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The first signal that any process received, or None. Every process must read it at the same points."""
+        if self._agreed is None:
+            first = self._here
+            if processes.count() > 1 and processes.primary() and (told := processes.told(TOPIC)):
+                first = signal.Signals(int(told[0]))
+            self._agreed = processes.agree(first)
+        return self._agreed
 
     def __enter__(self) -> "StopSignals":
         self._reading, self._writing = socket.socketpair()
@@ -43,9 +57,11 @@ class StopSignals:
         while read := self._reading.recv(1):
             if read[0] not in SIGNALS:
                 continue
-            if self.received is not None:
+            if self._here is not None:
                 os._exit(128 + read[0])
-            self.received = signal.Signals(read[0])
+            self._here = signal.Signals(read[0])
+            if processes.count() > 1:
+                processes.tell_primary(TOPIC, str(read[0]))
             self._say(
-                f"{self.received.name}: finishing the current step, then saving and exiting; a second one exits at once"
+                f"{self._here.name}: finishing the current step, then saving and exiting; a second one exits at once"
             )

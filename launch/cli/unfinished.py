@@ -5,16 +5,18 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
-from launch.cli.lock import LOCK_FILE, exclusive
+from launch.cli.lock import LOCK_FILE, exclusive, held_by_primary
 from launch.cli.phase import Phase, newest_state
 from launch.cli.signals import StopSignals
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, check_manifest
+from specjax.parallel import processes
 
 UNFINISHED = "unfinished"
 OPTIONS = "options.txt"
@@ -44,22 +46,29 @@ class Unfinished:
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
         self._opened: list[str] = []
-        self.found = directory is not None and directory.exists()
-        if directory is not None and self.found and not directory.is_dir():
+        self.found = directory is not None and processes.on_primary(lambda: self._open(directory, or_start_again))
+
+    def _open(self, directory: Path, or_start_again: bool) -> bool:
+        """Return whether an earlier process left something. Remove it, or raise ConfigError, if it is of no use."""
+        if not directory.exists():
+            return False
+        if not directory.is_dir():
             raise ConfigError(f"{directory}: must be a directory, or be removed to start again")
-        if directory is not None and self.found and options is not None and not (directory / OPTIONS).exists():
+        if self._options is None:
+            return True
+        path = directory / OPTIONS
+        if not path.exists():
             # A process was killed while it removed them, before or after it wrote any.
             self.remove()
-        elif directory is not None and options is not None and (path := directory / OPTIONS).exists():
-            same = path.read_text(encoding="utf-8", errors="replace") == options
-            if not same and or_start_again:
-                console.print(f"{directory}: is of other options; starting again")
-                self.remove()
-            elif not same:
+        elif path.read_text(encoding="utf-8", errors="replace") != self._options:
+            if not or_start_again:
                 raise ConfigError(
                     f"{directory}: an earlier process with other options stopped here; must be removed to start "
                     "again, or give its options to go on"
                 )
+            console.print(f"{directory}: is of other options; starting again")
+            self.remove()
+        return True
 
     def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "Phase":
         """Return a phase of `total` units, for use in a `with` block.
@@ -73,10 +82,7 @@ class Unfinished:
         directory = None
         if self._directory is not None and kept:
             directory = self._directory / name
-            self._check(directory)
-            directory.mkdir(parents=True, exist_ok=True)
-            if self._options is not None:
-                write_atomically(self._directory / OPTIONS, self._options)
+            processes.on_primary(partial(self._make, directory))
             self._opened.append(name)
         if not kept:
             advice = "it starts again in the next process"
@@ -88,7 +94,7 @@ class Unfinished:
 
     def remove(self) -> None:
         """Remove all states: the program has ended, or its results are saved. A lock on the directory stays."""
-        if self._directory is None or not self._directory.is_dir():
+        if not processes.primary() or self._directory is None or not self._directory.is_dir():
             return
         # First: without it, a killed process leaves nothing to go on with.
         (self._directory / OPTIONS).unlink(missing_ok=True)
@@ -99,6 +105,12 @@ class Unfinished:
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it is locked
             self._directory.rmdir()
+
+    def _make(self, phase: Path) -> None:
+        self._check(phase)
+        phase.mkdir(parents=True, exist_ok=True)
+        if self._options is not None:
+            write_atomically(phase.parent / OPTIONS, self._options)
 
     def _check(self, phase: Path) -> None:
         """If the saved state of a phase is damaged, set it aside, and those of later phases, which rest on it."""
@@ -149,8 +161,8 @@ def exclusive_files(files: Mapping[str, str | None]) -> Iterator[list[Path]]:
     directories = [Path(f"{file}.{UNFINISHED}") for file in given.values()]
     with contextlib.ExitStack() as locks:
         for (option, file), directory in zip(given.items(), directories, strict=True):
-            locks.enter_context(exclusive(option, directory, value=file))
+            locks.enter_context(held_by_primary(exclusive(option, directory, value=file)))
         yield directories
-    for directory in directories:
+    for directory in directories if processes.primary() else ():
         with contextlib.suppress(OSError):  # not empty, gone, or used by another process now
             directory.rmdir()

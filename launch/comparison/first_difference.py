@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specjax.parallel import processes
 from specjax.types import Rollout
 
 
@@ -40,10 +41,10 @@ def first_difference(step: int, ids: np.ndarray, plain: Rollout, other: Rollout)
 
     step: training step, from 1. ids: int [prompts], ids of the prompts.
     """
-    lengths = np.asarray(plain.lengths), np.asarray(other.lengths)
+    lengths = processes.fetch((plain.lengths, other.lengths))
     # Positions after the end hold -1, so that a shorter completion differs too.
     tokens = [
-        np.where(np.arange(rollout.tokens.shape[1])[None] < row_lengths[:, None], np.asarray(rollout.tokens), -1)
+        np.where(np.arange(rollout.tokens.shape[1])[None] < row_lengths[:, None], processes.fetch(rollout.tokens), -1)
         for rollout, row_lengths in zip((plain, other), lengths, strict=True)
     ]
     unequal = np.argwhere(tokens[0] != tokens[1])

@@ -17,6 +17,7 @@ from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
+from specjax.parallel import processes
 from specjax.types import Rollout
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -91,7 +92,7 @@ def _train(variant: Variant, name: str, steps: int, unfinished: Unfinished) -> d
             new = {"seconds": step.step_s, "ids": step.ids}
             new |= {"tokens": step.rollout.tokens, "lengths": step.rollout.lengths}
             new |= {measure: float(step.metrics[metric]) for measure, metric in MEASURES.items()}
-            rows = {field: np.asarray(value)[None] for field, value in new.items()}
+            rows = {field: processes.fetch(value)[None] for field, value in new.items()}
             taken = {field: np.concatenate([taken[field], row]) if taken else row for field, row in rows.items()}
             phase.finish({"state": state, "steps": taken}, tokens=int(np.sum(step.rollout.lengths)))
     return taken
@@ -130,7 +131,7 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
 
     More than WIDTH values are averaged in equal parts. NaN, a step in which nothing could be scored, becomes a gap.
     """
-    parts = [part.tolist() for part in np.array_split(np.asarray(values), min(len(values), WIDTH))]
+    parts = [part.tolist() for part in np.array_split(values, min(len(values), WIDTH))]
     heights = np.clip((np.array([_mean(part) for part in parts]) - low) / (high - low if high > low else 1), 0, 1)
     return "".join(BARS[round(x * (len(BARS) - 1))] if np.isfinite(x) else " " for x in heights.tolist())
 

@@ -18,6 +18,7 @@ from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import cell_timer, load_cells
 from specjax.cost import Drafting, choose, round_seconds, update_drafting
 from specjax.drafters import NoDrafter
+from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
 from specjax.train.adaptation import DraftTrainingConfig
@@ -59,7 +60,7 @@ class Variant:
     ) -> None:
         self.step, self.start, self.chosen = step, start, chosen
         self._experiment, self._replicated = experiment, NamedSharding(experiment.mesh, P())
-        self._choice: Choice = None if chosen is None else self._put(np.asarray(chosen, np.int32))
+        self._choice: Choice = None if chosen is None else self._put(np.array(chosen, np.int32))
         self._batches, self._read = experiment.train_batches(), 0
 
     def time_step(self, number: int) -> StepTime:
@@ -78,7 +79,7 @@ class Variant:
         (state, rollout, metrics), seconds = self.step(state, prompts, self._choice)
         step_s = time.perf_counter() - start
         self.start = replace(self.start, adaptation=state.adaptation)
-        return StepTime({"data": data_s} | seconds, step_s, np.asarray(prompts.id), rollout, metrics)
+        return StepTime({"data": data_s} | seconds, step_s, processes.fetch(prompts.id), rollout, metrics)
 
     def train(self, state: TrainState, first: int, steps: int) -> Iterator[tuple[TrainState, StepTime]]:
         """Train from `state`, on the run's batches `first` .. `steps` - 1, and yield each step with the state after it.
@@ -88,11 +89,10 @@ class Variant:
         """
         for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
             (state, rollout, metrics), seconds = self.step(state, prompts)
-            step = StepTime(seconds, sum(seconds.values()), np.asarray(prompts.id), jax.device_get(rollout), metrics)
-            yield state, step
+            yield state, StepTime(seconds, sum(seconds.values()), prompts.id, processes.fetch(rollout), metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
-        return jax.device_put(value, self._replicated)
+        return processes.place(value, self._replicated)
 
 
 def plain_config(config: TrainConfig) -> TrainConfig:
@@ -149,7 +149,7 @@ def make_variants(
             variants[name] = Variant(experiment, step, draft_state, chosen)
             drafting = update_drafting(drafting, variants[name].time_step(0).rollout, None, lengths)
             phase.finish()
-        draft_state = replace(draft_state, drafting=jax.device_put(drafting, NamedSharding(mesh, P())))
+        draft_state = replace(draft_state, drafting=processes.place(drafting, NamedSharding(mesh, P())))
         variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
         variants[AUTOMATIC].time_step(0)
         phase.finish()
@@ -167,5 +167,5 @@ def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:
     if seen is None:
         return state
     # Separate arrays: a state is donated, and no buffer can be donated twice.
-    interval = jax.device_put(jnp.int32(config.max_every), seen.interval.sharding)
+    interval = processes.place(jnp.int32(config.max_every), seen.interval.sharding)
     return replace(state, adaptation=replace(seen, interval=interval, slow=jnp.copy(seen.fast), wait=seen.wait * 0))

@@ -18,6 +18,7 @@ from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
+from specjax.parallel import processes
 from specjax.rollout.generate import make_prepare
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.types import Params, Prompts, TrainState
@@ -49,7 +50,7 @@ class CostTable:
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
         """Restore the cells of a checkpoint of `step`, and add those in the file that the run measured later."""
-        in_file = read_cells(self._path) if self._path.exists() else []
+        in_file = processes.on_primary(lambda: read_cells(self._path) if self._path.exists() else [])
         self.cells = [*cells, *(cell for cell in in_file if cell.step > step and cell not in cells)]
 
     def changes(self, step: int, probing: bool) -> bool:
@@ -73,7 +74,7 @@ class CostTable:
     def refresh(self, state: TrainState, step: int) -> Drafting:
         """Return `state.drafting` with the seconds per round from `step` on."""
         assert state.drafting is not None
-        seconds = jax.device_put(self.update(state.params, step), state.drafting.seconds.sharding)
+        seconds = processes.place(self.update(state.params, step), state.drafting.seconds.sharding)
         return replace(state.drafting, seconds=seconds)
 
     def _has_cells(self, step: int) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from specjax import kernels
 from specjax.keys import seed_step
+from specjax.parallel import processes
 from specjax.rollout.generate import place
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
 
@@ -40,7 +41,7 @@ class RolloutTime:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "RolloutTime":
         """Return what `to_json` wrote."""
-        values: dict[str, Any] = fields | {"lengths": np.asarray(fields["lengths"], np.int32)}
+        values: dict[str, Any] = fields | {"lengths": np.array(fields["lengths"], np.int32)}
         return cls(**values)
 
     @property
@@ -96,19 +97,17 @@ class RolloutTimer:
         args, start = self._arguments(turn, data), time.perf_counter()
         rollout = jax.block_until_ready(self._program(*args))
         seconds = time.perf_counter() - start
-        lengths = np.asarray(rollout.lengths)
-        if rollout.loop_rounds is None:
-            rounds = int(np.max(lengths))
-        else:
-            rounds = int(np.max(np.sum(rollout.loop_rounds, axis=-1)))
+        counted = rollout.lengths, rollout.loop_rounds, rollout.verifications
+        lengths, loop_rounds, verifications = processes.fetch(counted)
+        rounds = int(np.max(lengths if loop_rounds is None else loop_rounds.sum(axis=-1)))
         # The prefill emits the first token of each completion, without a verification.
-        acceptance_length = float(lengths.sum() - len(lengths)) / max(int(np.sum(rollout.verifications)), 1)
+        acceptance_length = float(lengths.sum() - len(lengths)) / max(int(verifications.sum()), 1)
         return RolloutTime(lengths, acceptance_length, seconds, rounds)
 
     def _arguments(self, turn: int, data: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         """Return the arguments of `generate`, all ready on the mesh."""
         prompts = place(self._turns[turn % len(self._turns)], self._mesh)
         # Negative steps have noise that no training step uses.
-        replicated = jax.device_put((seed_step(self._seed, -2 - turn), *data), NamedSharding(self._mesh, P()))
+        replicated = processes.place((seed_step(self._seed, -2 - turn), *data), NamedSharding(self._mesh, P()))
         with jax.set_mesh(self._mesh):
             return jax.block_until_ready((self._prepared(), prompts, *replicated))

@@ -9,6 +9,7 @@ import numpy as np
 
 from launch.cli.phase import Phase
 from launch.timing import machine, one_turn
+from specjax.parallel import processes
 
 Result = TypeVar("Result")
 # What is kept of a turn, as JSON.
@@ -20,8 +21,8 @@ def timed_turns(
 ) -> list[Record]:
     """Take turns in which every run is called once, and return their records: those of earlier processes come first.
 
-    Raises Stopped at a signal, after the turn under way. Turns that were measured on another machine, or with other
-    versions, are discarded with a line.
+    With several processes, the records are those of the primary. Raises Stopped at a signal, after the turn under way.
+    Turns that were measured on another machine, or with other versions, are discarded with a line.
 
     phase:  its units are the turns.
     runs:   called with the number of the turn.
@@ -30,7 +31,7 @@ def timed_turns(
     # Turns of several processes may be reported together: each ratio is one of two runs in the same turn, so both were
     # measured by one process under the same load. Half a turn is never kept. Absolute seconds are medians over turns,
     # which another load changes like a load that changes while one process measures; another machine would not be that.
-    here, records = machine(), list[Record]()
+    here, records = processes.agree(machine()), list[Record]()
     if (saved := phase.restore("turns")) is not None:
         kept = json.loads(saved["json"].tobytes())
         if kept["machine"] == here:
@@ -41,7 +42,7 @@ def timed_turns(
     with phase:
         for turn in range(phase.done, phase.total):
             results = one_turn({name: partial(run, turn) for name, run in runs.items()}, turn)
-            records.append(record(results))
+            records.append(processes.agree(record(results)))
             text = json.dumps({"machine": here, "turns": records})
             phase.finish({"turns": {"json": np.frombuffer(text.encode(), np.uint8)}})
     return records

@@ -51,7 +51,7 @@ class PromptTable:
         ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
         return cls(
             rows=tuple(prompts[i] for i in ids),
-            ids=np.asarray(ids, np.int32),
+            ids=np.array(ids, np.int32),
             max_length=max_length,
             dropped=len(prompts) - len(ids),
         )
@@ -126,4 +126,4 @@ def pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndar
     tokens = np.zeros((len(rows), length), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
-    return tokens, np.asarray([len(row) for row in rows], np.int32)
+    return tokens, np.array([len(row) for row in rows], np.int32)

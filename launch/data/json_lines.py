@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launch.cli.errors import ConfigError
+from specjax.parallel import processes
 
 
 class JsonLinesWriter:
@@ -26,6 +27,8 @@ class JsonLinesWriter:
         self._write("".join(json.dumps(record) + "\n" for record in records), "a")
 
     def _write(self, text: str, mode: Literal["w", "a"]) -> None:
+        if not processes.primary():
+            return
         try:
             with self._path.open(mode, encoding="utf-8") as file:
                 file.write(text)

@@ -21,6 +21,7 @@ from launch.data.json_lines import read_lines, text_field
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_text, read_prompt, to_json
 from launch.data.tokenizers import Tokenizer
+from specjax.parallel import processes
 from specjax.train.batch import Sequences
 from specjax.types import Prompts, Rollout
 
@@ -46,7 +47,7 @@ class Answers:
         """Build from (prompt, answer) pairs of token ids. Each row is padded to `length` tokens."""
         tokens, lengths = pad([prompt + answer for prompt, answer in pairs], length)
         prompt_lengths = np.array([len(prompt) for prompt, _ in pairs], np.int32)
-        return cls(np.asarray(ids, np.int32), tokens, prompt_lengths, lengths)
+        return cls(np.array(ids, np.int32), tokens, prompt_lengths, lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -85,8 +86,8 @@ class Answers:
 def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
     """Return the completions of a rollout with their prompts. Filler rows, with negative ids, are left out."""
     group = len(rollout.lengths) // len(prompts.lengths)
-    prompt_tokens, prompt_lengths, ids = (np.asarray(x) for x in (prompts.tokens, prompts.lengths, prompts.id))
-    answer_tokens, answer_lengths = np.asarray(rollout.tokens), np.asarray(rollout.lengths)
+    prompt_tokens, prompt_lengths, ids = processes.fetch((prompts.tokens, prompts.lengths, prompts.id))
+    answer_tokens, answer_lengths = processes.fetch((rollout.tokens, rollout.lengths))
     kept = [row for row in range(len(answer_lengths)) if ids[row // group] >= 0]
     pairs = []
     for row in kept:

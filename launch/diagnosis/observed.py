@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, seed_step
+from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
 from specjax.rollout.speculative import start_rollout
@@ -116,14 +119,15 @@ def observe(
 
     def generate(prompts: Prompts, compare: Callable[[RoundState], None]) -> Observed:
         # The noise of evaluation, which no training step uses.
-        state = start(params, jax.tree.map(jnp.asarray, prompts), seed_step(experiment.config.seed, -1))
+        placed = processes.place(prompts, NamedSharding(experiment.mesh, P()))
+        state = start(params, placed, seed_step(experiment.config.seed, -1))
         compare(state)
         rounds, drafted = 0, []
-        while not np.asarray(state.done).all():
-            before = np.asarray(state.emitted)
+        while not processes.fetch(state.done).all():
+            before = processes.fetch(state.emitted)
             state, outcome = advance(params, state)
             rounds += 1
-            drafted.append(_drafted(before, *map(np.asarray, outcome)))
+            drafted.append(_drafted(before, *processes.fetch(outcome)))
             if rounds & (rounds - 1) == 0:
                 compare(state)
         return _without_padding(prompts, state, _concatenate(drafted), config)
@@ -143,11 +147,12 @@ def observe(
 
 def _without_padding(prompts: Prompts, state: RoundState, drafted: Drafted, config: RolloutConfig) -> Observed:
     """Return what a batch generated. Rows that fill it up come last, and drafted nothing."""
-    rows = int((np.asarray(prompts.id) >= 0).sum()) * config.group_size
-    tokens = np.repeat(np.asarray(prompts.tokens), config.group_size, axis=0)
+    prompts, starts, emitted, completions = processes.fetch((prompts, state.prompt, state.emitted, state.tokens))
+    rows = int((prompts.id >= 0).sum()) * config.group_size
+    tokens = np.repeat(prompts.tokens, config.group_size, axis=0)
     tokens = np.pad(tokens, ((0, 0), (0, config.max_new_tokens)))[:rows]
-    starts, lengths = np.asarray(state.prompt)[:rows], np.asarray(state.emitted)[:rows]
-    for row, begins, length, completion in zip(tokens, starts, lengths, np.asarray(state.tokens), strict=False):
+    starts, lengths = starts[:rows], emitted[:rows]
+    for row, begins, length, completion in zip(tokens, starts, lengths, completions, strict=False):
         row[begins : begins + length] = completion[:length]
     return Observed(tokens, starts, lengths, drafted)
 

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from launch.diagnosis.observed import Observed
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NGramDrafter
 from specjax.log_probs import teacher_forced
+from specjax.parallel import processes
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy
 
@@ -45,6 +46,6 @@ def make_overlaps(
     run = jax.jit(lambda params, *rows: jax.lax.map(partial(of_row, params), rows))
 
     def overlaps(params: Params, observed: Observed) -> np.ndarray:
-        return np.asarray(run(params, jnp.asarray(observed.tokens), jnp.asarray(observed.completion))).swapaxes(0, 1)
+        return processes.fetch(run(params, observed.tokens, observed.completion)).swapaxes(0, 1)
 
     return overlaps

@@ -14,6 +14,7 @@ from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
+from specjax.parallel import processes
 from specjax.rollout.generate import make_generate
 from specjax.train.distill import make_predict
 from specjax.types import Params, Rollout
@@ -90,7 +91,7 @@ class DraftRecords(NamedTuple):
     def of(cls, rollout: Rollout, which: np.ndarray) -> "DraftRecords":
         """Return the records of the rows selected by `which`, bool [R]. The rollout must have recorded its drafts."""
         records = rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted
-        return cls(*map(np.asarray, records)).select(which)
+        return cls(*processes.fetch(records)).select(which)
 
     @classmethod
     def join(cls, parts: Sequence["DraftRecords"]) -> "DraftRecords":
@@ -166,7 +167,7 @@ def measure_acceptance(
             saved = phase.restore("sums")
             sums = np.zeros(2, np.float32) if saved is None else saved["sums"]
             for batch in batches[phase.done :]:
-                sums = sums + np.asarray(predict(params, batch))
+                sums = sums + np.stack(processes.fetch(predict(params, batch)))
                 phase.finish({"sums": {"sums": sums}}, tokens=int(np.sum(batch.completion)))
         return float(sums[0] / sums[1])
 

@@ -63,4 +63,4 @@ class Work:
     @property
     def state(self) -> PyTree:
         """Return what a phase saves."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
+        return {name: np.array(value) for name, value in vars(self).items()}

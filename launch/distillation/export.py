@@ -17,6 +17,7 @@ from models.hf.config import config_to_hf
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
+from specjax.parallel import processes
 from specjax.types import Params, PyTree
 
 DRAFT, POLICY = "draft", "policy"
@@ -59,9 +60,13 @@ def write_trained(
 
 def remove_written(out: Path, dialect: Dialect | None) -> None:
     """Remove what an earlier process wrote before it was stopped, whole or half."""
-    for name in (DRAFT, POLICY, *([] if dialect is None else [dialect])):
-        for path in (out / name, *out.glob(f".{name}.*")):
-            shutil.rmtree(path, ignore_errors=True)
+
+    def remove() -> None:
+        for name in (DRAFT, POLICY, *([] if dialect is None else [dialect])):
+            for path in (out / name, *out.glob(f".{name}.*")):
+                shutil.rmtree(path, ignore_errors=True)
+
+    processes.on_primary(remove)
 
 
 def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:

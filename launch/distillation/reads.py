@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers
 from specjax.drafters.base import Anchors
+from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
 from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences
@@ -81,7 +82,7 @@ class KeptReads:
         rows = np.zeros((*sequences.tokens.shape, self._kept[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
             row[: len(self._kept[pick])] = self._kept[pick]
-        completion = np.asarray(sequences.completion)
+        completion = processes.fetch(sequences.completion)
         anchors = all_anchors(completion, fitting(completion.sum(axis=1).max(), self._budget, COUNTS))
         return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :]), anchors  # pyright: ignore[reportArgumentType]
 
@@ -92,7 +93,7 @@ class KeptReads:
         return Sequences(whole.tokens[:, :width], whole.completion[:, :width])
 
     def _keep(self, rows: np.ndarray, lengths: np.ndarray, reads: PolicyReads) -> None:
-        features, hidden = np.asarray(reads.features), np.asarray(reads.hidden)
+        features, hidden = processes.fetch((reads.features, reads.hidden))
         self._features = features.shape[-1]
         shape = int(lengths.sum()), features.shape[-1] + hidden.shape[-1]
         self._bytes += shape[0] * shape[1] * self._dtype.itemsize

@@ -15,6 +15,7 @@ from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
+from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
 from specjax.train.metrics import rollout_metrics
 from specjax.types import Params, Prompts
@@ -41,10 +42,11 @@ def answer_prompt(
         return _stream(experiment, params, prompts, sampler, show)
     rollout, seconds = sampler.generate(params, prompts)
     # Later rows belong to filler prompts, which make the batch a multiple of the data shards.
-    for tokens, length in zip(rollout.tokens[:samples].tolist(), rollout.lengths[:samples].tolist(), strict=True):
-        show(experiment.tokenizer.decode(tokens[:length]) + "\n\n")
+    tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
+    for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):
+        show(experiment.tokenizer.decode(row[:length]) + "\n\n")
     metrics = rollout_metrics(rollout)
-    cut = samples - int(np.sum(np.asarray(rollout.stopped)[:samples]))
+    cut = samples - int(np.sum(stopped[:samples]))
     ending = f"{cut} of {samples} answers cut off at rollout.max_new_tokens = {config.rollout.max_new_tokens}"
     return _summary(
         float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending if cut else None
@@ -57,7 +59,7 @@ def _stream(
     """Show one answer piece by piece, and return its summary."""
     clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
     for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
-        text = experiment.tokenizer.decode(np.asarray(state.tokens[0])[: int(state.emitted[0])].tolist())
+        text = experiment.tokenizer.decode(processes.fetch(state.tokens[0])[: int(state.emitted[0])].tolist())
         done = bool(state.done[0])
         # An unfinished character may become another one, and decoding may take a space back.
         settled = text if done else text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()

@@ -14,8 +14,9 @@ from launch.cli.compilation import CompileClock
 from launch.cli.progress import Progress
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
+from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
-from specjax.rollout.generate import make_generate
+from specjax.rollout.generate import make_generate, place
 from specjax.types import Params, Prompts, Rollout
 
 Evaluate = Callable[[Params], float]
@@ -83,12 +84,12 @@ class Sampler:
     def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
         rollout, seconds = self.generate(params, prompts)
         with jax.set_mesh(self._mesh):
-            reward = score(rollout, jax.tree.map(jnp.asarray, prompts))
-        ids, value = np.repeat(prompts.id, self._samples), np.asarray(reward.value)
-        correct = (np.asarray(reward.correct) > 0.5) & np.isfinite(value)
-        columns = ids, rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds, value, correct
+            reward = processes.fetch(score(rollout, place(prompts, self._mesh)))
+        ids, value = np.repeat(prompts.id, self._samples), reward.value
+        correct = (reward.correct > 0.5) & np.isfinite(value)
+        sampled = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds))
         # Filler prompts have negative ids.
-        return Sampled._make([*(np.asarray(column)[ids >= 0] for column in columns), seconds])
+        return Sampled._make([*(column[ids >= 0] for column in (ids, *sampled, value, correct)), seconds])
 
 
 def join_sampled(parts: Sequence[Sampled]) -> Sampled:

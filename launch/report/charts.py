@@ -33,10 +33,10 @@ class Frame:
         self.low, self.high = low, high if high > low else low + 1
 
     def x(self, value: np.ndarray | float) -> np.ndarray:
-        return self.left + (np.asarray(value) - self.low) / (self.high - self.low) * (WIDTH - RIGHT - self.left)
+        return self.left + np.subtract(value, self.low) / (self.high - self.low) * (WIDTH - RIGHT - self.left)
 
     def y(self, value: np.ndarray | float) -> np.ndarray:
-        height = (np.asarray(value) - self._y[0]) / (self._y[-1] - self._y[0])
+        height = np.subtract(value, self._y[0]) / (self._y[-1] - self._y[0])
         return HEIGHT - BOTTOM - height * (HEIGHT - BOTTOM - TOP)
 
     def grid(self) -> str:

@@ -18,6 +18,7 @@ from launch.report.warnings import warnings
 from launch.run.metric_log import STANDARD_METRICS
 from launch.run.records import Run, read_run
 from models.files import write_atomically
+from specjax.parallel import processes
 
 REPORT_FILE = "report.html"
 # Colors of the palette in style.css.
@@ -40,6 +41,8 @@ def write_report(directory: Path) -> Path:
 
 def try_report(directory: Path) -> None:
     """Write report.html and print its path. Never raise, so that the original error of a failed run is not masked."""
+    if not processes.primary():
+        return
     try:
         console.print(f"report: {write_report(directory)}")
     except Exception as error:

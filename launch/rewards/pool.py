@@ -70,7 +70,7 @@ class RewardPool:
         if not self._closing.is_set():
             self._report(results)
         failed = [np.nan] * len(self.scorers)
-        values = np.asarray([failed if isinstance(result, str) else result for result in results], np.float64)
+        values = np.array([failed if isinstance(result, str) else result for result in results], np.float64)
         values = values.reshape(len(results), len(self.scorers))
         return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
 

@@ -87,7 +87,7 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
     first scorer says above 0.5.
     """
     config = pool.config
-    weights = np.asarray(config.weights or [1.0] * len(config.names), np.float32)
+    weights = np.array(config.weights or [1.0] * len(config.names), np.float32)
 
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         kept = np.flatnonzero(ids >= 0)

@@ -17,6 +17,7 @@ from launch.run.history import records_of
 from launch.run.recorded import differences, read_recorded
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
+from specjax.parallel import processes
 
 RUNS = Path("runs")
 CONFIG_FILE = "config.json"
@@ -40,28 +41,37 @@ def open_run(config: RunConfig) -> Iterator[Path]:
     """Yield the directory of a new run, or with `resume` of the run to continue, locked as long as the block runs.
 
     Raises ConfigError if a new run would overwrite another, if there is no run to resume or its checkpoints are gone,
-    and if another process is writing to the directory.
+    if another process is writing to the directory, and if not all processes of the job see it.
     """
     if config.out == "":
         raise ConfigError("out = '': must name a directory")
     with contextlib.ExitStack() as stack:
-        if config.resume:
-            directory = _existing(config)
-            stack.enter_context(exclusive("out", directory))
-            _check_checkpoints(directory)
-        elif config.out is None:
-            directory = _next(config.name, stack)
-        else:
-            directory = Path(config.out)
-            stack.enter_context(exclusive("out", directory))
-            if _holds_a_run(directory):
-                raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
+        directory = processes.on_primary(lambda: _locked(config, stack))
+        blind = [number for number, found in enumerate(processes.gather(directory.is_dir())) if not found]
+        if blind:
+            raise ConfigError(f"out = {directory}: must be shared by all hosts; process {blind[0]} does not see it")
         yield directory
+
+
+def _locked(config: RunConfig, stack: contextlib.ExitStack) -> Path:
+    """Return the directory that `open_run` yields, whose lock enters `stack`."""
+    if config.resume:
+        directory = _existing(config)
+        stack.enter_context(exclusive("out", directory))
+        _check_checkpoints(directory)
+    elif config.out is None:
+        directory = _next(config.name, stack)
+    else:
+        directory = Path(config.out)
+        stack.enter_context(exclusive("out", directory))
+        if _holds_a_run(directory):
+            raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
+    return directory
 
 
 def can_resume(config: RunConfig, directory: Path) -> bool:
     """Return whether a run resumes from a checkpoint. One that ended before its first one starts from scratch."""
-    return config.resume and bool(saved_steps(directory / CHECKPOINTS))
+    return config.resume and bool(processes.agree(saved_steps(directory / CHECKPOINTS)))
 
 
 def record_config(directory: Path, config: RunConfig, report: Callable[[str], None] = print) -> None:
@@ -72,6 +82,10 @@ def record_config(directory: Path, config: RunConfig, report: Callable[[str], No
     Raises ConfigError if every checkpoint to resume from is damaged, or if an option that must not change differs from
     the run to resume.
     """
+    processes.on_primary(lambda: _record_config(directory, config, report))
+
+
+def _record_config(directory: Path, config: RunConfig, report: Callable[[str], None]) -> None:
     if config.resume:
         _check_unchanged(directory / CONFIG_FILE, config)
         try:

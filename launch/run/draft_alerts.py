@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-import jax
-
 from launch.build.drafts.base import Draft
 from launch.run.step_timer import Step
 from specjax.cost import Drafting, acceptance_length, batch_gain, expected_speedup
+from specjax.parallel import processes
 from specjax.rollout.plan import Phase
 from specjax.train.adaptation import ALARM_MARGIN, ALARM_PATIENCE
 
@@ -91,7 +90,7 @@ class DraftSwitches:
         if step.drafting is None or step.rollout.draft_length is None:
             return
         # All shards run at the same draft lengths.
-        lengths_by_shard, drafting = jax.device_get((step.rollout.draft_length, step.drafting))
+        lengths_by_shard, drafting = processes.fetch((step.rollout.draft_length, step.drafting))
         lengths = lengths_by_shard[0].tolist()
         for phase, (previous, current) in enumerate(zip(self._previous or lengths, lengths, strict=True)):
             if (previous == 0) != (current == 0):

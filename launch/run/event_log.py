@@ -13,6 +13,7 @@ import jax
 from launch.cli.console import console
 from launch.run.directory import EVENTS_FILE
 from launch.run.history import cut_after
+from specjax.parallel import processes
 
 PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
@@ -46,8 +47,9 @@ class EventLog:
         self._write(step, "result", values)
 
     def _write(self, step: int, kind: str, value: Any) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, kind: value}) + "\n")
+        if processes.primary():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, kind: value}) + "\n")
 
 
 def _environment() -> dict[str, Any]:

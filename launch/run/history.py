@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from models.files import write_atomically
+from specjax.parallel import processes
 
 SET_ASIDE = ".set_aside"
 
@@ -23,8 +24,13 @@ def cut_after(path: Path, last: int, *, every: bool = False, report: Callable[[s
     every:  keep all records of a step; otherwise only its last one.
     report: called with one line if there were damaged ones.
 
-    Records of later steps are written again by the run. Lines that are no records were damaged.
+    Records of later steps are written again by the run. Lines that are no records were damaged. The primary process
+    does it, for all.
     """
+    return processes.on_primary(lambda: _cut_after(path, last, every, report))
+
+
+def _cut_after(path: Path, last: int, every: bool, report: Callable[[str], None]) -> int | None:
     kept, later, damaged = dict[tuple[int, int], bytes](), list[bytes](), list[bytes]()
     for number, line in enumerate(lines_of(path)):
         record = _record(line)

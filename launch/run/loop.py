@@ -20,6 +20,7 @@ from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
 from launch.run.step_timer import Metrics, Step
 from specjax.checkpoint import Checkpointer
+from specjax.parallel import processes
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState
@@ -163,7 +164,7 @@ class TrainingLoop:
 
     def save(self, number: int, state: TrainState) -> None:
         best = self.experiment.config.checkpoint.best
-        score = None if best is None else self.logs.timer.logged.get(best)
+        score = None if best is None else processes.agree(self.logs.timer.logged.get(best))
         extra = checkpoint_extra(self.experiment, self.start, self.costs)
         self.record_newest()
         if skipped := self.logs.skipped.in_a_row:

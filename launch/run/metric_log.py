@@ -2,17 +2,18 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 from tensorboardX import SummaryWriter
 
 from launch.cli.console import console
 from launch.run.console import StepPrinter
 from launch.run.directory import METRICS_FILE
 from launch.run.history import cut_after
+from specjax.parallel import processes
 
 # Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
@@ -32,7 +33,7 @@ STANDARD_METRICS = (
 
 
 class MetricLog:
-    """Writes the metrics of each step of the run in `directory`.
+    """Writes the metrics of each step of the run in `directory`. Only the primary process writes.
 
     print_every: print averages over every n steps.
     resume_step: the restored step. Lines of later steps are dropped, so that none appears twice.
@@ -48,10 +49,12 @@ class MetricLog:
     ) -> None:
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else cut_after(path, resume_step, report=console.print)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = (path if processes.primary() else Path(os.devnull)).open("a", encoding="utf-8")
         # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
         start = 0 if resume_step is None else resume_step + 1
-        self._events = SummaryWriter(str(directory), purge_step=start, filename_suffix=f".{start}")
+        self._events = SummaryWriter(
+            str(directory), purge_step=start, filename_suffix=f".{start}", write_to_disk=processes.primary()
+        )
         self._print, self._also = StepPrinter(print_every), also
 
     def __enter__(self) -> "MetricLog":
@@ -69,7 +72,7 @@ class MetricLog:
         """
         if self._last is not None and step <= self._last:
             raise ValueError(f"step = {step}: must be after {self._last}, the last logged step")
-        fetched = jax.device_get(dict(metrics))
+        fetched = processes.fetch(dict(metrics))
         values = dict.fromkeys(STANDARD_METRICS) | {name: _number(name, value) for name, value in fetched.items()}
         self._last = step
         self._file.write(json.dumps({"step": step} | values) + "\n")

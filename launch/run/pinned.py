@@ -10,6 +10,7 @@ from launch.data.hub import Kind, hub_name, with_commit
 from launch.run.directory import CONFIG_FILE
 from launch.run.recorded import read_recorded
 from launch.run.restore import saved_step
+from specjax.parallel import processes
 
 # Options of a program with `checkpoint` and `checkpoint_step`.
 Args = TypeVar("Args", bound=Any)
@@ -26,7 +27,7 @@ def with_step(args: Args) -> Args:
     """Return a program's options with `checkpoint_step` as a number: a run that trains on has another newest one."""
     if args.checkpoint is None:
         return args
-    return replace(args, checkpoint_step=saved_step(Path(args.checkpoint), args.checkpoint_step))
+    return replace(args, checkpoint_step=processes.agree(saved_step(Path(args.checkpoint), args.checkpoint_step)))
 
 
 def with_commits(config: RunConfig, run: str | Path | None = None) -> RunConfig:
@@ -35,6 +36,10 @@ def with_commits(config: RunConfig, run: str | Path | None = None) -> RunConfig:
     run: directory of a run. A name that the run has too, and that is given without a revision, gets the run's commit,
     also if the hub has a newer one. None: no run.
     """
+    return processes.on_primary(lambda: _with_commits(config, run))
+
+
+def _with_commits(config: RunConfig, run: str | Path | None) -> RunConfig:
     path = None if run is None else Path(run) / CONFIG_FILE
     recorded = read_recorded(path, "checkpoint") if path is not None and path.exists() else {}
     values = {}

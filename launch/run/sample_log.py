@@ -11,6 +11,7 @@ from launch.cli.console import console
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
 from launch.run.history import cut_after
+from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
 
 SAMPLES_FILE = "samples.jsonl"
@@ -40,24 +41,31 @@ class SampleLog:
         "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
         are null: the reward of a sample that was not scored, writers that a custom rollout function does not report.
         """
-        lengths, budget = np.asarray(rollout.lengths), rollout.tokens.shape[1]
+        lengths, budget = processes.fetch(rollout.lengths), rollout.tokens.shape[1]
         group = len(lengths) // len(prompts.id)
         rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
-        completions = [self._completion(row, int(prompts.id[row // group]), rollout) for row in rows]
+        rewards = None if rollout.reward is None else rollout.reward.value
+        columns = rollout.tokens, rollout.writer, rollout.stopped, rewards
+        fetched = processes.fetch([None if column is None else column[rows] for column in columns])
+        completions = [
+            self._completion(int(prompts.id[row // group]), lengths[row], *values)
+            for row, *values in zip(rows, *([None] * len(rows) if x is None else x for x in fetched), strict=True)
+        ]
         line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if processes.primary():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
-    def _completion(self, row: int, problem: int, rollout: Rollout) -> dict[str, Any]:
-        length = int(rollout.lengths[row])
-        reward = np.nan if rollout.reward is None else float(rollout.reward.value[row])
-        texts = token_texts(self._experiment.tokenizer, np.asarray(rollout.tokens[row, :length]).tolist())
-        writers = [None] * length if rollout.writer is None else np.asarray(rollout.writer[row, :length]).tolist()
+    def _completion(
+        self, problem: int, length: int, tokens: np.ndarray, writers: np.ndarray | None, stopped: Any, reward: Any
+    ) -> dict[str, Any]:
+        texts = token_texts(self._experiment.tokenizer, tokens[:length].tolist())
+        written_by = [None] * length if writers is None else writers[:length].tolist()
         asked = self._experiment.problems.train[problem]
         return {
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
-            "reward": reward if np.isfinite(reward) else None,
-            "stopped": None if rollout.stopped is None else bool(rollout.stopped[row]),
-            "pieces": [list(piece) for piece in zip(texts, writers, strict=True)],
+            "reward": float(reward) if reward is not None and np.isfinite(reward) else None,
+            "stopped": None if stopped is None else bool(stopped),
+            "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],
         }

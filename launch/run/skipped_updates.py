@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from launch.run.step_timer import Step
 from specjax.checkpoint import Checkpointer
+from specjax.parallel import processes
 
 # Number of files to keep. The newest stay: the last checkpoint is closest to the networks that they need.
 KEPT = 4
@@ -31,7 +31,7 @@ class SkippedUpdates:
         self._directory, self._limit, self.in_a_row = directory, limit, 0
         self.reason: str | None = None
         for step, file in self._files().items():
-            if step > last_step:
+            if step > last_step and processes.primary():
                 file.unlink()
 
     def __call__(self, step: Step) -> None:
@@ -49,11 +49,12 @@ class SkippedUpdates:
     def _save(self, step: Step) -> Path:
         path = self._directory / f"skipped_step_{step.number}.npz"
         arrays = {f"prompt_{name}": x for name, x in vars(step.prompts).items()} | vars(step.rollout.batch)
-        kept = {name: np.asarray(jax.device_get(x)) for name, x in arrays.items() if x is not None}
-        np.savez(path, **kept)  # pyright: ignore[reportArgumentType]
-        files = self._files()
-        for old in sorted(files)[:-KEPT]:
-            files[old].unlink()
+        kept = processes.fetch({name: x for name, x in arrays.items() if x is not None})
+        if processes.primary():
+            np.savez(path, **kept)  # pyright: ignore[reportArgumentType]
+            files = self._files()
+            for old in sorted(files)[:-KEPT]:
+                files[old].unlink()
         return path
 
     def _files(self) -> dict[int, Path]:

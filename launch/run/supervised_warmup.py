@@ -14,6 +14,7 @@ from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, worked_solutions
 from specjax import kernels
 from specjax.log_probs import teacher_forced, token_log_probs
+from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences
@@ -51,7 +52,7 @@ def warm_up(experiment: Experiment, unfinished: Unfinished) -> Params:
             params, moments = phase.restore("networks", (params, moments))
             for i in range(phase.done, config.steps):
                 batch = solutions.draw(config.batch_size, seed, i)
-                params, moments, value = kernels.finished(jitted(params, moments, jax.device_put(batch, rows)), mesh)
+                params, moments, value = kernels.finished(jitted(params, moments, processes.place(batch, rows)), mesh)
                 tokens = int(np.sum(batch.completion))
                 phase.finish({"networks": (params, moments)}, tokens=tokens, note=f"loss {float(value):.3f}")
     return replace(experiment.networks.params, policy=params)

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from specjax.parallel import processes
 
 ID_FILE = "wandb_id"
 
@@ -24,13 +25,13 @@ def check_wandb(project: str | None) -> None:
 
 @contextmanager
 def wandb_log(config: RunConfig, directory: Path) -> Iterator[Log | None]:
-    """Yield a function (step, metrics) that logs to Weights & Biases; None if no project is configured.
+    """Yield a function (step, metrics) that logs to Weights & Biases; None without a project, or if not the primary.
 
     A resumed run continues under its id, stored in `wandb_id` in its directory. Steps logged before it was killed keep
     their first values.
     """
     project = config.log.wandb_project
-    if project is None:
+    if project is None or not processes.primary():
         yield None
         return
     path = directory / ID_FILE

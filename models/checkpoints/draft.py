@@ -19,6 +19,7 @@ from models.files import check_file, errors_name, new_directory, one_line_errors
 from models.json_fields import layer_ids, nested
 from models.params import abstract_params
 from specjax.options import show
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 _IDS = "target_ids.npy"
@@ -57,7 +58,8 @@ def save_draft_checkpoint(
         described = {"kind": "eagle3", "head": asdict(config), "feature_layers": feature_layers}
         write_checkpoint(temporary, described, params)
         if target_ids is not None:
-            np.save(temporary / _IDS, target_ids.astype(np.int32))
+            if processes.primary():
+                np.save(temporary / _IDS, target_ids.astype(np.int32))
 
 
 def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:

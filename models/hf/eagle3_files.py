@@ -23,6 +23,7 @@ from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tenso
 from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors, row_slices
 from models.hf.torch_files import torch_views
 from models.params import abstract_params, by_path
+from specjax.parallel import processes
 
 TORCH = "pytorch_model.bin"
 _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
@@ -86,7 +87,8 @@ def save_eagle3(
     config = draft.config
     check_target_ids(draft.target_ids, config)
     tensors = {
-        name: stored.pack(np.asarray(flat[stored.path])) for name, stored in eagle3_tensors(config, dialect).items()
+        name: stored.pack(processes.fetch(flat[stored.path]))
+        for name, stored in eagle3_tensors(config, dialect).items()
     }
     tensors |= carried or {}
     kept = _target_ids(carried, config) if carried is not None and TO_TARGET in carried else None
@@ -100,7 +102,8 @@ def save_eagle3(
         else:
             fields = config_to_public(config, draft.feature_layers, dialect, verifier, policy)
             write_json(temporary / "config.json", stating_dtype(fields, flat["head", "kernel"].dtype.name))
-        save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
+        if processes.primary():
+            save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
 
 
 def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[str, np.ndarray] | None:
@@ -120,7 +123,8 @@ def carried_tensors(directory: Path, param_dtype: Dtype | None = None) -> dict[s
 
 def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write the tensors of `carried_tensors` into a directory in our format, for a later export."""
-    optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
+    if processes.primary():
+        optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
 
 
 def check_embedding(directory: Path, table: jax.Array) -> None:
@@ -140,7 +144,7 @@ def _mean_cosine(copy: Any, table: jax.Array) -> float:
     """Return the mean cosine between rows of a view and an array, both [V, D]. Two rows of zeros count as equal."""
     total = 0.0
     for rows in row_slices(len(table)):
-        ours, theirs = (np.asarray(x[rows]).astype(np.float32) for x in (table, copy))
+        ours, theirs = (processes.fetch(x[rows]).astype(np.float32) for x in (table, copy))
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
         total += float(np.sum(np.where(ours.any(axis=1) | theirs.any(axis=1), cosines, 1)))

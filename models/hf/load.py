@@ -97,7 +97,7 @@ def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dt
         return stored.unpack(view[stored.index(index, shape)], local).astype(dtype, copy=False)
 
     # Wait: otherwise the host holds several tensors if transfers to the device are slower than reading.
-    return jax.make_array_from_callback(shape, target.sharding, shard).block_until_ready()
+    return jax.make_array_from_callback(shape, target.sharding, shard, dtype=dtype).block_until_ready()
 
 
 def open_tensors(directory: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from models.hf.load import check_names, check_repeats, open_tensors, read_tensor
 from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
 from models.json_fields import show
 from models.params import abstract_params, cast
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 OURS = "mtp"
@@ -56,7 +57,7 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
 def save_mtp(directory: Path, head: MTPHead) -> None:
     """Write the head into a policy's directory in our layout, as `mtp/`."""
     config, params = head
-    (directory / OURS).mkdir()
+    processes.on_primary((directory / OURS).mkdir)
     write_checkpoint(directory / OURS, {"convention": config.convention.name}, params)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from models.config import DecoderConfig
 from models.decoder import init_decoder
@@ -18,6 +17,7 @@ from models.hf.layout import EMBEDDING, Stored, stored_tensors
 from models.hf.load import INDEX
 from models.hf.mtp_layout import NAMES, embedding_copy, mtp_tensors
 from models.params import Init, abstract_params, by_path
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 Tensor = tuple[Stored, jax.Array]
@@ -34,7 +34,7 @@ def save_policy(
     """Write `config.json` and the safetensors of a decoder, completely or not at all.
 
     Every tensor keeps its bits and its dtype: tensors that `load_policy` read are written back byte for byte, under the
-    same name. The host holds the tensors of one file at a time. Single-process only: every shard must be addressable.
+    same name. The host holds the tensors of one file at a time.
 
     Args:
         directory: directory to write; must not exist, or be empty.
@@ -66,8 +66,9 @@ def save_policy(
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
         for file, names in files.filename_to_tensors.items():
-            arrays = {name: stored.pack(np.asarray(x)) for name, (stored, x) in tensors.items() if name in names}
-            save_file(arrays, temporary / file, metadata={"format": "pt"})
+            arrays = {name: stored.pack(processes.fetch(x)) for name, (stored, x) in tensors.items() if name in names}
+            if processes.primary():
+                save_file(arrays, temporary / file, metadata={"format": "pt"})
         if files.is_sharded:
             metadata = {"total_parameters": sum(parameter.size for _, parameter in tensors.values()), **files.metadata}
             write_json(temporary / INDEX, {"metadata": metadata, "weight_map": files.tensor_to_filename})

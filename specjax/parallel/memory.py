@@ -55,10 +55,10 @@ def check_memory(parts: Sequence[Part], mesh: Mesh) -> None:
 
 def device_memory(mesh: Mesh) -> int:
     """Return the bytes of a device of the mesh; CPU devices share the machine's or the container's memory."""
-    device = mesh.devices.flat[0]
+    device = mesh.local_devices[0]
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit", 2**63)
-    return host_memory() // mesh.devices.size
+    return host_memory() // len(mesh.local_devices)
 
 
 def host_memory() -> int:

@@ -6,6 +6,7 @@ The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` also splits t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -14,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from specjax.options import Options, Positive
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES, MODEL_AXES = AXES[:2], AXES[2:]
 RULES: dict[str | None, tuple[str, ...]] = {
     "batch": BATCH_AXES,
     "embed": ("fsdp",),
@@ -50,12 +52,39 @@ class MeshConfig(Options):
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Return a mesh over the first devices. Raises ValueError if there are too few."""
+    """Return a mesh over the first devices, process by process: neighbours along the last axes share a process.
+
+    Raises ValueError if there are too few devices, if a process would have none, or if the model axes would divide
+    some process's devices.
+    """
     needed, present = math.prod(config.shape), jax.device_count()
     if needed > present:
         raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
-    devices = jax.devices()[:needed]
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))[:needed]
+    check_processes(config.shape, [device.process_index for device in devices], processes.count())
     return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def check_processes(shape: tuple[int, ...], owners: Sequence[int], count: int) -> None:
+    """Raise ValueError unless all `count` processes take part, and groups along the model axes fit into them.
+
+    owners: the process of each device, in the order of the mesh.
+    """
+    if count == 1:
+        return
+    local = [owners.count(process) for process in range(count)]
+    if 0 in local:
+        raise ValueError(
+            f"mesh = {shape}: uses {len(owners)} devices, and process {local.index(0)} would have none; must use "
+            f"devices of all {count} processes"
+        )
+    model = math.prod(shape[len(BATCH_AXES) :])
+    for process, devices in enumerate(local):
+        if devices % model and model % devices:
+            raise ValueError(
+                f"mesh.{' x mesh.'.join(MODEL_AXES)} = {model}: must divide the {devices} devices of process "
+                f"{process}, or be a multiple of them"
+            )
 
 
 def batch_shards(mesh: Mesh) -> int:

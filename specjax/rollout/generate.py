@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
+from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
@@ -109,7 +110,7 @@ def place(prompts: Prompts, mesh: Mesh) -> Prompts:
     count = len(prompts.lengths)
     if count % shards:
         raise ValueError(f"prompts = {count}: must be a multiple of the mesh's data x fsdp = {shards}")
-    return jax.device_put(prompts, NamedSharding(mesh, P(BATCH_AXES)))
+    return processes.place(prompts, NamedSharding(mesh, P(BATCH_AXES)))
 
 
 def _overlaps(axes: str | tuple[str, ...] | None) -> bool:

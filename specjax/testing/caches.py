@@ -17,6 +17,7 @@ from specjax.drafters.head import HeadState
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
 from specjax.keys import SeedStep, seed_step
+from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
 from specjax.rollout.speculative import start_rollout
@@ -85,7 +86,7 @@ class CacheCheck:
 
     def __call__(self, state: RoundState) -> RoundState:
         """Return the state as numpy. Raise AssertionError if it differs, ValueError if it cannot be compared."""
-        state = jax.tree.map(np.asarray, state)
+        state = processes.fetch(state)
         tokens = self._committed(state)
         cache, draft, features = self._prefill(tokens)
         parts = _parts(state.draft, draft)
@@ -117,7 +118,7 @@ class CacheCheck:
 
     def _committed(self, state: RoundState) -> np.ndarray:
         """Return prompt and emitted tokens of each row, then zeros; rows for all sequences."""
-        prompts, width = np.asarray(self.prompts.tokens), self.prompts.tokens.shape[1]
+        prompts, width = processes.fetch(self.prompts.tokens), self.prompts.tokens.shape[1]
         rows = np.zeros((len(prompts) * self.config.group_size, width + self.config.max_new_tokens), np.int32)
         for row, prompt, count, sequence, new in zip(
             rows, state.prompt, state.emitted, state.sequence, state.tokens, strict=False
@@ -137,7 +138,7 @@ class CacheCheck:
             start = self.drafter.start(params, Prompts(tokens, jnp.full(rows, length), zeros), features, 1)
             return output.cache, start, features
 
-        return lambda tokens: jax.tree.map(np.asarray, fresh(self.params, tokens))
+        return lambda tokens: processes.fetch(fresh(self.params, tokens))
 
     def _same(self, got: Cache, expected: Cache, row: int, first: int, until: int, whose: str) -> None:
         for number, layers in enumerate(zip(got, expected, strict=True)):
@@ -146,7 +147,7 @@ class CacheCheck:
                 self._close(mine, fresh, f"row {row}, {whose} cache {number}: {name} of {first} .. {until - 1}")
 
     def _close(self, got: ArrayLike, expected: ArrayLike, what: str) -> None:
-        got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
+        got, expected = (x.astype(np.float32) for x in processes.fetch((got, expected)))
         if got.shape != expected.shape:
             raise AssertionError(f"{what}: of shape {got.shape}, must be {expected.shape}")
         allowed = self.tolerance + self.relative * np.abs(expected).max(initial=0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from specjax.parallel import processes
 from specjax.sampling import SamplingLaw
 from specjax.types import Rollout
 
@@ -49,7 +50,7 @@ def completion_law(
 ) -> Cells:
     """Return the probability of every completion. `logits_of`: tokens [n, T] -> logits [n, T, V], teacher-forced."""
     paths = list(itertools.product([v for v in range(vocab) if v not in stops], repeat=budget))
-    logits = np.asarray(logits_of(np.array([prompt + path for path in paths])), np.float64)
+    logits = np.array(processes.fetch(logits_of(np.array([prompt + path for path in paths]))), np.float64)
     following = {
         path[:t]: reference_law(row[len(prompt) - 1 + t], law)
         for path, row in zip(paths, logits, strict=True)
@@ -71,7 +72,7 @@ def completion_law(
 
 def count_completions(rollout: Rollout) -> Counts:
     """Return how often each completion was sampled."""
-    tokens, lengths = np.asarray(rollout.tokens), np.asarray(rollout.lengths)
+    tokens, lengths = processes.fetch((rollout.tokens, rollout.lengths))
     rows, counts = np.unique(np.concatenate([lengths[:, None], tokens], axis=1), axis=0, return_counts=True)
     return {tuple(row[1 : 1 + row[0]].tolist()): int(n) for row, n in zip(rows, counts, strict=True)}
 

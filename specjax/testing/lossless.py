@@ -8,6 +8,7 @@ import numpy as np
 
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, seed_step
+from specjax.parallel import processes
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -77,6 +78,6 @@ def _enumerate(policy: Policy, params: Params, config: RolloutConfig, prompt: tu
 
     def logits_of(tokens: np.ndarray) -> np.ndarray:
         rows = jnp.asarray(tokens, jnp.int32)
-        return np.asarray(jax.jit(policy.apply)(params.policy, rows, jnp.zeros(len(rows), jnp.int32)).logits)
+        return processes.fetch(jax.jit(policy.apply)(params.policy, rows, jnp.zeros(len(rows), jnp.int32)).logits)
 
     return completion_law(logits_of, prompt, policy.vocab_size, config.stop_tokens, config.max_new_tokens, config.law)

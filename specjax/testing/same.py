@@ -5,6 +5,7 @@ import numpy as np
 
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import SeedStep, seed_step
+from specjax.parallel import processes
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -64,7 +65,7 @@ def _rollout(
 
 
 def _compare(drafted: Rollout, plain: Rollout, tolerance: float) -> None:
-    parted = np.argwhere(np.asarray(drafted.tokens) != np.asarray(plain.tokens))
+    parted = np.argwhere(np.not_equal(*processes.fetch((drafted.tokens, plain.tokens))))
     if len(parted):
         row, at = parted[0]
         raise AssertionError(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from specjax.parallel import processes
 from specjax.verify import LawOf
 
 # tree[i][prefix] is the law of position i after the `i` tokens of `prefix`: an array of i + 1 axes.
@@ -126,7 +127,7 @@ def stops_and_residuals(law_of: LawOf, *rounds: np.ndarray) -> tuple[np.ndarray,
     """
     with jax.enable_x64(True):
         stop, residual = _compiled(law_of)(*(jnp.asarray(x) for x in rounds))
-        return np.asarray(stop), np.asarray(residual)
+        return processes.fetch((stop, residual))
 
 
 @cache

@@ -13,11 +13,13 @@ from typing import Annotated, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.options import NonNegative, Options, Positive, at_least, below
+from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.batch import ScoredSequences, Sequences
 from specjax.train.sums import DraftSums
@@ -136,7 +138,7 @@ def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, m
     # Separate arrays: a state is donated, and no buffer can be donated twice.
     def zeros(dtype: str, *shape: int) -> Array:
         spec = P(None, BATCH_AXES) if shape else P()
-        return jax.device_put(jnp.zeros(shape, dtype), NamedSharding(mesh, spec))
+        return processes.place(np.zeros(shape, dtype), NamedSharding(mesh, spec))
 
     replay, n = None, config.replay
     if config.mode == "online" and n:

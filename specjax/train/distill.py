@@ -17,6 +17,7 @@ from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors
 from specjax.log_probs import teacher_forced
+from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
@@ -67,7 +68,7 @@ def make_read(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[Py
 
     def call(weights: PyTree, sequences: Sequences) -> PolicyReads:
         with jax.set_mesh(mesh):
-            return kernels.finished(run(weights, jax.device_put(sequences, rows)), mesh)
+            return kernels.finished(run(weights, processes.place(sequences, rows)), mesh)
 
     return call
 
@@ -127,7 +128,7 @@ def make_distill_step(
                     step, in_shardings=(layout, fixed, rows, rows, rows), out_shardings=(layout, None), donate_argnums=0
                 )
                 jitted.append(program)
-            batch = jax.device_put((sequences, reads, anchors), rows)
+            batch = processes.place((sequences, reads, anchors), rows)
             return kernels.finished(jitted[0](state, weights, *batch), mesh)
 
     return call
@@ -171,7 +172,7 @@ def make_predict(
 
     def call(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         with jax.set_mesh(mesh):
-            return kernels.finished(run(params, jax.device_put(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
+            return kernels.finished(run(params, processes.place(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
 
     return call
 

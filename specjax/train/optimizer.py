@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
 from specjax.options import Fraction, NonNegative, Options, above, at_least, at_most
+from specjax.parallel import processes
 from specjax.param_labels import hidden_matrices, matrices
 from specjax.train.adaptation import maybe_cond
 from specjax.types import Params, PyTree
@@ -120,7 +121,7 @@ def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: 
     """Return the optimiser's state on the mesh: moments sharded as their parameters, counters replicated."""
     everywhere, laid_out = NamedSharding(mesh, P()), {x.sharding for x in jax.tree.leaves(params)}
     return jax.tree.map(
-        lambda x: x if x.ndim and x.sharding in laid_out else jax.device_put(x, everywhere), optimizer.init(params)
+        lambda x: x if x.ndim and x.sharding in laid_out else processes.place(x, everywhere), optimizer.init(params)
     )
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from specjax import kernels
 from specjax.cost import init_drafting
 from specjax.drafters import Drafter
+from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, place
@@ -61,6 +62,7 @@ class TrainStep:
         """Train on scored completions: the second of two programs. The state and the rollout are donated."""
         with jax.set_mesh(self._mesh):
             update = self._program("update", state, 3, donated=(0, 2))
+            scores = processes.place(scores, NamedSharding(self._mesh, P(BATCH_AXES)))
             return kernels.finished(update(state, place(prompts, self._mesh), rollout, scores), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
@@ -149,7 +151,7 @@ def init_train_state(
         raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
     drafting = adaptation = rows = None
     if seconds is not None:
-        drafting = jax.device_put(init_drafting(lengths, seconds), NamedSharding(mesh, P()))
+        drafting = processes.place(init_drafting(lengths, seconds), NamedSharding(mesh, P()))
     if prompts is not None:
         groups = config.selection.groups or prompts[0]
         rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
@@ -157,7 +159,7 @@ def init_train_state(
         adaptation = init_adaptation(config.draft_training, rows, mesh)
     optimizers = optimizers_of(config)
     return TrainState(
-        step=jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
+        step=processes.place(jnp.int32(0), NamedSharding(mesh, P())),
         params=params,
         optimizer=Params(
             policy=init_moments(optimizers.policy, params.policy, mesh),

@@ -8,6 +8,7 @@ import numpy as np
 
 from launch.bench.peers.protocol import Checkpoint, Sampler, Unsupported
 from models.config import DecoderConfig
+from specjax.parallel import processes
 
 NAMES = ("Tunix",)
 # Tunix hard-codes this rotary base in its attention and ignores its configuration.
@@ -61,7 +62,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
             top_p=None if greedy else 1.0,
             seed=0,
         )
-        return np.stack([np.asarray(row) for row in output.tokens])
+        return np.stack([processes.fetch(row) for row in output.tokens])
 
     return (Sampler(generate),)
 

@@ -20,6 +20,7 @@ from launch.bench.timers import rollout_timer
 from launch.comparison.best_plans import ANY_LENGTH
 from launch.costs.rollout_timer import RolloutTimer
 from launch.timing import interleaved, time_call
+from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig
 
 # Turns for choosing our best draft length; they are not reported.
@@ -42,7 +43,7 @@ def peers(networks: Networks, preset: Preset) -> Section:
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
         def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
-            return {"": partial(sampler.generate, np.asarray(prompts.tokens), lengths, False)}
+            return {"": partial(sampler.generate, processes.fetch(prompts.tokens), lengths, False)}
 
         our_timers = {
             name: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0)
@@ -80,7 +81,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
             name: rollout_timer(networks, prompts, replace(config, draft_length=k), tail=tail)
             for name, k in _our_draft_lengths(preset).items()
         }
-        lengths, tokens = np.asarray(our_timers[PLAIN].generate(0, np.float32(0)).lengths), np.asarray(prompts.tokens)
+        lengths, tokens = processes.fetch((our_timers[PLAIN].generate(0, np.float32(0)).lengths, prompts.tokens))
 
         def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
             sizes = (sequences, sequences // 4)
@@ -184,4 +185,4 @@ def _in_parts(sampler: Sampler, prompts: np.ndarray, lengths: np.ndarray, rows: 
 
 def _tokens_on_host(timer: RolloutTimer, rate: float) -> np.ndarray:
     """Generate and copy the tokens to the host, as the peers do."""
-    return np.asarray(timer.generate(0, np.float32(rate)).tokens)
+    return processes.fetch(timer.generate(0, np.float32(rate)).tokens)

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from launch.bench.models import Networks
@@ -41,7 +39,7 @@ def trained(directory: Path, which: Which, recipe: str, batch: int) -> Callable[
         raise ConfigError(f"recipe = {recipe}: has {usable} usable held-out prompts, must be at least {batch}")
 
     def measure(_: Networks, preset: Preset) -> Section:
-        prompts = jax.tree.map(jnp.asarray, experiment.held_out_prompts.batch(np.arange(batch)))
+        prompts = experiment.held_out_prompts.batch(np.arange(batch))
         title = f"speed-up of {directory}, held-out prompts, batch {batch}"
         return Section(title, speedups(networks, prompts, preset, rollout, None), NOTES)
 

@@ -1,0 +1,63 @@
+"""Start the processes of a job over several hosts, before anything touches a device."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+
+from configs.schema import HostsConfig, RunConfig
+from launch.cli.errors import RunStopped
+from specjax.parallel import processes
+
+# What the last process to start may be late.
+START_WITHIN_S = 300
+# Begins the line that names the hosts.
+HOSTS_LINE = "hosts: "
+
+
+def join_hosts(config: RunConfig) -> RunConfig:
+    """Connect the processes of the job, if there are several, and return the config without `hosts`.
+
+    Output of all processes but the primary is dropped; errors are not. Raises RunStopped if the others are not found.
+    """
+    hosts, given = config.hosts, dict[str, Any]()
+    if hosts.count > 1:
+        given = {"coordinator_address": hosts.coordinator, "num_processes": hosts.count, "process_id": hosts.index}
+        given |= {"cluster_detection_method": "deactivate"}
+    # Its handler would drop a SIGTERM that arrives before StopSignals takes over.
+    jax.config.update("jax_enable_preemption_service", False)
+    if (given or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
+        try:
+            jax.distributed.initialize(
+                **given,
+                initialization_timeout=START_WITHIN_S,
+                heartbeat_timeout_seconds=hosts.heartbeat,
+                shutdown_timeout_seconds=hosts.heartbeat,
+            )
+        except Exception as error:  # of several types, and of many lines
+            reason = f"the processes do not connect: {str(error).splitlines()[0]}"
+            raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {reason}") from error
+        names = processes.gather(platform.node())
+        listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
+        print(f"{HOSTS_LINE}{listed}", file=sys.stderr, flush=True)
+        if not processes.primary():
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return replace(config, hosts=HostsConfig())
+
+
+def launched_by_a_cluster(environment: Mapping[str, str]) -> bool:
+    """Return True if a launcher that JAX detects has started several processes: Slurm, Open MPI or a Kubernetes Job.
+
+    Within a Slurm allocation, `srun` starts processes; a program that runs without it runs alone.
+    """
+    if "SLURM_STEP_NODELIST" in environment:
+        return int(environment.get("SLURM_NTASKS", 1)) > 1
+    if "OMPI_MCA_orte_hnp_uri" in environment:
+        return int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+    in_a_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
+    return in_a_job and find_spec("kubernetes") is not None  # by which JAX asks the cluster

@@ -1,0 +1,161 @@
+"""The processes of a job: the one module through which values pass between them, and between host and devices.
+
+JAX runs one program in every process (multi-controller). Every process calls the functions below in the same order
+with the same arguments, unless their docstring says otherwise. With one process they cost no more than jax's own.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+from jax._src import distributed  # the key-value store has no public name; Orbax imports it from here too
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+from specjax.types import PyTree
+
+T = TypeVar("T")
+
+_DAY_MS = 24 * 60 * 60 * 1000
+# Processes are never this many agreements apart: steps hold collectives.
+_KEPT_AGREEMENTS = 1000
+_agreements = 0
+
+
+def count() -> int:
+    """Return the number of processes. Unlike `jax.process_count`, it does not start a backend."""
+    return distributed.global_state.num_processes
+
+
+def index() -> int:
+    """Return the number of this process, from 0. Does not start a backend."""
+    return distributed.global_state.process_id
+
+
+def primary() -> bool:
+    """Return True in process 0, which alone writes files and prints."""
+    return index() == 0
+
+
+def fetch(tree: PyTree) -> PyTree:
+    """Return the tree with every array as a numpy array, whole in every process.
+
+    Arrays that span processes are gathered by a program; all others are copied, as by `jax.device_get`.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    leaves = [multihost_utils.process_allgather(x, tiled=True) if _spans_processes(x) else x for x in leaves]
+    return jax.device_get(jax.tree.unflatten(structure, leaves))
+
+
+def place(tree: PyTree, sharding: Sharding) -> PyTree:
+    """Put arrays on devices with this sharding. Each process sends its own shards.
+
+    Host arrays must be whole, and the same, in every process.
+    """
+    if count() == 1:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda x: _place(x, sharding), tree)
+
+
+def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row numbers, rows) of the rows [R, ..] that this process owns.
+
+    Each row has one owner, even if several processes hold copies. With one process, it owns all rows.
+    """
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return np.arange(len(x)), fetch(x)
+    shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+    parts = {range(*shard.index[0].indices(len(x))): shard.data for shard in shards}
+    slices = sorted(parts, key=lambda rows: rows.start)
+    rows = np.array([row for each in slices for row in each], np.int64)
+    return rows, np.concatenate([np.zeros((0, *x.shape[1:]), x.dtype), *(fetch(parts[each]) for each in slices)])
+
+
+def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tuple[np.ndarray, ...]:
+    """Return arrays of all `total` rows, in every process. Each process gives the values of its `own_rows`."""
+    if count() == 1:
+        return tuple(values)
+    mine = tuple(np.zeros((total, *value.shape[1:]), value.dtype) for value in values)
+    for whole, value in zip(mine, values, strict=True):
+        whole[rows] = value
+    # A row is zero in all processes but its owner.
+    return tuple(x.sum(axis=0, dtype=x.dtype) for x in multihost_utils.process_allgather(mine))
+
+
+def agree(value: T) -> T:
+    """Return the primary's value in every process. It is anything that pickle writes.
+
+    Involves no device, so that it does not wait for programs under way.
+    """
+    if count() == 1:
+        return value
+    key = _next_key()
+    if not primary():
+        return pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
+    _store().key_value_set_bytes(key, pickle.dumps(value))
+    if _agreements > _KEPT_AGREEMENTS:
+        _store().key_value_delete(f"specjax/{_agreements - _KEPT_AGREEMENTS}")
+    return value
+
+
+def gather(value: T) -> list[T]:
+    """Return the values of all processes, in every process. They are anything that pickle writes.
+
+    Waits for every process, without a device.
+    """
+    if count() == 1:
+        return [value]
+    key = _next_key()
+    _store().key_value_set_bytes(f"{key}/{index()}", pickle.dumps(value))
+    return [pickle.loads(_store().blocking_key_value_get_bytes(f"{key}/{i}", _DAY_MS)) for i in range(count())]
+
+
+def on_primary(run: Callable[[], T]) -> T:
+    """Call a function in the primary alone. Return its result, or raise its exception, in every process."""
+    if count() == 1:
+        return run()
+    result, error = None, None
+    if primary():
+        try:
+            result = run()
+        except Exception as raised:
+            error = raised
+    result, error = agree((result, error))
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def tell_primary(topic: str, value: str) -> None:
+    """Leave a value for the primary to read by `told`. Any process and any thread may call it, at any time."""
+    _store().key_value_set(f"specjax/{topic}/{index()}", value, allow_overwrite=True)
+
+
+def told(topic: str) -> list[str]:
+    """Return the values that processes have left on a topic. For the primary alone."""
+    return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
+
+
+def _spans_processes(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def _place(x: Any, sharding: Sharding) -> jax.Array:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    # `jax.device_put` would compare the processes' values, by a program at every call.
+    value = np.asarray(x)
+    value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+
+
+def _store() -> Any:
+    return distributed.global_state.client
+
+
+def _next_key() -> str:
+    global _agreements
+    _agreements += 1
+    return f"specjax/{_agreements}"

@@ -1,0 +1,139 @@
+"""Runs over several processes of this machine: each does what one process does, and all end together."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.schema import HostsConfig
+from configs.tiny import config
+from launch.cli.hosts import join_hosts, launched_by_a_cluster
+from tests.jobs import finish_job, start_job
+from tests.launch.programs import LEAST, Options, argv, metrics, saves
+from tests.refusals import refuses
+
+TWO = LEAST | {"mesh.data": 2, "data.prompts": 4, "log.samples": 4}
+
+
+@pytest.mark.parametrize(
+    ("environment", "several"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),  # the batch script itself
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-4]"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1"}, False),
+        ({"OMPI_MCA_orte_hnp_uri": "1;tcp://10.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, False),  # no package `kubernetes`
+    ],
+)
+def test_a_launcher_of_several_processes_is_recognised(environment: dict[str, str], several: bool) -> None:
+    assert launched_by_a_cluster(environment) == several
+
+
+def test_one_process_starts_nothing() -> None:
+    assert join_hosts(config) == config and not jax.distributed.is_initialized()
+
+
+def test_hosts_that_contradict_each_other_are_refused() -> None:
+    with refuses("index = 2: must be below count = 2"):
+        HostsConfig("anna:1234", 2, 2)
+    for wrong in (None, "anna", "anna:port"):
+        with refuses(f"coordinator = {wrong}: must be HOST:PORT"):
+            HostsConfig(wrong, 2)
+
+
+def train(run: Path, options: Options, *more: str) -> list[str]:
+    return ["-m", "launch.train", *argv("tiny", options | {"--out": str(run)}), "--speedup.slots", *more]
+
+
+def without_times(run: Path) -> list[dict[str, float | None]]:
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
+        for line in metrics(run)
+    ]
+
+
+def assert_near(got: Path, expected: Path) -> None:
+    """Verify that two runs took the same steps, up to rounding."""
+    for line, other in zip(without_times(got), without_times(expected), strict=True):
+        assert line.keys() == other.keys()
+        for name, value in other.items():
+            np.testing.assert_allclose(
+                np.array(line[name], float), np.array(value, float), rtol=1e-3, atol=1e-4, err_msg=name
+            )
+
+
+@pytest.mark.slow
+def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
+    options = TWO | {"--steps": "4", "--checkpoint.every": "2", "--eval.every": "2", "--warmup.steps": "4"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    jobs = start_job(train(two, options), count=2, devices=1), start_job(train(one, options), count=1, devices=2)
+    printed = finish_job(jobs[0])
+    finish_job(jobs[1])
+    assert "run directory" in printed[0] and printed[1] == ""
+    assert_near(two, one)
+    assert (two / "samples.jsonl").read_text() == (one / "samples.jsonl").read_text()
+    assert len(list(two.glob("events.out.*"))) == 1 and (two / "report.html").exists()
+    assert json.loads((two / "config.json").read_text())["hosts"]["count"] == 1
+    assert saves(two) == saves(one)
+
+
+@pytest.mark.slow
+def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> None:
+    """Draft lengths by measured costs, probes, a scorer on the host, distillation, the closing comparison."""
+    options = TWO | {"--steps": "4", "--probe-every": "2", "--checkpoint.every": "2", "--rollout.draft-lengths": "0 2"}
+    options |= {"--distill.steps": "2", "--distill.answers": "8", "--distill.batch-size": "4"}
+    options |= {"draft.lookup.kind": "none", "reward.scorer": "exact", "reward.workers": 1, "speedup.slots": (4,)}
+    options |= {"speedup.repeats": 2}
+    command = train(tmp_path / "run", options)[:-1]
+    finish_job(start_job(command, count=2, devices=1))
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    events = [json.loads(line) for line in (tmp_path / "run" / "diary.jsonl").read_text().splitlines()]
+    assert any("speedup" in event.get("result", {}) for event in events)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_process_goes_on(tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = TWO | {"--checkpoint.every": "100000"}
+    job = start_job(train(run, options | {"--steps": "100000"}), count=2, devices=1)
+    wait_for(lambda: lines(run) >= 3, job)
+    job[1].send_signal(signal.SIGTERM)
+    finish_job(job, code=128 + signal.SIGTERM)
+    step = lines(run)
+    assert saves(run) == [step]
+    more = {"--steps": str(step + 2)}
+    finish_job(start_job(train(run, options | more, "--resume"), count=1, devices=2))
+    finish_job(start_job(train(whole, options | more), count=1, devices=2))
+    assert_near(run, whole)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_with_what_four_have_saved(tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = TWO | {"mesh.data": 4, "--checkpoint.every": "2"}
+    finish_job(start_job(train(run, options | {"--steps": "2"}), count=4, devices=1))
+    shutil.copytree(run, whole)
+    finish_job(start_job(train(run, options | {"mesh.data": 1, "mesh.fsdp": 2, "--steps": "4"}, "--resume"), 2, 1))
+    finish_job(start_job(train(whole, options | {"--steps": "4"}, "--resume"), count=1, devices=4))
+    assert_near(run, whole)
+
+
+def lines(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for(ready: Callable[[], bool], job: list["subprocess.Popen[str]"]) -> None:
+    deadline = time.monotonic() + 200
+    while not ready():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in job)
+        time.sleep(0.05)

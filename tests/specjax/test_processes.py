@@ -1,0 +1,106 @@
+"""Two processes of two devices each do what one process of four does. One job makes what all tests read."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.checkpoint import Checkpointer
+from specjax.parallel.mesh import check_processes
+from tests.jobs import finish_job, start_job
+from tests.refusals import refuses
+from tests.specjax.process_worker import STEPS, train
+from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
+
+
+class Job(NamedTuple):
+    """What each of two processes found, what they made together, and the directory that they wrote to."""
+
+    found: list[dict[str, Any]]
+    made: dict[str, Any]
+    out: Path
+
+
+alone = cache(lambda: train()[0])
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    out = tmp_path_factory.mktemp("job")
+    started = start_job(["-m", "tests.specjax.process_worker", str(out)], count=2, devices=2)
+    expected = alone()
+    finish_job(started)
+    leaves = np.load(out / "made.npz")
+    made = jax.tree.unflatten(jax.tree.structure(expected), [leaves[name] for name in leaves.files])
+    return Job([json.loads((out / f"process_{index}.json").read_text()) for index in range(2)], made, out)
+
+
+def test_two_processes_sample_the_tokens_of_one(job: Job) -> None:
+    assert len(job.made["tokens"]) == STEPS
+    for got, expected in zip(jax.tree.leaves(job.made["tokens"]), jax.tree.leaves(alone()["tokens"]), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_two_processes_make_the_updates_of_one(job: Job) -> None:
+    for got, expected in zip(jax.tree.leaves(job.made["params"]), jax.tree.leaves(alone()["params"]), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    for got, expected in zip(job.made["metrics"], alone()["metrics"], strict=True):
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) -> None:
+    ids = np.repeat(np.asarray(make_prompts().id), GROUP).tolist()
+    mine, theirs = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+    # Both steps, and the callback within a program, which jax calls once per data shard.
+    assert [each["asked"] for each in job.found] == [[mine] * (STEPS + 1), [theirs] * (STEPS + 1)]
+    np.testing.assert_array_equal(job.made["reward"].value, alone()["reward"].value)
+
+
+def test_values_cross_processes_whole(job: Job) -> None:
+    for index, each in enumerate(found["talk"] for found in job.found):
+        assert each["agreed"] == ["from", 0] and each["gathered"] == [0, 1] and each["on_primary"] == 0
+        assert each["fetched"] == {"x": list(range(8)), "y": 28, "z": 1.5}
+        assert each["owned"] == [4 * index + row for row in range(4)] and each["joined"] == list(range(0, 16, 2))
+
+
+def test_an_error_of_the_primary_and_a_signal_to_another_process_reach_all(job: Job) -> None:
+    for each in (found["talk"] for found in job.found):
+        assert each["error"] == "not here"
+        assert each["signals"] == [None, 15]
+
+
+def test_a_mesh_without_a_device_of_some_process_is_refused(job: Job) -> None:
+    for each in (found["talk"] for found in job.found):
+        assert "mesh = (2, 1, 1): uses 2 devices, and process 1 would have none" in each["refused"]
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 2), (1, 2, 4), (1, 1, 8)])
+def test_groups_of_model_axes_fill_processes_of_four_devices_or_divide_them(shape: tuple[int, ...]) -> None:
+    check_processes(shape, [device // 4 for device in range(8)], 2)
+
+
+def test_a_group_of_model_axes_over_parts_of_two_processes_is_refused() -> None:
+    with refuses("mesh.tensor = 3: must divide the 4 devices of process 0, or be a multiple of them"):
+        check_processes((2, 1, 3), [0, 0, 0, 0, 1, 1], 2)
+
+
+def test_two_processes_save_and_restore_to_the_bit(job: Job) -> None:
+    assert [each["saved"] for each in job.found] == [[True, True]] * 2
+
+
+def test_one_process_on_another_mesh_restores_what_two_have_saved(job: Job) -> None:
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_on(mesh_of(1, 2, 1))
+    )
+    with Checkpointer(job.out / "checkpoints") as saves:
+        restored = saves.restore(abstract)
+        assert saves.best_step() == 1
+    assert restored.data == {"position": 2}
+    for got, expected in zip(jax.tree.leaves(restored.state.params), jax.tree.leaves(job.made["params"]), strict=True):
+        np.testing.assert_array_equal(got, expected)
