@@ -16,7 +16,7 @@ from specjax.parallel import processes
 
 # What the last process to start may be late.
 START_WITHIN_S = 300
-# Begins the line that names the hosts.
+# Begins the line from which launch.supervise learns the names of the hosts.
 HOSTS_LINE = "hosts: "
 
 

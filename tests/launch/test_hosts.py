@@ -15,11 +15,13 @@ import pytest
 from configs.schema import HostsConfig
 from configs.tiny import config
 from launch.cli.hosts import join_hosts, launched_by_a_cluster
-from tests.jobs import finish_job, start_job
-from tests.launch.programs import LEAST, Options, argv, metrics, saves
+from tests.jobs import finish_job, free_port, start_job
+from tests.launch.processes import children
+from tests.launch.programs import LEAST, Options, argv, metrics, saved_state, saves
 from tests.refusals import refuses
 
 TWO = LEAST | {"mesh.data": 2, "data.prompts": 4, "log.samples": 4}
+WITHIN_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,30 @@ def test_two_processes_go_on_with_what_four_have_saved(tmp_path: Path) -> None:
     finish_job(start_job(train(run, options | {"mesh.data": 1, "mesh.fsdp": 2, "--steps": "4"}, "--resume"), 2, 1))
     finish_job(start_job(train(whole, options | {"--steps": "4"}, "--resume"), count=1, devices=4))
     assert_near(run, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(killed: int, tmp_path: Path) -> None:
+    options = TWO | {"--steps": "60", "--checkpoint.every": "10"}
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    supervised = ["-m", "launch.supervise", *train(run, options)[1:]]
+    job = start_job([*supervised, "--hosts.heartbeat", "10"], count=2, devices=1, port=free_port())
+    wait_for(lambda: len(saves(run)) > 0 and lines(run) > 12, job)
+    trainers = [children(process.pid)[0] for process in job]
+    subprocess.run(["kill", "-9", str(trainers[killed])], check=True)
+    died, other = time.monotonic(), job[1 - killed]
+    wait_for(lambda: trainers[1 - killed] not in children(other.pid), job)
+    assert time.monotonic() - died < WITHIN_S
+    errors = [process.communicate(timeout=300)[1] for process in job]
+    assert [process.returncode for process in job] == [0, 0], errors
+    said = [line for line in errors[1 - killed].splitlines() if "died" in line]
+    assert len(said) == 1 and said[0].startswith(f"process {killed} on ") and "starting again" in said[0]
+    assert "trace" not in errors[1 - killed]
+    finish_job(start_job(train(whole, options), count=2, devices=1))
+    for got, expected in zip(*map(jax.tree.leaves, (saved_state(run, 60), saved_state(whole, 60))), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def lines(run: Path) -> int:

@@ -1,0 +1,125 @@
+"""Run a program of a job over several hosts, and start it again when a host dies.
+
+When a process of a job dies, JAX ends all others from C++ with a stack trace, and no Python code runs. So a parent says
+what happened, and starts them again.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from launch.cli.hosts import HOSTS_LINE
+from launch.cli.options import LOST, LOST_PEER
+
+# Logged by JAX's C++ code when it ends the process, and before it if its coordination service has failed.
+_FATAL = re.compile(r"F\d{4} ")
+_COORDINATION = re.compile(r"E\d{4} .*(coordination|heartbeat)", re.IGNORECASE)
+_TASK = re.compile(r"task:(\d+)")
+# A process that JAX ends leaves this one of both: as seen by its parent, or by a shell between them.
+_ABORTED = (-signal.SIGABRT, LOST_PEER)
+
+
+class Ended(NamedTuple):
+    """How a program ended: its return code, and the lines of stderr that were held back."""
+
+    code: int
+    held: list[str]
+    hosts: dict[int, str]
+
+
+class Supervisor:
+    """Starts a command until it ends by itself. Signals to this process go to the command.
+
+    Args:
+        command:  the program and its arguments, with `--out`.
+        run:      the run directory; once it has a config.json, the program is started with `--resume`.
+        restarts: how often to start again.
+        pause_s:  wait so long before that: by then, every other process has noticed too.
+        say:      called with one line for each death.
+    """
+
+    def __init__(
+        self, command: Sequence[str], run: Path, restarts: int, pause_s: float, say: Callable[[str], None]
+    ) -> None:
+        self._command, self._run, self._restarts, self._pause_s, self._say = command, run, restarts, pause_s, say
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped: int | None = None
+
+    def supervise(self) -> int:
+        """Return the exit code of the last start."""
+        handlers = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for left in range(self._restarts, -1, -1):
+                ended = self._start()
+                cause = cause_of(ended)
+                code = 128 - ended.code if ended.code < 0 else ended.code
+                if cause is None or self._stopped is not None:
+                    return code
+                then = f"starting again in {self._pause_s:.0f} s, {left} left" if left else "ending"
+                self._say(f"{cause}; {then}")
+                if not left or not self._wait():
+                    return code
+            raise AssertionError
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> Ended:
+        resume = ["--resume"] if (self._run / "config.json").exists() and "--resume" not in self._command else []
+        held, hosts, fatal = list[str](), dict[int, str](), False
+        # In a session of its own: a signal to the group of this process must not reach it twice.
+        with subprocess.Popen(
+            [*self._command, *resume], stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        ) as self._process:
+            assert self._process.stderr is not None
+            for line in self._process.stderr:
+                fatal |= _FATAL.match(line) is not None
+                if line.startswith(HOSTS_LINE):
+                    pairs = (each.split(" = ") for each in line.removeprefix(HOSTS_LINE).strip().split(", "))
+                    hosts = {int(number): name for number, name in pairs}
+                if fatal or _COORDINATION.match(line) or line.startswith(LOST):
+                    held.append(line)
+                else:
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+        ended = Ended(self._process.returncode, held, hosts)
+        if held and not _lost_peer(ended):
+            sys.stderr.writelines(held)
+        return ended
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        self._stopped = number
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _wait(self) -> bool:
+        """Wait before a restart. Return False if a signal arrived."""
+        deadline = time.monotonic() + self._pause_s
+        while self._stopped is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self._stopped is None
+
+
+def cause_of(ended: Ended) -> str | None:
+    """Return one line on why a program must be started again; None if it ended by itself."""
+    if _lost_peer(ended):
+        text = "".join(ended.held)
+        tasks = sorted({int(task) for task in _TASK.findall(text)})
+        if not tasks and "Socket closed" in text:
+            tasks = [0]  # the coordinator is gone, and with it what would name a process
+        dead = [f"process {task} on {ended.hosts.get(task, 'an unknown host')}" for task in tasks]
+        return f"{', '.join(dead) or 'another process'} died, and JAX ended this one"
+    if ended.code < 0:
+        name = signal.Signals(-ended.code).name
+        memory = ", perhaps for lack of memory" if name == "SIGKILL" else ""
+        return f"{name} ended the program on this host{memory}"
+    return None
+
+
+def _lost_peer(ended: Ended) -> bool:
+    return ended.code == LOST_PEER or (ended.code in _ABORTED and any("distributed" in line for line in ended.held))

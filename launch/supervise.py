@@ -1,0 +1,58 @@
+"""Start a run again when a host of its job dies: `python -m launch.supervise [--restarts N] launch.train CONFIG ..`.
+
+Start it on every host in place of the program. It prints one line that names the dead host, and starts the program
+again with `--resume`. Bad input, a signal, and a run that ends by itself are not started again.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from configs.schema import HostsConfig
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse, run_program
+from launch.cli.supervision import Supervisor
+from specjax.options import NonNegative, Options
+
+MARGIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class SuperviseArgs(Options):
+    """Start a run again when a host of its job dies.
+
+    Attributes:
+        restarts: Number of restarts.
+    """
+
+    restarts: NonNegative = 3
+
+
+def main(argv: list[str]) -> int:
+    """Supervise the program and return its exit code."""
+    first = next((i for i, word in enumerate(argv) if word.startswith("launch.")), len(argv))
+    usage = "python -m launch.supervise [--restarts N] launch.train CONFIG --out DIR [--option VALUE ..]"
+    args = parse(SuperviseArgs, argv[:first], "python -m launch.supervise", f"{__doc__}\n\n{usage}")
+    command = argv[first:]
+    if not command:
+        raise ConfigError(f"PROGRAM: must be given: {usage}")
+    out = _option(command, "--out")
+    if out is None:
+        raise ConfigError("out: must be given, for a restart to find the run")
+    # A process that starts before the others have ended would connect to the job that is ending.
+    pause_s = float(_option(command, "--hosts.heartbeat") or HostsConfig.heartbeat) + MARGIN_S
+    say = partial(print, file=sys.stderr, flush=True)
+    return Supervisor([sys.executable, "-m", *command], Path(out), args.restarts, pause_s, say).supervise()
+
+
+def _option(command: list[str], name: str) -> str | None:
+    """Return the value of an option in a command line, or None."""
+    for word, after in zip(command, [*command[1:], None], strict=True):
+        if word == name or word.startswith(f"{name}="):
+            return word.partition("=")[2] or after
+    return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

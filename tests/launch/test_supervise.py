@@ -1,0 +1,104 @@
+"""A supervisor starts again what a dead process of its job has ended, and nothing else."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import supervise
+from launch.cli.errors import ConfigError
+from launch.cli.supervision import Supervisor
+from tests.refusals import refuses
+
+# As JAX logs the death of another process. STARTS counts the starts.
+SCRIPT = """
+import os, pathlib, sys
+starts = pathlib.Path(sys.argv[1]) / "starts"
+with starts.open("a") as file:
+    print(*sys.argv[2:], file=file)
+print("hosts: 0 = anna, 1 = berta", file=sys.stderr)
+print("kept", file=sys.stderr, flush=True)
+if len(starts.read_text().splitlines()) <= {deaths}:
+    {death}
+"""
+LOGGED = (
+    "F0000 00:00:00.000000    1 client.h:77] Terminating process because the JAX distributed service detected fatal "
+    "errors. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats): /job:jax_worker/task:1"
+)
+LOSS = f"print({LOGGED!r}, 'trace', sep=chr(10), file=sys.stderr, flush=True); os.abort()"
+RAISED = "print('error: lost a process of the job: ..', file=sys.stderr, flush=True); sys.exit(134)"
+KILL = "os.kill(os.getpid(), 9)"
+
+
+def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[int, list[str], list[str]]:
+    """Return the exit code, the arguments of each start, and what the supervisor said."""
+    command, said = [sys.executable, "-c", SCRIPT.format(death=death, deaths=deaths), str(directory)], list[str]()
+    code = Supervisor(command, directory, restarts, 0.0, said.append).supervise()
+    return code, (directory / "starts").read_text().splitlines(), said
+
+
+@pytest.mark.parametrize(
+    ("death", "line"),
+    [
+        (LOSS, "process 1 on berta died, and JAX ended this one"),
+        (RAISED, "another process died"),
+        (KILL, "SIGKILL ended the program on this host"),
+    ],
+)
+def test_a_death_is_one_line_and_a_restart_that_resumes(
+    death: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").touch()
+    code, starts, said = run(tmp_path, death, deaths=1)
+    assert code == 0 and starts == ["--resume", "--resume"]
+    assert len(said) == 1 and said[0].startswith(line) and "2 left" in said[0]
+    assert capfd.readouterr().err == "hosts: 0 = anna, 1 = berta\nkept\n" * 2
+
+
+def test_a_run_that_has_written_nothing_starts_from_scratch(tmp_path: Path) -> None:
+    assert run(tmp_path, KILL, deaths=1)[1] == ["", ""]
+
+
+def test_it_gives_up_after_so_many_restarts(tmp_path: Path) -> None:
+    code, starts, said = run(tmp_path, LOSS, deaths=9)
+    assert code == 128 + signal.SIGABRT and len(starts) == 3
+    assert [line.rpartition("; ")[2] for line in said] == [
+        "starting again in 0 s, 2 left",
+        "starting again in 0 s, 1 left",
+        "ending",
+    ]
+
+
+@pytest.mark.parametrize("code", [1, 2, 130, 143])
+def test_a_program_that_ends_by_itself_is_not_started_again(code: int, tmp_path: Path) -> None:
+    assert run(tmp_path, f"sys.exit({code})", deaths=1) == (code, [""], [])
+
+
+def test_an_abort_of_its_own_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fault = "print('F1126 check failed: a == b', file=sys.stderr, flush=True); os.abort()"
+    _, _, said = run(tmp_path, fault, deaths=1)
+    assert said[0].startswith("SIGABRT ended the program on this host") and "check failed" in capfd.readouterr().err
+
+
+def test_a_signal_is_passed_on_and_ends_the_restarts(tmp_path: Path) -> None:
+    wait = "import time; (starts.parent / 'waits').touch(); time.sleep(60)"
+
+    def stop() -> None:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert run(tmp_path, wait, deaths=1) == (128 + signal.SIGTERM, [""], [])
+
+
+def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None:
+    with refuses("PROGRAM: must be given: python -m launch.supervise ...", ConfigError):
+        supervise.main(["--restarts", "1"])
+    with refuses("out: must be given, for a restart to find the run", ConfigError):
+        supervise.main(["launch.train", "tiny"])
