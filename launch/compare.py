@@ -37,10 +37,8 @@ console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, wi
 def main(argv: list[str]) -> int:
     """Time the variants in turns, from a run's checkpoint or the recipe's networks. Train two variants if asked."""
     use_compile_cache()
-    description = "Time the stages of a training step with and without speculation."
-    config, args = parse_run_and(
-        CompareArgs, argv, "python -m launch.compare", description, COMPARE, steps=20, profile_step=0
-    )
+    text = "Time the stages of a training step with and without speculation."
+    config, args = parse_run_and(CompareArgs, argv, "python -m launch.compare", text, COMPARE, steps=20, profile_step=0)
     config = join_hosts(config)
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")

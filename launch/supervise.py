@@ -35,13 +35,16 @@ def main(argv: list[str]) -> int:
     usage = "python -m launch.supervise [--restarts N] launch.train CONFIG --out DIR [--option VALUE ..]"
     args = parse(SuperviseArgs, argv[:first], "python -m launch.supervise", f"{__doc__}\n\n{usage}")
     command = argv[first:]
-    if not command:
-        raise ConfigError(f"PROGRAM: must be given: {usage}")
+    if command[:1] != ["launch.train"]:
+        raise ConfigError(f"PROGRAM = {command[0] if command else None}: must be launch.train: {usage}")
     out = _option(command, "--out")
     if out is None:
         raise ConfigError("out: must be given, for a restart to find the run")
+    heartbeat = _option(command, "--hosts.heartbeat") or str(HostsConfig.heartbeat)
+    if not heartbeat.isdecimal():
+        raise ConfigError(f"hosts.heartbeat = {heartbeat}: must be a whole number of seconds")
     # A process that starts before the others have ended would connect to the job that is ending.
-    pause_s = float(_option(command, "--hosts.heartbeat") or HostsConfig.heartbeat) + MARGIN_S
+    pause_s = int(heartbeat) + MARGIN_S
     say = partial(print, file=sys.stderr, flush=True)
     return Supervisor([sys.executable, "-m", *command], Path(out), args.restarts, pause_s, say).supervise()
 

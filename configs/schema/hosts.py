@@ -1,8 +1,13 @@
 """The processes of a job over several hosts."""
 
+import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from specjax.options import NonNegative, Options, Positive
+from specjax.options import NonNegative, Options, Positive, at_least, at_most
+
+# A name, an IPv4 address, or an IPv6 address in brackets.
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-f:.]+\]):(\d{1,5})", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class HostsConfig(Options):
     """
 
     coordinator: str | None = None
-    count: Positive = 1
+    count: Annotated[int, at_least(1), at_most(2**16)] = 1
     index: NonNegative = 0
     heartbeat: Positive = 20
 
@@ -25,5 +30,8 @@ class HostsConfig(Options):
         super().__post_init__()
         if self.index >= self.count:
             raise ValueError(f"index = {self.index}: must be below count = {self.count}")
-        if self.count > 1 and not (self.coordinator or "").rpartition(":")[2].isdecimal():
-            raise ValueError(f"coordinator = {self.coordinator}: must be HOST:PORT of process 0 where count > 1")
+        if self.coordinator is None:
+            if self.count > 1:
+                raise ValueError(f"coordinator = None: must be HOST:PORT of process 0 where count = {self.count}")
+        elif not (found := _ADDRESS.fullmatch(self.coordinator)) or not 0 < int(found[1]) < 2**16:
+            raise ValueError(f"coordinator = {self.coordinator}: must be HOST:PORT, with a port of 1 to 65535")

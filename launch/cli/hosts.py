@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from configs.schema import HostsConfig, RunConfig
-from launch.cli.errors import RunStopped
+from launch.cli.errors import ConfigError, RunStopped
 from specjax.parallel import processes
 
 # What the last process to start may be late.
@@ -23,9 +23,10 @@ HOSTS_LINE = "hosts: "
 def join_hosts(config: RunConfig) -> RunConfig:
     """Connect the processes of the job, if there are several, and return the config without `hosts`.
 
-    Output of all processes but the primary is dropped; errors are not. Raises RunStopped if the others are not found.
+    Output of all processes but the primary is dropped; errors are not. Raises RunStopped if the others are not found,
+    and ConfigError if they have other options.
     """
-    hosts, given = config.hosts, dict[str, Any]()
+    hosts, alone, given = config.hosts, replace(config, hosts=HostsConfig()), dict[str, Any]()
     if hosts.count > 1:
         given = {"coordinator_address": hosts.coordinator, "num_processes": hosts.count, "process_id": hosts.index}
         given |= {"cluster_detection_method": "deactivate"}
@@ -42,12 +43,24 @@ def join_hosts(config: RunConfig) -> RunConfig:
         except Exception as error:  # of several types, and of many lines
             reason = f"the processes do not connect: {str(error).splitlines()[0]}"
             raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {reason}") from error
-        names = processes.gather(platform.node())
+        names, configs = zip(*processes.gather((platform.node(), alone)), strict=True)
+        alone = common(configs)
         listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
         print(f"{HOSTS_LINE}{listed}", file=sys.stderr, flush=True)
         if not processes.primary():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    return replace(config, hosts=HostsConfig())
+    return alone
+
+
+def common(configs: Sequence[RunConfig]) -> RunConfig:
+    """Return the config of process 0. Raises ConfigError if another process has other options than it.
+
+    They may differ in `resume`: launch.supervise decides it by a file, which a shared file system may show late.
+    """
+    for number, config in enumerate(configs):
+        if replace(config, resume=configs[0].resume) != configs[0]:
+            raise ConfigError(f"hosts.index = {number}: has other options than process 0; must have the same")
+    return configs[0]
 
 
 def launched_by_a_cluster(environment: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 # Exit code of a process of a job that ends because another one died; that of an abort, by which JAX itself ends them.
 LOST_PEER = 134
+# Wait so long for JAX to name the lost process. A process that ended at once would count as dead too.
+NAMED_WITHIN_S = 60
 # Begins the line in which it says so.
 LOST = "error: lost a process of the job:"
 _CONTACT_ERRORS = re.compile(
@@ -82,9 +85,10 @@ def run_program(main: Callable[[list[str]], int]) -> int:
 
 
 def _lose(error: Exception) -> int:
-    """End a process that lost another one at once: it would wait for it."""
+    """End a process that lost another one. JAX does it, and names the lost one, once that is late with a heartbeat."""
     print(LOST, str(error).splitlines()[0][:300], file=sys.stderr, flush=True)
-    os._exit(LOST_PEER)
+    time.sleep(NAMED_WITHIN_S)
+    os._exit(LOST_PEER)  # an ordinary end would wait for the lost one
 
 
 def _drop_unread_output() -> bool:

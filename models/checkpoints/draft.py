@@ -57,9 +57,8 @@ def save_draft_checkpoint(
     with new_directory(directory) as temporary:
         described = {"kind": "eagle3", "head": asdict(config), "feature_layers": feature_layers}
         write_checkpoint(temporary, described, params)
-        if target_ids is not None:
-            if processes.primary():
-                np.save(temporary / _IDS, target_ids.astype(np.int32))
+        if target_ids is not None and processes.primary():
+            np.save(temporary / _IDS, target_ids.astype(np.int32))
 
 
 def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:

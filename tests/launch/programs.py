@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -143,9 +143,16 @@ def saves(run: Path) -> list[int]:
 
 
 def saved_state(run: Path, step: int) -> PyTree:
-    with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sharding info not provided")
-        return [checkpointer.restore(run / "checkpoints" / str(step) / item) for item in ("params", "state")]
+    """Return the arrays of a checkpoint as numpy arrays: the devices that held them may be absent here."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        return [_saved_item(checkpointer, run / "checkpoints" / str(step) / item) for item in ("params", "state")]
+
+
+def _saved_item(checkpointer: ocp.PyTreeCheckpointer, path: Path) -> PyTree:
+    names = checkpointer.metadata(path).item_metadata.tree
+    return checkpointer.restore(
+        path, restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
+    )
 
 
 def metrics(run: Path) -> list[dict[str, float | None]]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 
 from configs.schema import HostsConfig
 from configs.tiny import config
-from launch.cli.hosts import join_hosts, launched_by_a_cluster
+from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
 from tests.launch.programs import LEAST, Options, argv, metrics, saved_state, saves
@@ -44,12 +45,23 @@ def test_one_process_starts_nothing() -> None:
     assert join_hosts(config) == config and not jax.distributed.is_initialized()
 
 
-def test_hosts_that_contradict_each_other_are_refused() -> None:
+def test_bad_hosts_are_refused_in_one_line() -> None:
     with refuses("index = 2: must be below count = 2"):
         HostsConfig("anna:1234", 2, 2)
-    for wrong in (None, "anna", "anna:port"):
-        with refuses(f"coordinator = {wrong}: must be HOST:PORT"):
-            HostsConfig(wrong, 2)
+    with refuses("coordinator = None: must be HOST:PORT of process 0 where count = 2"):
+        HostsConfig(None, 2)
+    for wrong in ("anna", "anna:port", ":1234", "anna:0", "anna:65536", "http://anna:1234", "::1:1234"):
+        with refuses(f"coordinator = {wrong}: must be HOST:PORT, with a port of 1 to 65535"):
+            HostsConfig(wrong)
+    for right in ("node-7.example.com:1234", "10.0.0.1:65535", "[fe80::1]:1"):
+        HostsConfig(right, 2)
+
+
+def test_a_process_with_other_options_is_refused() -> None:
+    resumed = replace(config, resume=True)
+    assert common([resumed, config]) == resumed
+    with refuses("hosts.index = 2: has other options than process 0; must have the same"):
+        common([config, config, replace(config, seed=config.seed + 1)])
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:
@@ -75,12 +87,14 @@ def assert_near(got: Path, expected: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
-    options = TWO | {"--steps": "4", "--checkpoint.every": "2", "--eval.every": "2", "--warmup.steps": "4"}
+    options = TWO | {"--steps": "4", "--checkpoint.every": "2", "--eval.every": "2"}
+    options |= {"--warmup.steps": "2", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "20"}
     one, two = tmp_path / "one", tmp_path / "two"
     jobs = start_job(train(two, options), count=2, devices=1), start_job(train(one, options), count=1, devices=2)
     printed = finish_job(jobs[0])
     finish_job(jobs[1])
-    assert "run directory" in printed[0] and printed[1] == ""
+    assert "run directory" in printed[0]
+    assert all(line.startswith("[Gloo]") for line in printed[1].splitlines())  # printed by C++
     assert_near(two, one)
     assert (two / "samples.jsonl").read_text() == (one / "samples.jsonl").read_text()
     assert len(list(two.glob("events.out.*"))) == 1 and (two / "report.html").exists()

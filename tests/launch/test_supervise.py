@@ -98,7 +98,10 @@ def test_a_signal_is_passed_on_and_ends_the_restarts(tmp_path: Path) -> None:
 
 
 def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None:
-    with refuses("PROGRAM: must be given: python -m launch.supervise ...", ConfigError):
-        supervise.main(["--restarts", "1"])
+    for words, program in (["--restarts", "1"], "None"), (["launch.distill", "tiny"], "launch.distill"):
+        with refuses(f"PROGRAM = {program}: must be launch.train: python -m launch.supervise ...", ConfigError):
+            supervise.main(words)
     with refuses("out: must be given, for a restart to find the run", ConfigError):
         supervise.main(["launch.train", "tiny"])
+    with refuses("hosts.heartbeat = soon: must be a whole number of seconds", ConfigError):
+        supervise.main(["launch.train", "tiny", "--out", "run", "--hosts.heartbeat=soon"])

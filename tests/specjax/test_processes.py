@@ -18,7 +18,7 @@ from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
 
 
 class Job(NamedTuple):
-    """What each of two processes found, what they made together, and the directory that they wrote to."""
+    """Results of two processes: what each found, what they made together, and the directory that they wrote to."""
 
     found: list[dict[str, Any]]
     made: dict[str, Any]
