@@ -12,6 +12,7 @@ import jax
 
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError, RunStopped
+from launch.cli.roll_call import roll_call
 from specjax.parallel import processes
 
 # What the last process to start may be late.
@@ -33,6 +34,8 @@ def join_hosts(config: RunConfig) -> RunConfig:
     # Its handler would drop a SIGTERM that arrives before StopSignals takes over.
     jax.config.update("jax_enable_preemption_service", False)
     if (given or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
+        if given:
+            roll_call(hosts, START_WITHIN_S)
         try:
             jax.distributed.initialize(
                 **given,
@@ -41,8 +44,7 @@ def join_hosts(config: RunConfig) -> RunConfig:
                 shutdown_timeout_seconds=hosts.heartbeat,
             )
         except Exception as error:  # of several types, and of many lines
-            reason = f"the processes do not connect: {str(error).splitlines()[0]}"
-            raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {reason}") from error
+            raise RunStopped(f"hosts: the processes do not connect: {str(error).splitlines()[0]}") from error
         names, configs = zip(*processes.gather((platform.node(), alone)), strict=True)
         alone = common(configs)
         listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))

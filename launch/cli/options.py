@@ -68,20 +68,18 @@ def run_program(main: Callable[[list[str]], int]) -> int:
         if _drop_unread_output():
             return 128 + signal.SIGPIPE
         raise
-    except (ConfigError, RunStopped, OSError) as error:
-        if processes.count() > 1 and isinstance(error, OSError) and _CONTACT_ERRORS.search(str(error)):
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if processes.count() > 1 and _CONTACT_ERRORS.search(str(error)):  # of several types
             return _lose(error)
+        if not isinstance(error, ConfigError | RunStopped | OSError):
+            raise
         if isinstance(error, BrokenPipeError) and _drop_unread_output():
             return 128 + signal.SIGPIPE
         error_of = "error:" if processes.primary() else f"process {processes.index()} on {platform.node()}: error:"
         print(error_of, " ".join(str(error).split()), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return 130
-    except jax.errors.JaxRuntimeError as error:
-        if processes.count() == 1 or not _CONTACT_ERRORS.search(str(error)):
-            raise
-        return _lose(error)
 
 
 def _lose(error: Exception) -> int:

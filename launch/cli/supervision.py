@@ -16,10 +16,11 @@ from typing import NamedTuple
 from launch.cli.hosts import HOSTS_LINE
 from launch.cli.options import LOST, LOST_PEER
 
-# Logged by JAX's C++ code when it ends the process, and before it if its coordination service has failed.
-_FATAL = re.compile(r"F\d{4} ")
-_COORDINATION = re.compile(r"E\d{4} .*(coordination|heartbeat)", re.IGNORECASE)
-_TASK = re.compile(r"task:(\d+)")
+# Logged when the process has lost another one, by run_program and by JAX's C++ code. Only such lines follow.
+_LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbeat)", re.IGNORECASE)
+# They hold the numbers of lost processes.
+_UNHEALTHY = re.compile(r"stopped sending heartbeats\):(.*?)(?:The tasks|\Z)", re.DOTALL)
+_TIMEOUT = re.compile(r"Task (\d+) heartbeat timeout")
 # A process that JAX ends leaves this one of both: as seen by its parent, or by a shell between them.
 _ABORTED = (-signal.SIGABRT, LOST_PEER)
 
@@ -71,18 +72,18 @@ class Supervisor:
 
     def _start(self) -> Ended:
         resume = ["--resume"] if (self._run / "config.json").exists() and "--resume" not in self._command else []
-        held, hosts, fatal = list[str](), dict[int, str](), False
+        held, hosts, ending = list[str](), dict[int, str](), False
         # In a session of its own: a signal to the group of this process must not reach it twice.
         with subprocess.Popen(
             [*self._command, *resume], stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         ) as self._process:
             assert self._process.stderr is not None
             for line in self._process.stderr:
-                fatal |= _FATAL.match(line) is not None
+                ending |= _LAST_LINES.match(line) is not None
                 if line.startswith(HOSTS_LINE):
                     pairs = (each.split(" = ") for each in line.removeprefix(HOSTS_LINE).strip().split(", "))
                     hosts = {int(number): name for number, name in pairs}
-                if fatal or _COORDINATION.match(line) or line.startswith(LOST):
+                if ending:
                     held.append(line)
                 else:
                     sys.stderr.write(line)
@@ -109,7 +110,8 @@ def cause_of(ended: Ended) -> str | None:
     """Return one line on why a program must be started again; None if it ended by itself."""
     if _lost_peer(ended):
         text = "".join(ended.held)
-        tasks = sorted({int(task) for task in _TASK.findall(text)})
+        named = [*_TIMEOUT.findall(text), *re.findall(r"(\d+)(?=[,\s]|$)", " ".join(_UNHEALTHY.findall(text)))]
+        tasks = sorted(set(map(int, named)))
         if not tasks and "Socket closed" in text:
             tasks = [0]  # the coordinator is gone, and with it what would name a process
         dead = [f"process {task} on {ended.hosts.get(task, 'an unknown host')}" for task in tasks]

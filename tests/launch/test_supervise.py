@@ -27,7 +27,7 @@ if len(starts.read_text().splitlines()) <= {deaths}:
 """
 LOGGED = (
     "F0000 00:00:00.000000    1 client.h:77] Terminating process because the JAX distributed service detected fatal "
-    "errors. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats): /job:jax_worker/task:1"
+    "errors. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed"
 )
 LOSS = f"print({LOGGED!r}, 'trace', sep=chr(10), file=sys.stderr, flush=True); os.abort()"
 RAISED = "print('error: lost a process of the job: ..', file=sys.stderr, flush=True); sys.exit(134)"

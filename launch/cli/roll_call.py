@@ -1,0 +1,101 @@
+"""Wait for all processes of a job before JAX connects them: what it cannot connect, it ends with a stack trace."""
+
+import contextlib
+import json
+import select
+import socket
+import time
+from typing import Any
+
+from configs.schema import HostsConfig
+from launch.cli.errors import RunStopped
+
+# A caller that connects sends its line within this time; others are no process of the job.
+_CALL_WITHIN_S = 5.0
+_RETRY_S = 0.5
+
+
+def roll_call(hosts: HostsConfig, within_s: float) -> None:
+    """Return when every process has called process 0, on the coordinator's port.
+
+    Raises RunStopped, in every process that can be told: if one is missing after this time, if two have one index, or
+    if their counts differ.
+    """
+    assert hosts.coordinator is not None
+    host, _, port = hosts.coordinator.rpartition(":")
+    if hosts.index == 0:
+        refusal = _answer(int(port), hosts.count, within_s)
+    else:
+        refusal = _call((host.strip("[]"), int(port)), hosts, within_s)
+    if refusal:
+        raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {refusal}")
+
+
+def _answer(port: int, count: int, within_s: float) -> str:
+    """Collect the calls, and answer each with why they cannot start; "" if they can. Return that."""
+    deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
+    dual = socket.has_dualstack_ipv6()
+    with contextlib.ExitStack() as stack:
+        try:
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=dual))
+        except OSError as error:
+            return f"process 0 cannot open the port: {error.strerror}"
+        connections, refusal = list[socket.socket](), ""
+        while len(callers) < count - 1 and not refusal:
+            server.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                connections.append(stack.enter_context(server.accept()[0]))
+            except TimeoutError:
+                missing = next(index for index in range(1, count) if index not in callers)
+                refusal = f"process {missing} is missing after {within_s:.0f} s"
+                break
+            match _receive(connections[-1], _CALL_WITHIN_S):
+                case [int(index), int(its_count)]:
+                    if its_count != count:
+                        refusal = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
+                    elif index in callers and not _hung_up(callers[index]):
+                        refusal = f"two processes have hosts.index = {index}"
+                    callers[index] = connections[-1]
+                case _:
+                    pass
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(_line(refusal))
+    return refusal
+
+
+def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float) -> str:
+    """Return the answer of process 0, or why there is none."""
+    deadline, reason = time.monotonic() + within_s, ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(address, timeout=left) as connection:
+                connection.sendall(_line([hosts.index, hosts.count]))
+                # As long as process 0 may wait for the others.
+                answer = _receive(connection, within_s + _CALL_WITHIN_S)
+            if isinstance(answer, str):
+                return answer
+            reason = "another program, or an ending run, has the port"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        time.sleep(min(_RETRY_S, left))
+    return f"process 0 is missing after {within_s:.0f} s: {reason}"
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _receive(connection: socket.socket, within_s: float) -> Any:
+    """Return what the other side sends as a line of JSON; None if it sends anything else, or nothing."""
+    connection.settimeout(within_s)
+    try:
+        with connection.makefile("rb") as lines:
+            return json.loads(lines.readline(1000))
+    except (OSError, ValueError):
+        return None
+
+
+def _hung_up(caller: socket.socket) -> bool:
+    return bool(select.select([caller], [], [], 0)[0])
