@@ -1,12 +1,16 @@
 """Jobs of several processes on this machine: how they are started, and what they print."""
 
+import contextlib
 import os
+import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
+import pytest
 
 from tests.conftest import FLAGS
 
@@ -17,10 +21,42 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@contextlib.contextmanager
+def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
+    """Make two hosts, 10.77.0.1 and 10.77.0.2, and yield the words that run a command on each.
+
+    They are network namespaces, in which this machine's name has their address. Skips the test where not permitted.
+    """
+    names = [f"specjax{os.getpid()}{side}" for side in "ab"]
+    commands = [f"netns add {name}" for name in names]
+    commands += [f"link add eth0 netns {names[0]} type veth peer name eth0 netns {names[1]}"]
+    for number, name in enumerate(names, 1):
+        commands += [f"-n {name} addr add 10.77.0.{number}/24 dev eth0"]
+        commands += [f"-n {name} link set {device} up" for device in ("eth0", "lo")]
+        (directory / name).write_text(f"127.0.0.1 localhost\n10.77.0.{number} {platform.node()}\n")
+    bind = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    try:
+        for command in commands:
+            if subprocess.run(f"ip {command}", shell=True, capture_output=True).returncode:
+                pytest.skip(f"not permitted: ip {command}")
+        yield [[*f"ip netns exec {name} unshare --mount sh -c".split(), bind, str(directory / name)] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(f"ip netns del {name}", shell=True, capture_output=True)
+
+
 def start_job(
-    arguments: Sequence[str], count: int, devices: int, port: int | None = None
+    arguments: Sequence[str],
+    count: int,
+    devices: int,
+    port: int | None = None,
+    address: str = "127.0.0.1",
+    hosts: Sequence[Sequence[str]] | None = None,
 ) -> list["subprocess.Popen[str]"]:
-    """Start `python ARGUMENTS --hosts.coordinator .. --hosts.count .. --hosts.index ..` in `count` processes."""
+    """Start `python ARGUMENTS --hosts.coordinator .. --hosts.count .. --hosts.index ..` in `count` processes.
+
+    hosts: of each process, the words before its command.
+    """
     cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     flags = FLAGS.replace("device_count=8", f"device_count={devices}")
     environment = os.environ | {
@@ -28,10 +64,11 @@ def start_job(
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
     }
-    hosts = ["--hosts.coordinator", f"127.0.0.1:{port or free_port()}", "--hosts.count", str(count), "--hosts.index"]
+    coordinator = f"{address}:{port or free_port()}"
+    options = ["--hosts.coordinator", coordinator, "--hosts.count", str(count), "--hosts.index"]
     return [
         subprocess.Popen(
-            [sys.executable, *arguments, *hosts, str(index)],
+            [*(hosts[index] if hosts else ()), sys.executable, *arguments, *options, str(index)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

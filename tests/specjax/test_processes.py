@@ -11,7 +11,7 @@ import pytest
 
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import check_processes
-from tests.jobs import finish_job, start_job
+from tests.jobs import finish_job, start_job, two_hosts
 from tests.refusals import refuses
 from tests.specjax.process_worker import STEPS, train
 from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
@@ -37,6 +37,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     leaves = np.load(out / "made.npz")
     made = jax.tree.unflatten(jax.tree.structure(expected), [leaves[name] for name in leaves.files])
     return Job([json.loads((out / f"process_{index}.json").read_text()) for index in range(2)], made, out)
+
+
+@pytest.mark.slow
+def test_two_hosts_of_different_addresses_are_one_job(tmp_path: Path) -> None:
+    with two_hosts(tmp_path) as hosts:
+        worker = ["-m", "tests.specjax.process_worker", str(tmp_path)]
+        finish_job(start_job(worker, count=2, devices=2, address="10.77.0.1", hosts=hosts))
+    found = json.loads((tmp_path / "process_1.json").read_text())
+    assert found["talk"]["gathered"] == [0, 1] and found["saved"] == [True, True]
 
 
 def test_two_processes_sample_the_tokens_of_one(job: Job) -> None:
