@@ -21,6 +21,8 @@ _LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbea
 # They hold the numbers of lost processes.
 _UNHEALTHY = re.compile(r"stopped sending heartbeats\):(.*?)(?:The tasks|\Z)", re.DOTALL)
 _TIMEOUT = re.compile(r"Task (\d+) heartbeat timeout")
+# Process 0 is gone, and with it what would name a process.
+_NO_COORDINATOR = re.compile("Failed to send RPC to coordination service|Socket closed")
 # A process that JAX ends leaves this one of both: as seen by its parent, or by a shell between them.
 _ABORTED = (-signal.SIGABRT, LOST_PEER)
 
@@ -112,8 +114,8 @@ def cause_of(ended: Ended) -> str | None:
         text = "".join(ended.held)
         named = [*_TIMEOUT.findall(text), *re.findall(r"(\d+)(?=[,\s]|$)", " ".join(_UNHEALTHY.findall(text)))]
         tasks = sorted(set(map(int, named)))
-        if not tasks and "Socket closed" in text:
-            tasks = [0]  # the coordinator is gone, and with it what would name a process
+        if not tasks and _NO_COORDINATOR.search(text):
+            tasks = [0]
         dead = [f"process {task} on {ended.hosts.get(task, 'an unknown host')}" for task in tasks]
         return f"{', '.join(dead) or 'another process'} died, and JAX ended this one"
     if ended.code < 0:

@@ -29,6 +29,11 @@ LOGGED = (
     "F0000 00:00:00.000000    1 client.h:77] Terminating process because the JAX distributed service detected fatal "
     "errors. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed"
 )
+LOGGED_OF_0 = (
+    "F0000 00:00:00.000000    1 client.h:80] Terminating process because the JAX distributed service detected fatal "
+    "errors. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task .."
+)
+LOSS_OF_0 = f"print({LOGGED_OF_0!r}, file=sys.stderr, flush=True); os.abort()"
 LOSS = f"print({LOGGED!r}, 'trace', sep=chr(10), file=sys.stderr, flush=True); os.abort()"
 RAISED = "print('error: lost a process of the job: ..', file=sys.stderr, flush=True); sys.exit(134)"
 KILL = "os.kill(os.getpid(), 9)"
@@ -45,6 +50,7 @@ def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[in
     ("death", "line"),
     [
         (LOSS, "process 1 on berta died, and JAX ended this one"),
+        (LOSS_OF_0, "process 0 on anna died, and JAX ended this one"),
         (RAISED, "another process died"),
         (KILL, "SIGKILL ended the program on this host"),
     ],
