@@ -57,8 +57,6 @@ def _answer(port: int, count: int, within_s: float) -> str:
                     elif index in callers and not _hung_up(callers[index]):
                         refusal = f"two processes have hosts.index = {index}"
                     callers[index] = connections[-1]
-                case _:
-                    pass
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.sendall(_line(refusal))
