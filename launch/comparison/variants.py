@@ -89,7 +89,8 @@ class Variant:
         """
         for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
             (state, rollout, metrics), seconds = self.step(state, prompts)
-            yield state, StepTime(seconds, sum(seconds.values()), prompts.id, processes.fetch(rollout), metrics)
+            ids, rollout = processes.fetch((prompts.id, rollout))
+            yield state, StepTime(seconds, sum(seconds.values()), ids, rollout, metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
         return processes.place(value, self._replicated)

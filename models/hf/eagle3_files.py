@@ -144,7 +144,7 @@ def _mean_cosine(copy: Any, table: jax.Array) -> float:
     """Return the mean cosine between rows of a view and an array, both [V, D]. Two rows of zeros count as equal."""
     total = 0.0
     for rows in row_slices(len(table)):
-        ours, theirs = (processes.fetch(x[rows]).astype(np.float32) for x in (table, copy))
+        ours, theirs = (np.array(processes.fetch(x[rows]), np.float32) for x in (table, copy))
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         cosines = np.sum(ours * theirs, axis=1) / np.where(norms > 0, norms, 1)
         total += float(np.sum(np.where(ours.any(axis=1) | theirs.any(axis=1), cosines, 1)))

@@ -147,11 +147,11 @@ class CacheCheck:
                 self._close(mine, fresh, f"row {row}, {whose} cache {number}: {name} of {first} .. {until - 1}")
 
     def _close(self, got: ArrayLike, expected: ArrayLike, what: str) -> None:
-        got, expected = (x.astype(np.float32) for x in processes.fetch((got, expected)))
-        if got.shape != expected.shape:
-            raise AssertionError(f"{what}: of shape {got.shape}, must be {expected.shape}")
-        allowed = self.tolerance + self.relative * np.abs(expected).max(initial=0)
-        difference = np.abs(got - expected).max(initial=0)
+        found, wanted = (x.astype(np.float32) for x in processes.fetch((got, expected)))
+        if found.shape != wanted.shape:
+            raise AssertionError(f"{what}: of shape {found.shape}, must be {wanted.shape}")
+        allowed = self.tolerance + self.relative * np.abs(wanted).max(initial=0)
+        difference = np.abs(found - wanted).max(initial=0)
         # Also false for NaN.
         if not difference <= allowed:
             raise AssertionError(f"{what}: differ by up to {difference:.3g} (allowed: {allowed:.3g})")
