@@ -25,8 +25,9 @@ from specjax.train.loss import LossConfig, LossFn, LossInputs, LossOutput, polic
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
 from specjax.train.timed_step import ProbeStep, StagedStep
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.train_step import make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 

@@ -126,6 +126,10 @@ class Progress:
     trips: Float[Array, "phases lengths"]
 
 
+# Seconds of a round in each phase at each draft length.
+Seconds = Float[np.ndarray | Array, "phases lengths"]
+
+
 @pytree
 class Drafting:
     """State from which draft lengths are chosen. seconds: float32 [phases, lengths], seconds per round."""
@@ -135,7 +139,7 @@ class Drafting:
     seconds: Float[Array, "phases lengths"]
 
 
-def init_drafting(draft_lengths: Sequence[int], seconds: Float[np.ndarray, "phases lengths"]) -> Drafting:
+def init_drafting(draft_lengths: Sequence[int], seconds: Seconds) -> Drafting:
     """Return a state with these seconds per round and all counts zero."""
 
     # Separate arrays: a state is donated, and no buffer can be donated twice.

@@ -24,7 +24,8 @@ from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import OptimizerConfig
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Prompts, PyTree, Reward, Rollout
 from tests.specjax.training import is_adam, make_prompts, mesh_of, networks, params_on
 

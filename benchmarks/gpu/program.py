@@ -31,7 +31,7 @@ from launch.bench.models import Functions, functions
 from launch.bench.presets import PRESETS, Preset
 from launch.bench.report import Results, Row, Section
 from launch.build.experiment import build_experiment
-from launch.build.state import fresh_state
+from launch.build.state import abstract_state
 from launch.cli.recipes import load_recipe
 from launch.costs.round_timer import first_rows, run_rounds
 from launch.rewards.reward_fn import make_reward
@@ -159,10 +159,8 @@ def step(recipe: str) -> Section:
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
     stages = Stages(networks.policy, networks.drafter, reward, config, mesh, experiment.rollout_fn, experiment.loss_fn)
-    seconds = np.ones((len(experiment.phases), len(config.rollout.lengths)))
-    state = fresh_state(experiment, networks.params, seconds if config.rollout.draft_lengths else None)
     started = time.perf_counter()
-    compiled = TrainStep(stages).lower(state, next(experiment.train_batches())).compile()
+    compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
     seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
     lines = [line for lines in program.computations.values() for line in lines]
     return Section(f"a training step of {recipe}", [{**held(lines, compiled), "compile s": seconds}])

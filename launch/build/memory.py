@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from launch.build.experiment import Experiment
+from launch.build.state import abstract_state
 from launch.cli.errors import refusing
 from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out
-from specjax.train.stages import optimizers_of
 
 
 def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
@@ -49,19 +49,14 @@ def _sharded(name: str, size: int, mesh: Mesh) -> Part:
 
 def _training_state(experiment: Experiment) -> list[Part]:
     """Return moments of the optimisers, the reference policy, and the rollouts that are replayed."""
-    config, params, mesh = experiment.config, experiment.networks.params, experiment.mesh
-    moments, optimizers = 0, optimizers_of(config)
-    for optimizer, own in ((optimizers.policy, params.policy), (optimizers.draft, params.draft)):
-        # Moments are sharded as their parameters.
-        total = max(sum(x.nbytes for x in jax.tree.leaves(own)), 1)
-        moments += bytes_per_device(jax.eval_shape(optimizer.init, own)) * bytes_per_device(own) // total
-    reference = bytes_per_device(params.policy) if config.loss.kl_coefficient else 0
-    kept, rows = config.draft_training.replay, _trained_groups(experiment) * config.rollout.group_size
-    replayed = 4 * kept * rows * sum(_widths(experiment).values()) // batch_shards(mesh)
+    config, mesh, state = experiment.config, experiment.mesh, abstract_state(experiment)
+    moments, reference = bytes_per_device(state.optimizer), bytes_per_device(state.reference)
+    replayed = bytes_per_device(state.adaptation)
+    options = {"draft_training.replay": config.draft_training.replay, **_widths(experiment)}
     return [
         _sharded("moments of the optimisers", moments, mesh),
         _sharded("the reference policy", reference, mesh),
-        growing("rollouts to replay", replayed, {"draft_training.replay": kept, **_widths(experiment)}),
+        growing("rollouts to replay", replayed, options),
     ]
 
 

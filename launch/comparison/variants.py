@@ -25,8 +25,8 @@ from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
 from specjax.train.timed_step import StagedStep
-from specjax.train.train_step import init_train_state
 from specjax.types import Params, Rollout, TrainState
 
 PLAIN, AUTOMATIC = "autoregressive", "automatic"

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment
 from launch.build.memory import check_rollout, check_training
-from launch.build.state import fresh_state
+from launch.build.state import abstract_state, fresh_state
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
@@ -105,13 +104,9 @@ def resume_from(
 
     Raises ConfigError if the checkpoint does not fit the run.
     """
-    config = experiment.config
-    lengths = config.rollout.draft_lengths
-    seconds = np.ones((len(experiment.phases), len(lengths)), np.float32) if lengths else None
-    fresh = fresh_state(experiment, experiment.networks.params, seconds)
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
-    # Otherwise the recipe's networks and their optimiser moments would occupy memory for the whole run.
-    for x in jax.tree.leaves(fresh):
+    abstract = abstract_state(experiment)
+    # Otherwise the recipe's networks would occupy memory for the whole run.
+    for x in jax.tree.leaves(experiment.networks.params):
         x.delete()
     try:
         checkpoint = saves.restore(abstract)

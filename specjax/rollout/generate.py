@@ -106,11 +106,17 @@ def make_generate(
 
 def place(prompts: Prompts, mesh: Mesh) -> Prompts:
     """Put the prompts on the mesh, split over the data shards. Raises ValueError if they do not divide evenly."""
+    return processes.place(prompts, abstract_prompts(prompts, mesh).tokens.sharding)
+
+
+def abstract_prompts(prompts: Prompts, mesh: Mesh) -> Prompts:
+    """Return what `place` would return, as ShapeDtypeStructs; the prompts may be such too."""
     shards = batch_shards(mesh)
     count = len(prompts.lengths)
     if count % shards:
         raise ValueError(f"prompts = {count}: must be a multiple of the mesh's data x fsdp = {shards}")
-    return processes.place(prompts, NamedSharding(mesh, P(BATCH_AXES)))
+    rows = NamedSharding(mesh, P(BATCH_AXES))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), prompts)
 
 
 def _overlaps(axes: str | tuple[str, ...] | None) -> bool:

@@ -13,14 +13,9 @@ from typing import Annotated, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.options import NonNegative, Options, Positive, at_least, below
-from specjax.parallel import processes
-from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.batch import ScoredSequences, Sequences
 from specjax.train.sums import DraftSums
 from specjax.types import TrainState, pytree
@@ -132,13 +127,12 @@ class Adaptation:
     replay: Replay | None
 
 
-def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None, mesh: Mesh) -> Adaptation:
+def init_adaptation(config: DraftTrainingConfig, rows: tuple[int, int] | None) -> Adaptation:
     """Return the adaptation before the first step. rows: (R, S) of a step, needed to keep rollouts."""
 
     # Separate arrays: a state is donated, and no buffer can be donated twice.
     def zeros(dtype: str, *shape: int) -> Array:
-        spec = P(None, BATCH_AXES) if shape else P()
-        return processes.place(np.zeros(shape, dtype), NamedSharding(mesh, spec))
+        return jnp.zeros(shape, dtype)
 
     replay, n = None, config.replay
     if config.mode == "online" and n:

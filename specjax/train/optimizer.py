@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
 from specjax.options import Fraction, NonNegative, Options, above, at_least, at_most
-from specjax.parallel import processes
 from specjax.param_labels import hidden_matrices, matrices
 from specjax.train.adaptation import maybe_cond
 from specjax.types import Params, PyTree
@@ -119,9 +118,19 @@ def _scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
 def init_moments(optimizer: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> PyTree:
     """Return the optimiser's state on the mesh: moments sharded as their parameters, counters replicated."""
-    everywhere, laid_out = NamedSharding(mesh, P()), {x.sharding for x in jax.tree.leaves(params)}
-    return jax.tree.map(
-        lambda x: x if x.ndim and x.sharding in laid_out else processes.place(x, everywhere), optimizer.init(params)
+    return jax.jit(optimizer.init, out_shardings=moment_shardings(optimizer, params, mesh))(params)
+
+
+def moment_shardings(optimizer: optax.GradientTransformation, params: PyTree, mesh: Mesh) -> PyTree:
+    """Return the shardings of the optimiser's state for parameters that are arrays, or shapes with shardings."""
+    everywhere = NamedSharding(mesh, P())
+    return optax.tree_map_params(
+        optimizer,
+        lambda x, param: x if isinstance(x, optax.MaskedNode) else param.sharding,
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda x: everywhere,
+        is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
 
 

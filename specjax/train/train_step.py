@@ -6,27 +6,21 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Float
 
 from specjax import kernels
-from specjax.cost import init_drafting
 from specjax.drafters import Drafter
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward, RewardFn
-from specjax.rollout.generate import RolloutFn, place
+from specjax.rollout.generate import RolloutFn, abstract_prompts, place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import init_adaptation
 from specjax.train.config import TrainConfig, check_groups
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
-from specjax.train.optimizer import init_moments
-from specjax.train.stages import Stages, optimizers_of
-from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
+from specjax.train.stages import Stages
+from specjax.types import Policy, Prompts, Reward, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]
 
@@ -66,9 +60,12 @@ class TrainStep:
             return kernels.finished(update(state, place(prompts, self._mesh), rollout, scores), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
-        """Return the lowered program of a step with a traced reward, for inspection."""
+        """Return the lowered program of a step with a traced reward, for inspection. Runs and allocates nothing.
+
+        state, prompts: arrays or ShapeDtypeStructs, the state's with shardings. The devices of the mesh may be absent.
+        """
         with jax.set_mesh(self._mesh):
-            return self._program("step", state, 1, donated=(0,)).lower(state, place(prompts, self._mesh))
+            return self._program("step", state, 1, donated=(0,)).lower(state, abstract_prompts(prompts, self._mesh))
 
     def _program(self, name: str, state: TrainState, batches: int, donated: tuple[int, ...]) -> jax.stages.Wrapped:
         """Return a function of the state and so many batches of rows, jitted on first use.
@@ -129,43 +126,3 @@ def make_train_step(
     """
     check_groups(config)
     return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))
-
-
-def init_train_state(
-    params: Params,
-    config: TrainConfig,
-    mesh: Mesh,
-    with_reference: bool = False,
-    seconds: Float[np.ndarray, "phases lengths"] | None = None,
-    prompts: tuple[int, int] | None = None,
-) -> TrainState:
-    """Return a fresh state around `params`, which must be on the mesh already. Moments are sharded as their parameters.
-
-    with_reference: keep a copy of the current policy as the reference for KL.
-    seconds:        seconds of a round, for each phase that `lay_out` returns and each of the rollout's draft_lengths;
-                    required if draft_lengths is set.
-    prompts:        (prompts per step, padded width); required if rollouts are replayed.
-    """
-    lengths = config.rollout.draft_lengths
-    if lengths and seconds is None:
-        raise ValueError(f"draft_lengths = {lengths}: to choose among them, the seconds of a round must be given")
-    drafting = adaptation = rows = None
-    if seconds is not None:
-        drafting = processes.place(init_drafting(lengths, seconds), NamedSharding(mesh, P()))
-    if prompts is not None:
-        groups = config.selection.groups or prompts[0]
-        rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
-    if jax.tree.leaves(params.draft):
-        adaptation = init_adaptation(config.draft_training, rows, mesh)
-    optimizers = optimizers_of(config)
-    return TrainState(
-        step=processes.place(jnp.int32(0), NamedSharding(mesh, P())),
-        params=params,
-        optimizer=Params(
-            policy=init_moments(optimizers.policy, params.policy, mesh),
-            draft=init_moments(optimizers.draft, params.draft, mesh),
-        ),
-        reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
-        drafting=drafting,
-        adaptation=adaptation,
-    )

@@ -17,7 +17,8 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.testing import tiny_policy
 from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, Prompts, Reward, Rollout
 
 BUDGET, GAP = 20, 0.04

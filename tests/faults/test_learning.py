@@ -30,7 +30,8 @@ from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import rollout_metrics
 from specjax.train.selection import SelectionConfig
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout
 from tests.launch.programs import LEAST, argv
 from tests.refusals import assert_refused, refuses

@@ -31,7 +31,7 @@ from models.params import init_params
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.train.config import TrainConfig
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from specjax.types import Params, Policy, PyTree
 from tests.models.eagle3_checkpoints import Public
 from tests.refusals import refuses

@@ -24,7 +24,7 @@ from launch.cli.fields import fields_of
 from launch.cli.reads import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
 from specjax.checkpoint import Checkpointer
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from specjax.types import PyTree
 
 DRAFT_LENGTH = 2

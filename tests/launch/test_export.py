@@ -22,7 +22,7 @@ from models.hf.mtp_files import load_mtp
 from models.params import by_path
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from specjax.types import PyTree
 from tests.launch.programs import Options, Refusal, argv
 from tests.launch.run_directories import write_lines

@@ -9,7 +9,7 @@ import launch.train
 from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from specjax.checkpoint import Checkpointer
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from tests.launch.programs import Options, Refusal, argv
 from tests.refusals import assert_refused
 

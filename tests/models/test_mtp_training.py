@@ -15,7 +15,8 @@ from specjax.rollout.generate import place
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import OptimizerConfig
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
 from specjax.types import Params
 from tests.specjax.training import (
     AS_SHIPPED,

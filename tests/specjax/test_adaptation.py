@@ -16,8 +16,9 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, draft_is_due, init_adaptation
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
+from specjax.train.state import init_train_state
 from specjax.train.sums import DraftSums
-from specjax.train.train_step import StepResult, init_train_state, make_train_step
+from specjax.train.train_step import StepResult, make_train_step
 from specjax.types import Params, PyTree, TrainState
 from tests.refusals import refuses
 from tests.specjax.training import (
@@ -206,7 +207,7 @@ def sums_of(proposed: int, accepted: int, mean: float, predicted: float = 0.5) -
 def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
     """After each of (proposed, accepted, mean promised)."""
     config = DraftTrainingConfig()
-    state, seen = state_of(0, init_adaptation(config, None, MESH)), []
+    state, seen = state_of(0, init_adaptation(config, None)), []
     for i, (proposed, accepted, mean) in enumerate(counts):
         now, sums = bool(trained[i : i + 1] == (True,)), sums_of(proposed, accepted, mean)
         state, metrics = adapt(config, state, batch_with(proposed, accepted), sums, now)
@@ -224,7 +225,7 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
     """The threshold is lower by two standard deviations of the noise, 8.8 of 100 drafts."""
-    best = replace(init_adaptation(DraftTrainingConfig(), None, MESH), best=jnp.float32(0.74), wait=jnp.int32(9))
+    best = replace(init_adaptation(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
     config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
     assert bool(draft_is_due(config, state_of(7, best), batch_with(100, accepted))) == trains
     # Where nothing was drafted, nothing fell; nor where the rollout does not tell.
@@ -240,7 +241,7 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     In step 190, measured acceptance falls.
     """
     config, trained = DraftTrainingConfig(every=2, max_every=16), []
-    state = state_of(0, init_adaptation(config, None, MESH))
+    state = state_of(0, init_adaptation(config, None))
     for step in range(1000):
         accepted, predicted = 20 if step == 190 else 50, 0.3 + 0.01 * min(step, 20)
         predicted -= 0.002 * min(max(step - 200, 0), 25)
@@ -259,7 +260,7 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
 
 def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
     config = DraftTrainingConfig(every=2, max_every=8)
-    state = state_of(0, init_adaptation(config, None, MESH))
+    state = state_of(0, init_adaptation(config, None))
     for predicted in (0.5, np.nan, 0.5):
         state, _ = adapt(config, state, batch_with(100, 50), sums_of(100, 50, 0.5, predicted), due=True)
     assert float(state.adaptation.fast) == 0.5 and int(state.adaptation.interval) == 2
@@ -267,7 +268,7 @@ def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
 
 def test_what_is_known_beforehand_is_not_traced() -> None:
     always = DraftTrainingConfig(max_every=1)
-    state, batch = state_of(0, init_adaptation(always, None, MESH)), batch_with(10, 5)
+    state, batch = state_of(0, init_adaptation(always, None)), batch_with(10, 5)
     assert draft_is_due(always, state, batch) is True
     assert draft_is_due(always, replace(state, params=Params({}, {})), batch) is False
     with refuses("draft_training = ...max_every=32"):

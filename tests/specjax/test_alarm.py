@@ -12,7 +12,6 @@ import pytest
 from models.drafts.eagle3 import make_eagle3
 from specjax.drafters import EitherDrafter, HeadDrafter, NGramDrafter
 from specjax.keys import seed_step
-from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
@@ -121,7 +120,7 @@ def watched(
         params=weights(draft),
         optimizer=Params({}, {}),
         reference=None,
-        adaptation=init_adaptation(CONFIG, None, make_mesh(MeshConfig())),
+        adaptation=init_adaptation(CONFIG, None),
     )
     seen = []
     for step in range(ALARM_PATIENCE):

@@ -20,7 +20,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from specjax.types import Params, PyTree, TrainState
 from tests.refusals import refuses
 

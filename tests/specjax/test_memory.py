@@ -14,8 +14,9 @@ from specjax.drafters import HistoryDrafter
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.config import TrainConfig
 from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
 from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout, TrainState
 from tests.chain import COUNTING, chain
 from tests.specjax.training import mesh_of

@@ -21,7 +21,8 @@ from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import LogProbs, Stages
-from specjax.train.train_step import StepResult, TrainStep, init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import StepResult, TrainStep, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState
 from tests.refusals import refuses

@@ -25,7 +25,7 @@ from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.optimizer import OptimizerConfig
-from specjax.train.train_step import init_train_state
+from specjax.train.state import init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState
 
 VOCAB = 16
