@@ -34,15 +34,23 @@ _OPTIONS = {
 def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
     """Return the parameters as ShapeDtypeStructs, with shardings if a mesh is given. Allocates nothing.
 
-    Raises ValueError if the devices of the mesh cannot hold them.
+    The devices of the mesh may be absent, or have too little memory.
     """
     boxed = jax.eval_shape(init, jax.random.key(0))
     shapes = nn.unbox(boxed)
     if mesh is None:
         return shapes
     on_mesh = shardings(shapes, nn.get_partition_spec(boxed), mesh)
-    params = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, on_mesh)
-    check_memory([growing("parameters", bytes_per_device(params), _sizes(boxed), "mesh.fsdp more")], mesh)
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, on_mesh)
+
+
+def fitting_params(init: Init, mesh: Mesh) -> PyTree:
+    """Return `abstract_params` for parameters that are about to be allocated.
+
+    Raises ValueError if the devices of the mesh cannot hold them.
+    """
+    params, sizes = abstract_params(init, mesh), _sizes(jax.eval_shape(init, jax.random.key(0)))
+    check_memory([growing("parameters", bytes_per_device(params), sizes, "mesh.fsdp more")], mesh)
     return params
 
 
@@ -64,7 +72,8 @@ def param_shardings(init: Init, mesh: Mesh) -> PyTree:
 
 def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
     """Return random parameters, each shard made on its own device. The values are the same on every mesh."""
-    return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=param_shardings(init, mesh))(key)
+    layout = jax.tree.map(lambda x: x.sharding, fitting_params(init, mesh))
+    return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=layout)(key)
 
 
 def replicate(params: PyTree, mesh: Mesh) -> PyTree:

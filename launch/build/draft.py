@@ -44,6 +44,8 @@ def build_draft(context: DraftContext) -> Draft:
 def _build_custom(context: DraftContext) -> Draft:
     """Build the draft with the user's function. If draft.path is given, load the weights from there."""
     kind, path = context.config.draft.kind, context.config.draft.path
+    if context.key is None:
+        raise ConfigError(f"draft.kind = {kind}: must be {', '.join(BUILDERS)} for a plan")
     draft = load_function("draft.kind", kind, BUILDERS)(context)
     if not isinstance(draft, Draft):
         raise ConfigError(f"draft.kind = {kind}: returned {type(draft).__name__}, must return a Draft")

@@ -3,7 +3,7 @@
 import math
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from launch.cli.functions import load_function
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
-from launch.data.tokenizers import Tokenizer
+from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards, make_mesh
@@ -139,8 +139,7 @@ def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfin
     unfinished: shows the progress of loading. Raises Stopped at a signal.
     """
     _check_windows(config)
-    rollout_fn = _load_or_default("rollout.function", config.rollout.function, speculative_rollout)
-    loss_fn = _load_or_default("loss.function", config.loss.function, policy_loss)
+    functions = _load_functions(config)
     _request_cpu_devices(math.prod(config.mesh.shape))
     try:
         mesh = make_mesh(config.mesh)
@@ -160,13 +159,40 @@ def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfin
         phase.finish(note="problems loaded")
         networks = build_networks(config, mesh, tokenizer, problems.train)
         phase.finish(note="networks loaded")
-    if not networks.draft.has_params:
-        config = replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
-    return Experiment(config, mesh, tokenizer, problems, networks, rollout_fn, loss_fn)
+    return Experiment(_frozen_if_empty(config, networks), mesh, tokenizer, problems, networks, *functions)
 
 
-def _load_or_default(option: str, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
-    return default if name is None else load_function(option, name)
+def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
+    """Build the experiment with its networks as shapes, on a mesh whose devices may be absent.
+
+    Reads neither weights nor the tokenizer of a checkpoint, and problems only for a lookup that remembers them. Raises
+    ConfigError if sections of `config` contradict each other.
+    """
+    _check_windows(config)
+    functions = _load_functions(config)
+    _check_divisibility(config, batch_shards(mesh))
+    tokenizer, stop_tokens = ByteTokenizer(), (0,)
+    if config.data.tokenizer != "checkpoint":
+        tokenizer = build_tokenizer(config)
+        stop_tokens = tokenizer.stop_tokens
+    config = replace(config, rollout=replace(config.rollout, stop_tokens=config.rollout.stop_tokens or stop_tokens))
+    problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
+    networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
+    return Experiment(_frozen_if_empty(config, networks), mesh, tokenizer, problems, networks, *functions)
+
+
+def _frozen_if_empty(config: RunConfig, networks: Networks) -> RunConfig:
+    """Return the config with a frozen draft if the draft has no parameters."""
+    return config if networks.draft.has_params else replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
+
+
+def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
+    """Return the run's rollout function and loss. Raises ConfigError if they cannot be imported."""
+    rollout, loss = config.rollout.function, config.loss.function
+    return (
+        speculative_rollout if rollout is None else load_function("rollout.function", rollout),
+        policy_loss if loss is None else load_function("loss.function", loss),
+    )
 
 
 def _request_cpu_devices(count: int) -> None:

@@ -24,17 +24,26 @@ def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout:
     return lookup_drafter if isinstance(drafter, NoDrafter) else EitherDrafter(lookup_drafter, drafter)
 
 
-def blank_memory(drafter: Drafter, prompts: int, kept: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
-    """Return the drafter's memory before the first rollout, replicated over the mesh; () if it has none.
+def abstract_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
+    """Return the drafter's memory as ShapeDtypeStructs, replicated over the mesh; () if it has none.
 
-    prompts: number of distinct prompts, each with its own place in the memory. kept: completions kept of each.
-
-    Raises ValueError if the devices cannot hold it.
+    prompts: number of distinct prompts, each with its own place in the memory.
     """
     memory = drafter.memory
     if memory is None or not prompts:
         return ()
-    size = bytes_per_device(jax.eval_shape(lambda: memory.blank(prompts, rollout.max_new_tokens)))
+    shapes = jax.eval_shape(lambda: memory.blank(prompts, rollout.max_new_tokens))
+    return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, P())), shapes)
+
+
+def blank_memory(drafter: Drafter, prompts: int, kept: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
+    """Return the drafter's memory before the first rollout. kept: completions kept of each prompt.
+
+    Raises ValueError if the devices cannot hold it.
+    """
+    shapes, memory = abstract_memory(drafter, prompts, rollout, mesh), drafter.memory
+    if memory is None or not prompts:
+        return ()
     options = {"draft.lookup.kept": kept, "rollout.max_new_tokens": rollout.max_new_tokens}
-    check_memory([growing("the memory of the history lookup", size, options)], mesh)
+    check_memory([growing("the memory of the history lookup", bytes_per_device(shapes), options)], mesh)
     return processes.place(memory.blank(prompts, rollout.max_new_tokens), NamedSharding(mesh, P()))

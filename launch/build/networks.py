@@ -10,7 +10,7 @@ from configs.schema import RunConfig
 from launch.build.draft import build_draft
 from launch.build.drafts.base import Draft, DraftContext
 from launch.build.drafts.saved_head import read_head
-from launch.build.lookups import blank_memory, with_lookup
+from launch.build.lookups import abstract_memory, blank_memory, with_lookup
 from launch.build.policy import build_policy
 from launch.cli.errors import ConfigError, refusing
 from launch.data.problems import Problem
@@ -39,17 +39,24 @@ class Networks:
     draft: Draft = Draft(NoDrafter())
 
 
-def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem]) -> Networks:
+def build_networks(
+    config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems: Sequence[Problem], *, shapes: bool = False
+) -> Networks:
     """Build policy and draft, each from its checkpoint or with random weights. The drafter's memory starts empty.
 
-    problems: training problems. Raises ConfigError if sections of the config contradict each other.
+    problems: training problems.
+    shapes:   build the parameters as ShapeDtypeStructs with shardings. The devices may be absent, and of checkpoints
+              only `config.json` is read.
+
+    Raises ConfigError if sections of the config contradict each other.
     """
-    policy_key, draft_key = jax.random.split(jax.random.key(config.seed))
+    policy_key, draft_key = (None, None) if shapes else jax.random.split(jax.random.key(config.seed))
     try:
         # The head comes first: it determines which layers the policy returns as features.
-        saved = read_head(config, mesh)
+        saved = read_head(config, mesh, shapes=shapes)
         policy, weights, decoder = build_policy(config, saved, mesh, policy_key)
-        _check_tokens(tokenizer, config.rollout.stop_tokens, policy.vocab_size)
+        if not shapes:
+            _check_tokens(tokenizer, config.rollout.stop_tokens, policy.vocab_size)
         context = DraftContext(config, policy, weights, decoder, mesh, draft_key, problems, tokenizer, saved)
         draft = build_draft(context)
         drafter = with_lookup(draft.drafter, config.draft.lookup, policy, config.rollout)
@@ -57,7 +64,10 @@ def build_networks(config: RunConfig, mesh: Mesh, tokenizer: Tokenizer, problems
         raise ConfigError(str(error)) from error
     _check_lengths(config)
     with refusing():
-        memory = blank_memory(drafter, len(problems), config.draft.lookup.kept, config.rollout, mesh)
+        if shapes:
+            memory = abstract_memory(drafter, len(problems), config.rollout, mesh)
+        else:
+            memory = blank_memory(drafter, len(problems), config.draft.lookup.kept, config.rollout, mesh)
     return Networks(decoder, policy, drafter, Params(weights, draft.params, memory), draft)
 
 

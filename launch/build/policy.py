@@ -18,8 +18,9 @@ from models.checkpoints.draft import SavedDraft
 from models.checkpoints.policy import load_policy_checkpoint, read_policy_config
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
+from models.hf.config import read_hf_config
 from models.hf.load import load_policy
-from models.params import init_params, replicate
+from models.params import Init, abstract_params, init_params, replicate
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
 
@@ -36,13 +37,16 @@ class BuiltPolicy(NamedTuple):
     decoder: DecoderConfig | None
 
 
-def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
+def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array | None) -> BuiltPolicy:
     """Build the policy. If the draft is an EAGLE-3 head, the policy returns the features that the head reads.
 
     saved: the head, if it comes from a checkpoint; it determines the feature layers.
+    key:   for random weights. None: build the parameters as shapes, and read no weights.
     """
     model, longest = config.model, longest_sequence(config)
     if model.family is not None:
+        if key is None:
+            raise ConfigError(f"model.family = {model.family}: must be None for a plan, which knows our families alone")
         return _build_family(model, model.family, mesh, key)
     if saved is None:
         decoder, weights = build_decoder(model, mesh, key, "model", longest, features=_reads_features(config.draft))
@@ -60,13 +64,14 @@ def longest_sequence(config: RunConfig) -> int:
 
 
 def build_decoder(
-    model: ModelConfig, mesh: Mesh, key: jax.Array, section: str, longest: int, *, features: bool
+    model: ModelConfig, mesh: Mesh, key: jax.Array | None, section: str, longest: int, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
     """Build a decoder from a checkpoint or with random weights. Return its config and parameters.
 
     Builds a policy or a small draft model.
 
     Args:
+        key:      for random weights. None: return the parameters as shapes; of a checkpoint, read config.json alone.
         section:  config section that `model` stands for, for error messages.
         longest:  length of the longest sequence, for which the decoder must have positions.
         features: let the decoder return the features that EAGLE-3 reads.
@@ -82,20 +87,31 @@ def build_decoder(
             layers = configured or eagle3_feature_layers(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)
         _check_positions(decoder, longest, f"{section}.architecture")
-        return decoder, init_params(partial(init_decoder, decoder), key, mesh)
+        return decoder, random_params(partial(init_decoder, decoder), key, mesh)
     path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: holds no config.json")
-    if (path / "params").is_dir():
-        _check_positions(read_policy_config(path), longest, f"{section}.path = {path}")
-        decoder, weights = load_policy_checkpoint(path, mesh)
-        weights = jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
+    owner, ours = f"{section}.path = {path}", (path / "params").is_dir()
+    if ours:
+        decoder = read_policy_config(path)
         layers = (model.feature_layers or decoder.feature_layers) if features else ()
-        return replace(decoder, **dtypes, feature_layers=layers), weights
-    layers = (model.feature_layers or None) if features else ()
-    decoder = replace(read_decoder(path, layers, f"{section}.path = {path}"), **dtypes)
-    _check_positions(decoder, longest, f"{section}.path = {path}")
+        decoder = replace(decoder, **dtypes, feature_layers=layers)
+    else:
+        layers = (model.feature_layers or None) if features else ()
+        decoder = read_hf_config(path, layers) if key is None else read_decoder(path, layers, owner)
+        decoder = replace(decoder, **dtypes)
+    _check_positions(decoder, longest, owner)
+    if key is None:
+        return decoder, abstract_params(partial(init_decoder, decoder), mesh)
+    if ours:
+        _, weights = load_policy_checkpoint(path, mesh)
+        return decoder, jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
+
+
+def random_params(init: Init, key: jax.Array | None, mesh: Mesh) -> PyTree:
+    """Return random parameters; without a key, their shapes."""
+    return abstract_params(init, mesh) if key is None else init_params(init, key, mesh)
 
 
 def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:

@@ -17,7 +17,7 @@ from models.checkpoints.policy import config_from_json, restore_params, write_ch
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
 from models.json_fields import layer_ids, nested
-from models.params import abstract_params
+from models.params import fitting_params
 from specjax.options import show
 from specjax.parallel import processes
 from specjax.types import PyTree
@@ -67,6 +67,16 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config, ids and
     parameters disagree.
     """
+    config, layers = read_draft_config(directory)
+    ids = _read_ids(directory / _IDS)
+    with errors_name(directory):
+        check_target_ids(ids, config)
+    params = restore_params(directory, fitting_params(partial(init_eagle3, config), mesh))
+    return SavedDraft(config, params, ids, layers)
+
+
+def read_draft_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
+    """Return the draft's config and feature layers. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
     found = read_json(path)
     with errors_name(path):
@@ -74,13 +84,7 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
             raise ValueError(f"kind = {show(found.get('kind'))}: must be eagle3")
         if found.keys() != _FIELDS:
             raise ValueError("must have kind, head and feature_layers and nothing else")
-        config = config_from_json(Eagle3Config, nested(found, "head"), "a draft")
-        layers = layer_ids(found, "feature_layers")
-    ids = _read_ids(directory / _IDS)
-    with errors_name(directory):
-        check_target_ids(ids, config)
-    params = restore_params(directory, abstract_params(partial(init_eagle3, config), mesh))
-    return SavedDraft(config, params, ids, layers)
+        return config_from_json(Eagle3Config, nested(found, "head"), "a draft"), layer_ids(found, "feature_layers")
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from models.config import DecoderConfig, LayerConfig
 from models.decoder import init_decoder
 from models.files import check_tree, errors_name, new_directory, one_line_errors, read_json, write_json
-from models.params import abstract_params
+from models.params import fitting_params
 from models.rope import scaling_from_json
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
@@ -38,7 +38,7 @@ def load_policy_checkpoint(directory: Path, mesh: Mesh) -> tuple[DecoderConfig, 
     parameters disagree.
     """
     config = read_policy_config(directory)
-    return config, restore_params(directory, abstract_params(partial(init_decoder, config), mesh))
+    return config, restore_params(directory, fitting_params(partial(init_decoder, config), mesh))
 
 
 def read_policy_config(directory: Path) -> DecoderConfig:

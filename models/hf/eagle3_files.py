@@ -22,7 +22,7 @@ from models.hf.eagle3_dialects import Dialect, config_from_public, config_to_pub
 from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
 from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors, row_slices
 from models.hf.torch_files import torch_views
-from models.params import abstract_params, by_path
+from models.params import by_path, fitting_params
 from specjax.parallel import processes
 
 TORCH = "pytorch_model.bin"
@@ -39,10 +39,7 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     Raises a one-line ValueError naming the field or tensor: for a config that is not implemented, a missing, unexpected
     or mis-shaped tensor, or an invalid vocabulary map. Raises ImportError without safetensors.
     """
-    path = directory / "config.json"
-    fields = read_json(path)
-    with errors_name(path):
-        (config, layers), dialect = config_from_public(fields), dialect_of(fields)
+    (config, layers), dialect = read_eagle3_config(directory), dialect_of(read_json(directory / "config.json"))
     assert dialect is not None
     views, tensors = _open(directory), eagle3_tensors(config, dialect)
     vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
@@ -50,9 +47,16 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     check_names(directory, views, tensors)
     with errors_name(directory):
         ids = _target_ids(vocabulary, config)
-    targets = abstract_params(partial(init_eagle3, config), mesh)
+    targets = fitting_params(partial(init_eagle3, config), mesh)
     params = read_tensors(directory, views, tensors, targets, param_dtype, _DTYPES)
     return SavedDraft(config, params, ids, layers)
+
+
+def read_eagle3_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
+    """Return the head's config and feature layers. Raises a one-line ValueError that names the field."""
+    path = directory / "config.json"
+    with errors_name(path):
+        return config_from_public(read_json(path))
 
 
 def save_eagle3(

@@ -17,7 +17,7 @@ from models.files import check_file, one_line_errors, optional, read_json
 from models.hf.layout import EMBEDDING, HEAD, Stored, stored_tensors
 from models.hf.mtp_layout import mtp_names
 from models.json_fields import show
-from models.params import abstract_params, by_path
+from models.params import by_path, fitting_params
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
 
@@ -53,7 +53,7 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     check_names(directory, views, tensors)
     if tied is not None:
         check_repeats(tied, views[EMBEDDING], f"{HEAD}: differs from {EMBEDDING}, but tie_word_embeddings = true")
-    return read_tensors(directory, views, tensors, abstract_params(partial(init_decoder, config), mesh), param_dtype)
+    return read_tensors(directory, views, tensors, fitting_params(partial(init_decoder, config), mesh), param_dtype)
 
 
 def has_own_head(directory: Path) -> bool:

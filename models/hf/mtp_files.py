@@ -16,7 +16,7 @@ from models.hf.layout import EMBEDDING
 from models.hf.load import check_names, check_repeats, open_tensors, read_tensors
 from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
 from models.json_fields import show
-from models.params import abstract_params, cast
+from models.params import cast, fitting_params
 from specjax.parallel import processes
 from specjax.types import PyTree
 
@@ -50,7 +50,7 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     check_names(directory, head_views, tensors.keys() | ({copy} if copy else set()))
     if copy:
         check_repeats(head_views[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
-    targets = abstract_params(partial(init_mtp, config), mesh)
+    targets = fitting_params(partial(init_mtp, config), mesh)
     return config, read_tensors(directory, head_views, tensors, targets, param_dtype)
 
 
@@ -67,7 +67,7 @@ def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: 
     if not isinstance(convention, str) or convention not in CONVENTIONS:
         raise ValueError(f"{path}: convention = {show(convention)}: must be {' or '.join(CONVENTIONS)}")
     config = mtp_config(policy, convention)
-    params = restore_params(directory, abstract_params(partial(init_mtp, config), mesh))
+    params = restore_params(directory, fitting_params(partial(init_mtp, config), mesh))
     return config, cast(params, param_dtype)
 
 

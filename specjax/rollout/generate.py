@@ -44,7 +44,7 @@ def make_prepare(params: Params, dtype: jnp.dtype) -> Callable[[Params], Params]
 def gathered_shardings(params: Params) -> PyTree:
     """Return the shardings of parameters gathered over data and fsdp; None where a parameter has no mesh."""
 
-    def gathered(x: Array) -> NamedSharding | None:
+    def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):
             return None
         kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)

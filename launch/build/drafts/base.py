@@ -31,7 +31,7 @@ class DraftContext(NamedTuple):
         weights:   parameters of the policy.
         decoder:   config of the policy's decoder; None if model.family names a user function.
         mesh:      devices for the parameters. Parameters that a user's builder leaves elsewhere are replicated over it.
-        key:       for random weights.
+        key:       for random weights. None: the parameters are ShapeDtypeStructs, and no weights are read.
         problems:  training problems; empty if the programs do not need them.
         tokenizer: of the problems' texts.
         saved:     EAGLE-3 head of draft.path. It is read before the policy is built, because it determines the layers
@@ -43,7 +43,7 @@ class DraftContext(NamedTuple):
     weights: PyTree
     decoder: DecoderConfig | None
     mesh: Mesh
-    key: jax.Array
+    key: jax.Array | None
     problems: Sequence[Problem]
     tokenizer: Tokenizer
     saved: SavedDraft | None = None

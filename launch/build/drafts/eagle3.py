@@ -5,17 +5,18 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from launch.build.draft_vocabulary import frequent_tokens
 from launch.build.drafts.base import Draft, DraftContext
 from launch.build.drafts.saved_head import fit_head
+from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.hf.eagle3_dialects import Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
-from models.params import init_params
 from specjax.types import PyTree
 
 
@@ -90,7 +91,8 @@ def build_eagle3(context: DraftContext) -> Draft:
     if context.saved is None:
         head = fresh_head(context, decoder)
     else:
-        head = fit_head(context.saved, context.config, decoder, policy.embedding(context.weights))
+        embedding = None if context.key is None else policy.embedding(context.weights)
+        head = fit_head(context.saved, context.config, decoder, embedding)
     drafter = make_eagle3(head.config, policy, head.target_ids)
     return Eagle3Draft(
         drafter=replace(drafter, unroll=draft.unroll, decay=draft.decay, objective=draft.loss),
@@ -105,7 +107,9 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     """Return a head with random weights. Sizes that the draft section leaves unset are those of the policy."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
-    if draft.vocab_size is not None:
+    if draft.vocab_size is not None and context.key is None:
+        ids = np.arange(draft.vocab_size, dtype=np.int32)
+    elif draft.vocab_size is not None:
         stop_tokens = config.rollout.stop_tokens
         ids = frequent_tokens(context.problems, tokenizer, stop_tokens, draft.vocab_size, policy.vocab_size)
     head = Eagle3Config(
@@ -126,7 +130,7 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
         **asdict(draft.head),
     )
     head.check(policy)
-    params = init_params(partial(init_eagle3, head), context.key, context.mesh)
+    params = random_params(partial(init_eagle3, head), context.key, context.mesh)
     return SavedDraft(head, params, ids, policy.feature_layers)
 
 

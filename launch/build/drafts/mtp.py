@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from launch.build.drafts.base import Draft, DraftContext
+from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead, load_mtp
-from models.params import init_params
 from specjax.types import PyTree
 
 
@@ -43,7 +43,9 @@ def build_mtp(context: DraftContext) -> Draft:
     assert decoder is not None
     if convention is not None:
         head, read_from = mtp_config(decoder, convention), None
-        params = init_params(partial(init_mtp, head), context.key, mesh)
+        params = random_params(partial(init_mtp, head), context.key, mesh)
+    elif context.key is None:
+        raise ConfigError(f"draft.mtp_convention = None: must be {' or '.join(CONVENTIONS)} for a plan")
     else:
         source = None if path is None else checkpoint_directory("model.path", path)
         saved = None if source is None else load_mtp(source, decoder, mesh, config.model.param_dtype)

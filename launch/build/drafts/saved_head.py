@@ -1,39 +1,52 @@
 """Loading of EAGLE-3 heads, and checks that they fit the policy and the run."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
-from models.checkpoints.draft import SavedDraft, load_draft_checkpoint
+from models.checkpoints.draft import SavedDraft, load_draft_checkpoint, read_draft_config
 from models.config import DecoderConfig, eagle3_feature_layers
+from models.drafts.eagle3 import init_eagle3
 from models.files import CARRIED, errors_name, read_json
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
-from models.hf.eagle3_files import check_embedding, load_eagle3
+from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
+from models.params import abstract_params
 
 
-def read_head(config: RunConfig, mesh: Mesh) -> SavedDraft | None:
-    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or there is no path."""
+def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
+    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or there is no path.
+
+    shapes: see `load_head`.
+    """
     draft = config.draft
     if draft.kind != "eagle3" or draft.path is None:
         return None
-    return load_head(checkpoint_directory("draft.path", draft.path), mesh)
+    return load_head(checkpoint_directory("draft.path", draft.path), mesh, shapes=shapes)
 
 
-def load_head(path: Path, mesh: Mesh) -> SavedDraft:
-    """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none."""
+def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
+    """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none.
+
+    shapes: read `config.json` alone. Parameters are ShapeDtypeStructs; the ids of a reduced vocabulary are the first.
+    """
     if not (path / "config.json").is_file():
         raise ConfigError(f"draft.path = {path}: holds no config.json")
     fields = read_json(path / "config.json")
-    if "kind" in fields:
-        return load_draft_checkpoint(path, mesh)
-    if dialect_of(fields) is None:
+    if "kind" not in fields and dialect_of(fields) is None:
         raise ConfigError(f"draft.path = {path}: its config.json does not describe an EAGLE-3 head")
-    return load_eagle3(path, mesh)
+    if shapes:
+        config, layers = read_draft_config(path) if "kind" in fields else read_eagle3_config(path)
+        ids = np.arange(config.draft_vocab_size, dtype=np.int32)
+        return SavedDraft(config, abstract_params(partial(init_eagle3, config), mesh), ids, layers)
+    return load_draft_checkpoint(path, mesh) if "kind" in fields else load_eagle3(path, mesh)
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
@@ -58,11 +71,11 @@ def read_by(saved: SavedDraft, layers: tuple[int, ...], policy: DecoderConfig) -
     return replace(policy, feature_layers=eagle3_feature_layers(policy.num_layers))
 
 
-def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array) -> SavedDraft:
+def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
     """Check that a saved head fits the policy, and return it in the dtypes of the policy.
 
-    embedding: of the policy. Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states
-    that it was made for another policy.
+    embedding: of the policy; None for a head whose parameters are shapes. Raises ValueError if shapes, layers or
+    vocabulary do not fit, or if the checkpoint states that it was made for another policy.
 
     A smaller max_positions than the policy's is allowed. Published heads state the length that they were trained at,
     and the rotary embedding has no table that would end there.
@@ -73,9 +86,12 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
     if source.exists():
         with errors_name(source):
             check_stated_policy(read_json(source), policy)
-    with errors_name(path):
-        check_embedding(path, embedding)
     head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
-    params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
+    if embedding is None:
+        params = jax.tree.map(lambda x: x.update(dtype=jnp.dtype(policy.param_dtype)), saved.params)
+    else:
+        with errors_name(path):
+            check_embedding(path, embedding)
+        params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     identity = head.draft_vocab_size == policy.vocab_size
     return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
