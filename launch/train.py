@@ -11,6 +11,7 @@ from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished
 from launch.costs.cost_table import COST_TABLE, CostTable
+from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
@@ -32,8 +33,11 @@ def main(argv: list[str]) -> int:
 
     It is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped if too many steps in a row skipped an update.
     """
+    if "--plan" in argv:
+        return plan([word for word in argv if word != "--plan"])
     use_compile_cache()
-    config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft with GRPO."))
+    said = "Train a policy and its draft. With --plan, plan it instead."
+    config = join_hosts(parse_run(argv, "python -m launch.train", said))
     with StopSignals(console.print) as signals, open_run(config) as directory:
         work = Unfinished(directory / UNFINISHED, signals)
         experiment = build_experiment(with_commits(config, directory if config.resume else None), unfinished=work)
@@ -52,9 +56,8 @@ def train(
     functions = networks.policy, networks.drafter, rewards[0], config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     record_config(directory, config, report=console.print)
-    costs = None
-    if config.rollout.draft_lengths:
-        costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
+    table = experiment, directory / COST_TABLE, cells
+    costs = CostTable(*table, replayed=config.cost_table is not None) if config.rollout.draft_lengths else None
     with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
@@ -63,9 +66,8 @@ def train(
         try:
             with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing, unfinished.found)
-                steps = TrainStep(stages), ProbeStep(stages)
                 rest = pipeline, evaluate, costs, saves, logs, unfinished
-                state = TrainingLoop(experiment, start, *steps, *rest).run()
+                state = TrainingLoop(experiment, start, TrainStep(stages), ProbeStep(stages), *rest).run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             if signals.received is not None:

@@ -45,6 +45,11 @@ class HostReward:
         scores = _scored(self.score, self.parts, tokens, lengths, ids[rows // (total // len(ids))])
         return _reward(self.parts, *processes.join_rows(rows, scores, total))
 
+    def shapes(self, rollout: Rollout) -> Reward:
+        """Return the reward of each sequence as ShapeDtypeStructs. Scores nothing."""
+        each = jax.ShapeDtypeStruct(rollout.lengths.shape, jnp.float32)
+        return Reward(each, each, {name: each for name in self.parts} or None)
+
 
 def compiled_reward(reward: RewardFn) -> RewardFn:
     """Return the reward for finished rollouts: a traced one jitted, one of the host as it is."""

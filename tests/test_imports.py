@@ -39,7 +39,7 @@ ROOMS = {
         ("rewards",),
         ("build",),
         ("costs",),
-        ("comparison", "distillation", "evaluation"),
+        ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
         ("bench", "report"),
     ),

@@ -5,13 +5,11 @@ Run from the repository's root: python -m benchmarks.gpu.program [--preset qwen3
 Nothing of the rounds runs, so no times are known. A loop or conditional may wait for the host to read its condition:
 the loop over rounds once per round, those within a round at most as often as counted here.
 
-`--absent` compiles the rounds for the GPU that TARGET describes, without one. That needs jax's CUDA plugin, which the
-extra [cuda] installs. On a real GPU, XLA also autotunes matmuls: their kernels, and the partial sums that some of them
-write, may differ.
+`--absent` compiles the rounds for an H200 without one. That needs jax's CUDA plugin, which the extra [cuda] installs.
+On a real GPU, XLA also autotunes matmuls: their kernels, and the partial sums that some of them write, may differ.
 """
 
 import argparse
-import re
 import time
 from dataclasses import replace
 from math import prod
@@ -21,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.linen import unbox
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -34,6 +31,7 @@ from launch.build.experiment import build_experiment
 from launch.build.state import abstract_state
 from launch.cli.recipes import load_recipe
 from launch.costs.round_timer import first_rows, run_rounds
+from launch.plan.devices import absent_gpus
 from launch.rewards.reward_fn import make_reward
 from models.config import eagle3_feature_layers
 from specjax.parallel.mesh import AXES
@@ -44,42 +42,9 @@ from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.types import Params, Prompts, PyTree
 
-TARGET = """
-platform_name: "CUDA"
-device_description_str: "NVIDIA H200"
-dnn_version_info { major: 9 minor: 7 }
-runtime_version { major: 12 minor: 8 }
-gpu_device_info {
-  cuda_compute_capability { major: 9 }
-  core_count: 132
-  fpus_per_core: 128
-  clock_rate_ghz: 1.98
-  memory_bandwidth: 4800000000000
-  device_memory_size: 150000000000
-  l2_cache_size: 52428800
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  registers_per_block_limit: 65536
-  registers_per_core_limit: 65536
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-}
-"""
 BUDGET = 64
 # Opcodes that move data to or from the host, and what names a call of the host.
 HOST, CALLBACK = ("infeed", "outfeed", "send", "recv"), "callback"
-
-
-def written(line: Instruction) -> int:
-    """Return the bytes of an instruction's result; dtypes of less than a byte count as one."""
-    bits = (re.search(r"\d+", dtype) for dtype in line.dtypes)
-    sizes = [max(int(found[0]) // 8, 1) if found else 1 for found in bits]
-    return sum(size * prod(dims) for size, dims in zip(sizes, line.arrays, strict=True))
 
 
 def held(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
@@ -122,7 +87,7 @@ def round_of(
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
     copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
-    kept = sum(written(line) for line in lines if not _is_cache(line, cache))
+    kept = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
     row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **held(inside, compiled)}
     of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
     notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
@@ -191,9 +156,7 @@ def main() -> None:
     if not options.absent:
         devices = jax.devices()[:1]
     else:
-        # The plugin can compile without CUDA's libraries and a driver, but cannot start as a backend without them.
-        jax.config.update("jax_platforms", "cpu")
-        devices = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1").devices
+        devices = absent_gpus("h200")
     preset = PRESETS[options.preset]
     if layers := options.layers:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))

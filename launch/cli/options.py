@@ -167,7 +167,9 @@ def parse_run_and(
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
     with refusing():
-        options = own(**{field.path: values.pop(field.path) for field in programs_own if field.path in values})
+        given = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
+        required = {field.path: given.pop(field.path) for field in programs_own if field.default is MISSING}
+        options = override(own(**required), given)
         config = override(recipe, values) if algorithm is None else with_algorithm(recipe, algorithm, values)
         if reads(reading, "advantage"):
             check_groups(config)

@@ -25,6 +25,12 @@ FREE = (
 # Opcodes that need no work on the device.
 NOTHING = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant")
 
+# Groups along named axes of a mesh, whose devices may be in another order than their ids.
+_NAMED_GROUPS = re.compile(
+    r"replica_groups=mesh\[(?P<sizes>'\w+'=\d+(?:,'\w+'=\d+)*)\]"
+    r"(?:, device_ids=\(\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))? \{(?P<joined>'\w+'(?:,'\w+')*)\}"
+)
+
 Groups = list[tuple[int, ...]]
 
 
@@ -54,6 +60,13 @@ class Instruction:
         return re.findall(r"(\w+)\[[\d,]*\]", self.shape)
 
     @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each array of the result; a dtype of less than a byte counts as one."""
+        bits = (re.search(r"\d+", dtype) for dtype in self.dtypes)
+        each = [max(int(found[0]) // 8, 1) if found else 1 for found in bits]
+        return [size * math.prod(dims) for size, dims in zip(each, self.arrays, strict=True)]
+
+    @property
     def scope(self) -> str:
         """Return the operation it was traced from, as jax names it; empty where XLA does not say."""
         found = re.search(r'op_name="([^"]*)"', self.line)
@@ -70,11 +83,12 @@ class Program:
     def __init__(self, text: str) -> None:
         self.computations: dict[str, list[Instruction]] = {}
         lines: list[Instruction] = []
-        name = ""
+        self.entry = name = ""
         for line in text.splitlines():
-            if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
-                lines = self.computations[header[1]] = []
-                name = header[1]
+            if header := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+                name = header[2]
+                lines = self.computations[name] = []
+                self.entry = name if header[1] else self.entry
             elif instruction := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)", line):
                 shape, rest = _split_shape(instruction[2])
                 lines.append(Instruction(name, instruction[1], shape, rest.split("(", 1)[0], line.strip()))
@@ -138,22 +152,33 @@ def groups(line: str) -> Groups | None:
         order = _numbers(iota[3]) if iota[3] else tuple(range(len(reshape)))
         devices = np.arange(math.prod(reshape)).reshape(reshape).transpose(order).reshape(dims)
         return [tuple(group) for group in devices.tolist()]
-    if named := re.search(r"replica_groups=mesh\[('\w+'=\d+(?:,'\w+'=\d+)*)\] \{('\w+'(?:,'\w+')*)\}", line):
-        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        joined = re.findall(r"'(\w+)'", named[2])
+    if named := _NAMED_GROUPS.search(line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named["sizes"])}
+        joined = re.findall(r"'(\w+)'", named["joined"])
         order = [list(sizes).index(name) for name in [*(name for name in sizes if name not in joined), *joined]]
-        devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values())).transpose(order)
+        devices = np.arange(math.prod(sizes.values()))
+        if named["dims"]:
+            dims = _numbers(named["dims"])
+            devices = devices.reshape(dims).transpose(_numbers(named["order"]) if named["order"] else range(len(dims)))
+        devices = devices.reshape(tuple(sizes.values())).transpose(order)
         return [tuple(group) for group in devices.reshape(-1, math.prod(sizes[name] for name in joined)).tolist()]
     if "replica_groups={}" in line:
         return None
     raise ValueError(f"no groups in {line}")
 
 
+def joined_axes(line: str, mesh: Mesh) -> tuple[str, ...]:
+    """Return the mesh axes along which the devices that a collective joins differ."""
+    joined = groups(line)
+    every = [tuple(range(mesh.size))] if joined is None else joined
+    coordinates = [np.unravel_index(group, mesh.devices.shape) for group in every]
+    differ = [any(np.ptp(places[i]) for places in coordinates) for i in range(len(mesh.axis_names))]
+    return tuple(axis for axis, found in zip(mesh.axis_names, differ, strict=True) if found)
+
+
 def within_tensor(line: str, mesh: Mesh) -> bool:
     """Return whether a collective joins only devices that differ along the tensor axis."""
-    width = mesh.shape["tensor"]
-    joined = groups(line)
-    return joined is not None and all(len({device // width for device in group}) == 1 for group in joined)
+    return joined_axes(line, mesh) in ((), ("tensor",))
 
 
 def _explicit(text: str) -> Groups:

@@ -67,6 +67,19 @@ class TrainStep:
         with jax.set_mesh(self._mesh):
             return self._program("step", state, 1, donated=(0,)).lower(state, abstract_prompts(prompts, self._mesh))
 
+    def trace_halves(self, state: TrainState, prompts: Prompts) -> dict[str, jax.stages.Traced]:
+        """Return the traced programs `generate` and `update`, to lower or to inspect. See `lower` for the arguments."""
+        with jax.set_mesh(self._mesh):
+            prompts = abstract_prompts(prompts, self._mesh)
+            generate = self._program("generate", state, 1, donated=()).trace(state, prompts)
+            rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
+            if isinstance(self._stages.reward_fn, HostReward):
+                scores = self._stages.reward_fn.shapes(rollout)
+            else:
+                scores = jax.eval_shape(self._stages.reward, rollout, prompts)
+            update = self._program("update", state, 3, donated=(0, 2)).trace(state, prompts, rollout, scores)
+        return {"generate": generate, "update": update}
+
     def _program(self, name: str, state: TrainState, batches: int, donated: tuple[int, ...]) -> jax.stages.Wrapped:
         """Return a function of the state and so many batches of rows, jitted on first use.
 

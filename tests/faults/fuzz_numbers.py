@@ -101,6 +101,7 @@ PROGRAMS = {
         "launch.generate:params_of",
     ),
     "compare": Program(COMPARE, "launch.comparison.options:CompareArgs", (), "launch.compare:trained_networks"),
+    "plan": Program(TRAIN, "launch.plan.options:PlanArgs", ("--plan.gpu", "cpu"), "launch.plan.programs:Plan.programs"),
     "diagnose": Program(
         DIAGNOSE,
         "launch.diagnosis.options:DiagnoseArgs",
@@ -218,7 +219,8 @@ def run(case: Case) -> None:
             argv.insert(0, str(recipe))
         if not case.in_recipe:
             argv += [f"--{case.path.replace('_', '-')}", case.value]
-        main = importlib.import_module(f"launch.{case.program}" + ".__main__" * (case.program == "bench")).main
+        room = ".__main__" * (case.program in ("bench", "plan"))
+        main = importlib.import_module(f"launch.{case.program}{room}").main
         with contextlib.suppress(SetUp):
             main(argv)
             raise RuntimeError(f"{case.program} ended without its work")

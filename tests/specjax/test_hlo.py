@@ -135,6 +135,10 @@ def test_a_copy_of_the_cache_is_seen(body) -> None:
         ("all-gather(%x), replica_groups=mesh['a'=2,'b'=2] {'b'}, dimensions={0}", [(0, 1), (2, 3)]),
         ("all-gather(%x), replica_groups=mesh['a'=2,'b'=2] {'a'}, dimensions={0}", [(0, 2), (1, 3)]),
         ("all-gather(%x), replica_groups=mesh['a'=2,'b'=2] {'a','b'}, dimensions={0}", [(0, 1, 2, 3)]),
+        (
+            "all-reduce(%x), replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}, to_apply=%add",
+            [(0, 2), (1, 3)],
+        ),
         ("collective-permute(%x), source_target_pairs={{0,1},{1,0}}", [(0, 1), (1, 0)]),
         ("all-reduce(%x), replica_groups={}, to_apply=%add", None),
     ],

@@ -1,0 +1,48 @@
+"""Single options changed in a run that does not fit, to find out which of them buys most."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from configs.schema import RunConfig
+from specjax.parallel.mesh import AXES
+from specjax.rollout.plan import lay_out
+
+
+def alternatives(config: RunConfig, program: str) -> Iterator[tuple[str, RunConfig]]:
+    """Yield (what changes, the changed config) for the options that may reduce the memory of `generate` or `update`.
+
+    The number of devices stays, except where an axis cannot take them from `data`.
+    """
+    yield from _rollout(config) if program == "generate" else _update(config)
+    for axis in reversed([axis for axis in AXES if axis != "data"]):
+        size = getattr(config.mesh, axis)
+        for taken in ("data", "fsdp"):
+            other = getattr(config.mesh, taken)
+            if taken != axis and other % 2 == 0:
+                changes = {axis: 2 * size, taken: other // 2}
+                break
+        else:
+            changes = {axis: 2 * size}
+        mesh = replace(config.mesh, **changes)
+        text = ", ".join(f"mesh.{name} = {value}" for name, value in changes.items())
+        more = "" if len(changes) == 2 else ", so twice the GPUs"
+        yield text + more, replace(config, mesh=mesh)
+
+
+def _rollout(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    shards = config.mesh.data * config.mesh.fsdp
+    sequences = config.data.prompts * config.rollout.group_size // shards
+    phases = lay_out(config.rollout, sequences, config.data.max_prompt_tokens)
+    most = phases[0].slots // 2
+    if most:
+        fewer = tuple((min(slots, most), window) for slots, window in phases)
+        rollout = replace(config.rollout, phases=fewer)
+        yield f"rollout.phases of {most} slots at most, so sequences wait", replace(config, rollout=rollout)
+
+
+def _update(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    yield f"microbatches = {2 * config.microbatches}", replace(config, microbatches=2 * config.microbatches)
+    if config.model.remat != "full":
+        yield "model.remat = full", replace(config, model=replace(config.model, remat="full"))
+    chunk = config.logit_chunk // 2 if config.logit_chunk else 1024
+    yield f"logit_chunk = {chunk}", replace(config, logit_chunk=chunk)

@@ -1,0 +1,54 @@
+"""Floating-point operations of matrix products, counted in a traced function."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+
+class Flops(NamedTuple):
+    """Operations over all devices: those that run a known number of times, and those of one turn of the longest loop.
+
+    See `launch.plan.traffic.Collectives`.
+    """
+
+    fixed: float
+    turn: float
+
+
+def flops(jaxpr: Any) -> Flops:
+    """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr, with all that it calls."""
+    fixed = turn = 0.0
+    for eqn in jaxpr.eqns:
+        name, inner = eqn.primitive.name, [flops(each) for each in _called(eqn.params)]
+        if name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            left = eqn.invars[0].aval.shape
+            fixed += 2.0 * prod(eqn.outvars[0].aval.shape) * prod(left[axis] for axis in contracted)
+        elif name == "cond":
+            part = max(inner, key=sum)
+            fixed, turn = fixed + part.fixed, max(turn, part.turn)
+        elif name == "while":
+            turn = max(turn, sum(map(sum, inner)))
+        elif inner:
+            times = _times(name, eqn.params)
+            fixed += times * sum(part.fixed for part in inner)
+            scale = times if name == "shard_map" else 1
+            turn = max(turn, *(scale * part.turn for part in inner))
+    return Flops(fixed, turn)
+
+
+def _times(name: str, params: dict[str, Any]) -> int:
+    """Return how often a call runs: the turns of a scan, the shards of a function that is manual over mesh axes."""
+    if name == "scan":
+        return params["length"]
+    if name == "shard_map":
+        return prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
+    return 1
+
+
+def _called(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            each = getattr(each, "jaxpr", each)
+            if hasattr(each, "eqns"):
+                yield each

@@ -1,0 +1,86 @@
+"""Memory of a device while each program of a step runs, by component."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch.build.experiment import Experiment
+from launch.costs.round_timer import first_rows
+from specjax.parallel.memory import bytes_per_device
+from specjax.parallel.mesh import BATCH_AXES, batch_shards, spec
+from specjax.rollout.generate import gathered_shardings, prepare
+from specjax.rollout.plan import choose_lengths
+from specjax.rollout.rounds import Decoding
+from specjax.types import LayerCache, Prompts, PyTree, TrainState
+
+Components = dict[str, int]
+REST = "activations and other temporaries"
+
+
+def components(
+    name: str, experiment: Experiment, state: TrainState, batches: PyTree, compiled: jax.stages.Compiled
+) -> Components:
+    """Return bytes per device by component while the program `name` runs: `generate` or `update`.
+
+    Weights, moments, copies, caches and gradients follow from shapes and shardings. The rest is what XLA's count of the
+    whole program leaves.
+
+    batches: the program's arguments after the state, as shapes. They are split by rows.
+    """
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    kept, params = resident(state), state.params
+    own = {"gradients": bytes_per_device((params.policy, params.draft))}
+    if name == "generate":
+        own = _rollout(experiment, state)
+    rows = NamedSharding(experiment.mesh, P(BATCH_AXES))
+    batches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches)
+    # XLA drops arguments that a program does not read, which are in memory all the same.
+    total = sum(kept.values()) + bytes_per_device(batches)
+    total += memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+    known = kept | own
+    return known | {REST: max(total - sum(known.values()), 0)}
+
+
+def resident(state: TrainState) -> Components:
+    """Return bytes per device of the training state."""
+    params = state.params
+    return {
+        "policy": bytes_per_device(params.policy),
+        "draft": bytes_per_device(params.draft),
+        "moments of the optimisers": bytes_per_device(state.optimizer),
+        "reference policy": bytes_per_device(state.reference),
+        "lookup and replay": bytes_per_device((params.memory, state.drafting, state.adaptation)),
+    }
+
+
+def _rollout(experiment: Experiment, state: TrainState) -> Components:
+    params, dtype = state.params, experiment.networks.policy.dtype
+    copy = jax.eval_shape(partial(prepare, dtype=dtype), params)
+    copy = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), copy, gathered_shardings(params))
+    return {"copy for the rollout": bytes_per_device((copy.policy, copy.draft)), "caches": _caches(experiment)}
+
+
+def _caches(experiment: Experiment) -> int:
+    """Return the bytes of the policy's and the draft's caches in the first phase."""
+    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    rollout, phases = config.rollout, experiment.phases
+    count, width = config.data.prompts // batch_shards(mesh), config.data.max_prompt_tokens
+    int32 = jax.ShapeDtypeStruct((count,), "int32")
+    prompts = Prompts(jax.ShapeDtypeStruct((count, width), "int32"), int32, int32)
+    chosen = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
+    params = replace(networks.params, memory=())
+
+    def start(params: PyTree, prompts: Prompts, chosen: jax.Array | None) -> PyTree:
+        decoding = Decoding(networks.policy, networks.drafter, params, choose_lengths(rollout, chosen))
+        state = first_rows(decoding, prompts, phases[0], blank=True)
+        return state.cache, state.draft
+
+    every = jax.tree.leaves(jax.eval_shape(start, params, prompts, chosen), is_leaf=lambda x: isinstance(x, LayerCache))
+    arrays = [x for layer in every if isinstance(layer, LayerCache) for x in layer]
+    return bytes_per_device(
+        [x.update(sharding=NamedSharding(mesh, spec((None, "kv_heads", None, None), x.shape, mesh))) for x in arrays]
+    )

@@ -1,0 +1,61 @@
+"""Plan a run: compile its step from shapes, print what it needs, and try what helps where it does not fit."""
+
+from dataclasses import replace
+
+from configs.schema import RunConfig
+from launch.build.experiment import Experiment, abstract_experiment
+from launch.cli.console import console
+from launch.cli.errors import ConfigError, refusing
+from launch.cli.paths import write_results
+from launch.plan.alternatives import alternatives
+from launch.plan.devices import GPUS, planned
+from launch.plan.options import PlanArgs, PlanConfig
+from launch.plan.programs import Plan, Planned
+from launch.plan.report import USABLE, Alternative, as_json, describe, gib, memory_table, traffic_table, work
+from launch.timing import provenance
+
+
+def plan(config: RunConfig, args: PlanArgs) -> None:
+    """Compile the step for devices that may be absent, print what it needs, and write it to `--json`.
+
+    Raises ConfigError if the run cannot be planned.
+    """
+    config, mesh = planned(config, args.plan)
+    experiment = abstract_experiment(config, mesh)
+    console.print(describe(config, args.plan, mesh))
+    programs = compiled(experiment)
+    capacity = None if args.plan.gpu == "cpu" else GPUS[args.plan.gpu].memory
+    tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
+    console.print("\n".join(tables))
+    tried: list[Alternative] = []
+    if capacity is not None:
+        for name, each in programs.items():
+            if each.total <= USABLE * capacity:
+                continue
+            console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
+            if args.plan.alternatives:
+                tried += compare(config, args.plan, name, each.total)
+    write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, tried))
+
+
+def compiled(experiment: Experiment, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
+    """Compile the programs of these names. Raises ConfigError if options do not fit together."""
+    with refusing():
+        return Plan(experiment).programs(names)
+
+
+def compare(config: RunConfig, plan: PlanConfig, program: str, now: int) -> list[Alternative]:
+    """Compile `program` with one option changed at a time, and print the memory of each."""
+    found = []
+    for change, other in alternatives(config, program):
+        try:
+            experiment = abstract_experiment(*planned(other, replace(plan, gpus=None)))
+            total = compiled(experiment, (program,))[program].total
+            found.append(Alternative(program, change, total))
+            console.print(f"  {gib(total):>8} GiB, {gib(total - now)}: {change}")
+        except ConfigError as error:
+            found.append(Alternative(program, change, None, str(error)))
+            console.print(f"  refused: {change}: {error}")
+    if sizes := {each.change: each.total for each in found if each.total is not None}:
+        console.print(f"  most is bought by: {min(sizes, key=lambda change: sizes[change])}")
+    return found

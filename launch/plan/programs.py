@@ -1,0 +1,90 @@
+"""The programs of a training step, compiled from shapes."""
+
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.build.experiment import Experiment
+from launch.build.state import abstract_state
+from launch.plan.devices import COMPILER_OPTIONS
+from launch.plan.flops import Flops, flops
+from launch.plan.memory import Components, components
+from launch.plan.traffic import Collectives, collectives_of
+from specjax.rewards import HostReward
+from specjax.testing.hlo import Program
+from specjax.train.stages import Stages
+from specjax.train.train_step import TrainStep
+from specjax.types import Prompts
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A compiled program of the step.
+
+    Attributes:
+        memory:      Bytes per device by component, while it runs.
+        collectives: Bytes between devices, in all and in one round.
+        flops:       Of matrix products, over all devices.
+        seconds:     Time to trace and compile it.
+        text:        The compiled program.
+    """
+
+    memory: Components
+    collectives: Collectives
+    flops: Flops
+    seconds: float
+    text: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.memory.values())
+
+
+class Plan:
+    """Programs of an experiment whose networks are shapes: `generate` and `update`. Each is compiled when asked for.
+
+    A step with a traced reward fuses both, and needs the memory of the larger.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        config, networks = experiment.config, experiment.networks
+        # The scores are an argument of `update`, whoever makes them.
+        reward = HostReward(_no_scores, config.reward.parts)
+        functions = experiment.rollout_fn, experiment.loss_fn
+        self._step = TrainStep(Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions))
+        self._state = abstract_state(experiment)
+
+    def programs(self, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
+        """Trace and compile the programs of these names. Raises ValueError if options do not fit together."""
+        experiment, started = self.experiment, time.perf_counter()
+        traced = self._step.trace_halves(self._state, _prompts(experiment))
+        found, tracing = {}, (time.perf_counter() - started) / len(traced)
+        for name in names:
+            each, started = traced[name], time.perf_counter()
+            on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
+            with jax.set_mesh(experiment.mesh):
+                compiled = each.lower().compile(COMPILER_OPTIONS if on_gpu else None)
+            seconds, text = tracing + time.perf_counter() - started, compiled.as_text()
+            (_, *batches), _ = each.args_info
+            found[name] = Planned(
+                components(name, experiment, self._state, batches, compiled),
+                collectives_of(Program(text), experiment.mesh),
+                flops(each.jaxpr.jaxpr),
+                seconds,
+                text,
+            )
+        return found
+
+
+def _prompts(experiment: Experiment) -> Prompts:
+    data = experiment.config.data
+    numbers = jax.ShapeDtypeStruct((data.prompts,), jnp.int32)
+    return Prompts(jax.ShapeDtypeStruct((data.prompts, data.max_prompt_tokens), jnp.int32), numbers, numbers)
+
+
+def _no_scores(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+    raise NotImplementedError("a plan runs nothing")

@@ -1,0 +1,119 @@
+"""Plans as text and as JSON."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from configs.schema import RunConfig
+from launch.plan.devices import GPUS
+from launch.plan.options import PlanConfig
+from launch.plan.programs import Planned
+from launch.plan.traffic import Traffic
+
+# Beyond this share of a GPU's memory nothing fits: CUDA and the collectives take the rest.
+USABLE = 0.95
+# What JAX takes of a GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+BY_DEFAULT = 0.75
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A program compiled with one option changed. total: bytes per device; None where the options do not go together.
+
+    refused: why they do not.
+    """
+
+    program: str
+    change: str
+    total: int | None
+    refused: str | None = None
+
+
+def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
+    """Return the line that says what is compiled for what."""
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    if plan.gpu == "cpu":
+        return (
+            f"{config.name} on {mesh.size} CPU devices ({axes}). NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a "
+            "GPU's, and collectives differ"
+        )
+    return f"{config.name} on {mesh.size} {GPUS[plan.gpu].name} ({axes}), compiled without one, kernels not autotuned"
+
+
+def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:
+    """Yield the lines of memory per device by component. capacity: of a device, in bytes."""
+    yield f"{'memory per device, GiB':34}" + "".join(f"{name:>10}" for name in programs)
+    for part in dict.fromkeys(part for each in programs.values() for part in each.memory):
+        sizes = [each.memory.get(part) for each in programs.values()]
+        if any(sizes):
+            yield f"  {part:32}" + "".join(f"{'' if size is None else gib(size):>10}" for size in sizes)
+    yield f"  {'in all':32}" + "".join(f"{gib(each.total):>10}" for each in programs.values())
+    if capacity is None:
+        return
+    yield f"  {'of the device':32}" + "".join(f"{each.total / capacity:>10.0%}" for each in programs.values())
+    most = max(each.total for each in programs.values())
+    if most > USABLE * capacity:
+        usable = f"{gib(USABLE * capacity)} of a device's {gib(capacity)} GiB are usable"
+        yield f"does not fit: {gib(most)} GiB are needed, {usable}"
+    elif most > BY_DEFAULT * capacity:
+        yield f"fits, with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}: by default JAX takes {BY_DEFAULT:.0%} of a device"
+    else:
+        yield "fits"
+
+
+def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
+    """Yield the lines of the collectives by program, and of one speculative round at the longest draft length."""
+    yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
+    for title, found in _parts(programs):
+        if not found.count:
+            yield f"  {title}: none"
+        for kind, count in found.count.items():
+            between = ", ".join(kind.axes) or "one device"
+            yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{found.size[kind] / 1e6:>14,.1f}"
+
+
+def work(programs: dict[str, Planned], mesh: Mesh) -> Iterator[str]:
+    """Yield the lines of matrix products and of compile times."""
+    turn, update = programs["generate"].flops.turn / mesh.size, programs["update"].flops.fixed / mesh.size
+    yield f"matrix products, divided by the devices: {turn / 1e12:,.2f} TFLOP a round, {update / 1e12:,.1f} an update"
+    yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())
+
+
+def as_json(
+    config: RunConfig, plan: PlanConfig, programs: dict[str, Planned], tried: Sequence[Alternative]
+) -> dict[str, Any]:
+    """Return the plan as JSON: sizes in bytes, times in seconds."""
+    return {
+        "recipe": config.name,
+        "gpu": plan.gpu,
+        "mesh": vars(config.mesh),
+        "memory_of_a_device": None if plan.gpu == "cpu" else GPUS[plan.gpu].memory,
+        "programs": {
+            name: {
+                "memory": each.memory,
+                "flops": each.flops._asdict(),
+                "compile_s": each.seconds,
+            }
+            for name, each in programs.items()
+        },
+        "collectives": {
+            title: [
+                {"operation": kind.operation, "axes": kind.axes, "times": count, "bytes": found.size[kind]}
+                for kind, count in found.count.items()
+            ]
+            for title, found in _parts(programs)
+        },
+        "alternatives": [vars(each) for each in tried],
+    }
+
+
+def _parts(programs: dict[str, Planned]) -> Iterator[tuple[str, Traffic]]:
+    yield "generate", programs["generate"].collectives.fixed
+    yield "one round", programs["generate"].collectives.turn
+    yield "update", programs["update"].collectives.fixed
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:,.1f}"

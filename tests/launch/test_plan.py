@@ -1,0 +1,149 @@
+"""launch.plan: the step of a run, compiled for devices that may be absent."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import launch.train
+from launch.build.experiment import abstract_experiment
+from launch.cli.options import parse_run
+from launch.plan import devices
+from launch.plan.__main__ import main
+from launch.plan.alternatives import alternatives
+from launch.plan.flops import flops
+from launch.plan.options import PlanConfig
+from launch.plan.plan import compiled
+from launch.plan.report import as_json, memory_table
+from launch.plan.traffic import collectives_of
+from models.files import read_json
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.testing.hlo import Program, collectives
+from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
+
+# No axis of the mesh is left with a dimension that it does not divide.
+SMALL = FEW | changes(
+    "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2 --microbatches 2 --rollout.group-size 2",
+    "--model.architecture.num-kv-heads 2 --model.architecture.vocab-size 16",
+)
+
+
+@pytest.mark.slow
+def test_a_plan():
+    config = parse_run(argv("tiny", SMALL), "", "")
+    experiment = abstract_experiment(config, make_mesh(config.mesh))
+    found = compiled(experiment)
+    lines = [*memory_table(found, capacity=max(each.total for each in found.values()) + 1)]
+    assert lines[-1].startswith("does not fit")
+    assert [*memory_table(found, 2**40)][-1] == "fits"
+    assert found["generate"].memory["caches"] and found["update"].memory["gradients"]
+    turn, update = found["generate"].collectives.turn, found["update"].collectives.fixed
+    assert turn.count and {kind.axes for kind in turn.count} == {("tensor",)}
+    (phase,), networks, heads = experiment.phases, experiment.networks, config.model.architecture.num_kv_heads
+    keys = phase.slots, heads // config.mesh.tensor, phase.window + config.rollout.slack, 8
+    loop = Program(found["generate"].text).loop(keys, times=2 * config.model.architecture.num_layers)
+    gathered = {dims for line in collectives(loop) if "all-gather" in line.opcode for dims in line.arrays}
+    assert gathered and not gathered & {x.shape for x in jax.tree.leaves(networks.params)}
+    assert any("fsdp" in kind.axes for kind in update.count)
+    # A round verifies 5 tokens of each of 8 rows, with over 4,000 parameters of the policy.
+    assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
+    assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
+
+
+@pytest.mark.slow
+def test_a_plan_for_512_devices(tmp_path: Path):
+    options = SMALL | changes("--mesh.data 4 --mesh.fsdp 8 --mesh.tensor 2 --microbatches 1 --data.prompts 256")
+    words = ["--plan.gpu", "cpu", "--plan.gpus", "512", "--json", str(tmp_path / "plan.json")]
+    out = finish(start("tiny", options, *words, program="launch.plan"))
+    assert "512 CPU devices" in out and "NOT A GPU'S FIGURES" in out
+    plan = read_json(tmp_path / "plan.json")
+    assert plan["mesh"]["data"] == 32
+    assert {tuple(each["axes"]) for each in plan["collectives"]["one round"]} == {("tensor",)}
+
+
+def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    assert "--plan.gpu cpu" in refusal(main, argv("tiny", SMALL))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--plan.gpu", "a100"], "plan.gpu = a100: must be h100|h200|b200|gb200|cpu"),
+        (["--plan.gpus", "12"], "plan.gpus = 12: must be a multiple of the mesh's 8 devices"),
+        (["--plan.gpus", "16", "--plan.per-host", "3"], "plan.per_host = 3: must divide plan.gpus = 16"),
+        (["--plan.gpu", "cpu", "--json", "no/where"], "json = no/where: its directory does not exist"),
+        (["--plan.gpu", "cpu", "--model.family", "a:b"], "model.family = a:b: must be None for a plan"),
+    ],
+)
+def test_refusals(words: list[str], message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name)
+    assert message in refusal(main, [*argv("tiny", SMALL), *words])
+
+
+def test_training_is_planned_with_an_option(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(launch.train, "plan", lambda words: seen.append(words) or 0)
+    assert launch.train.main(["tiny", "--plan", "--plan.gpus", "8"]) == 0
+    assert seen == [["tiny", "--plan.gpus", "8"]]
+
+
+def test_operations_are_counted_through_loops_branches_and_shards():
+    mesh, x, w = make_mesh(MeshConfig(data=2)), jnp.ones((4, 8)), jnp.ones((8, 8))
+    product = 2 * 4 * 8 * 8
+
+    def run(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)[0]
+        x = jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x @ w, x)
+        x = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+        return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: jnp.sin(x @ w), x)
+
+    assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (6 * product, product)
+
+
+COMPILED = """
+%condition (p: (f32[4,8])) -> pred[] {
+  ROOT %any = pred[] all-reduce(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}, to_apply=%or
+}
+
+%body (p: (f32[4,8])) -> (f32[4,8]) {
+  %sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+}
+
+%long (p: (f32[4,8])) -> (f32[4,8]) {
+  %start = (bf16[4,8]{1,0}, bf16[4,16]{1,0}) all-gather-start(%x), replica_groups=[4,2]<=[8], dimensions={1}
+  %done = bf16[4,16]{1,0} all-gather-done(%start)
+}
+
+%short (p: (f32[4,8])) -> (f32[4,8]) {
+  %none = f32[4,8]{1,0} add(%x, %x)
+}
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {
+  %known = (f32[4,8]) while(%t), condition=%short, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %chosen = (f32[4,8]) conditional(%i, %t, %t), branch_computations={%short, %long}
+  %unknown = (f32[4,8]) while(%t), condition=%condition, body=%body
+}
+"""
+
+
+def test_collectives_are_counted_through_loops_and_branches():
+    fixed, turn = collectives_of(Program(COMPILED), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    total, gather, check = ("all-reduce", ("tensor",)), ("all-gather", ("tensor",)), ("all-reduce", ("fsdp",))
+    assert fixed.count == {total: 3, gather: 1} and fixed.size == {total: 3 * 128, gather: 128}
+    assert turn.count == {total: 1, check: 1} and turn.size == {total: 128, check: 1}
+
+
+def test_alternatives_change_one_thing_and_keep_the_devices_where_data_can_give_them():
+    config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
+    for program, first in (("generate", "rollout.phases of 1 slots"), ("update", "microbatches = 4")):
+        found = dict(alternatives(config, program))
+        assert next(iter(found)).startswith(first)
+        assert found["mesh.tensor = 4, mesh.data = 2"].mesh.shape == (2, 2, 4)
+        assert found["mesh.fsdp = 4, mesh.data = 2"].mesh.shape == (2, 4, 2)
+    assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
+    alone = parse_run(argv("tiny", SMALL | changes("--mesh.data 1 --mesh.fsdp 1 --mesh.tensor 1")), "", "")
+    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(alone, "update"))
