@@ -46,7 +46,7 @@ class Planned:
 class Plan:
     """Programs of an experiment whose networks are shapes: `generate` and `update`. Each is compiled when asked for.
 
-    A step with a traced reward fuses both, and needs the memory of the larger.
+    A step with a traced reward fuses both, and needs about the memory of the larger.
     """
 
     def __init__(self, experiment: Experiment) -> None:
