@@ -36,8 +36,7 @@ def main(argv: list[str]) -> int:
     if "--plan" in argv:
         return plan([word for word in argv if word != "--plan"])
     use_compile_cache()
-    said = "Train a policy and its draft. With --plan, plan it instead."
-    config = join_hosts(parse_run(argv, "python -m launch.train", said))
+    config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
     with StopSignals(console.print) as signals, open_run(config) as directory:
         work = Unfinished(directory / UNFINISHED, signals)
         experiment = build_experiment(with_commits(config, directory if config.resume else None), unfinished=work)
