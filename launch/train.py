@@ -45,9 +45,7 @@ def main(argv: list[str]) -> int:
             return train(experiment, directory, signals, work, *rewards)
 
 
-def train(
-    experiment: Experiment, directory: Path, signals: StopSignals, unfinished: Unfinished, *rewards: RewardFn
-) -> int:
+def train(experiment: Experiment, directory: Path, signals: StopSignals, work: Unfinished, *rewards: RewardFn) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code. rewards: train, held-out."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
     pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
@@ -61,11 +59,11 @@ def train(
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
         else:
-            start = start_new(experiment, evaluate, costs, unfinished)
+            start = start_new(experiment, evaluate, costs, work)
         try:
             with open_logs(experiment, directory, start, signals) as logs:
-                warn_of_start(experiment, logs.events, continuing, unfinished.found)
-                rest = pipeline, evaluate, costs, saves, logs, unfinished
+                warn_of_start(experiment, logs.events, continuing, work.found)
+                rest = pipeline, evaluate, costs, saves, logs, work
                 state = TrainingLoop(experiment, start, TrainStep(stages), ProbeStep(stages), *rest).run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
