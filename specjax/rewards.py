@@ -47,8 +47,8 @@ class HostReward:
 
     def shapes(self, rollout: Rollout) -> Reward:
         """Return the reward of each sequence as ShapeDtypeStructs. Scores nothing."""
-        each = jax.ShapeDtypeStruct(rollout.lengths.shape, jnp.float32)
-        return Reward(each, each, {name: each for name in self.parts} or None)
+        shapes = _shapes(len(rollout.lengths), self.parts)
+        return jax.eval_shape(lambda: _reward(self.parts, *(jnp.zeros(shape, jnp.float32) for shape in shapes)))
 
 
 def compiled_reward(reward: RewardFn) -> RewardFn:

@@ -101,7 +101,7 @@ def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
     return replace(config, mesh=mesh), Mesh(np.reshape(np.array(devices), mesh.shape), AXES, axis_types=axes)
 
 
-def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[jax.Device]:
+def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[Any]:
     """Return devices to compile for. name: key of `GPUS`. Raises ConfigError without jax's CUDA plugin."""
     if not any(map(importlib.util.find_spec, PLUGINS)):
         raise ConfigError(
@@ -119,7 +119,7 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     return list(topologies.get_topology_desc(platform="cuda", target_config=gpu.target, topology=topology).devices)
 
 
-def _cpu_devices(count: int) -> list[jax.Device]:
+def _cpu_devices(count: int) -> list[Any]:
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:  # devices exist already

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -33,7 +35,8 @@ def components(
     memory = compiled.memory_analysis()
     assert memory is not None
     kept, params = resident(state), state.params
-    own = {"gradients": bytes_per_device((params.policy, params.draft))}
+    trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
+    own = {"gradients": bytes_per_device(trained)}
     if name == "generate":
         own = _rollout(experiment, state)
     rows = NamedSharding(experiment.mesh, P(BATCH_AXES))
@@ -57,6 +60,16 @@ def resident(state: TrainState) -> Components:
     }
 
 
+def prompt_shapes(experiment: Experiment, count: int) -> Prompts:
+    """Return so many prompts of the experiment as ShapeDtypeStructs."""
+
+    def blank() -> Prompts:
+        numbers = jnp.zeros((count,), jnp.int32)
+        return Prompts(jnp.zeros((count, experiment.config.data.max_prompt_tokens), jnp.int32), numbers, numbers)
+
+    return jax.eval_shape(blank)
+
+
 def _rollout(experiment: Experiment, state: TrainState) -> Components:
     params, dtype = state.params, experiment.networks.policy.dtype
     copy = jax.eval_shape(partial(prepare, dtype=dtype), params)
@@ -68,9 +81,7 @@ def _caches(experiment: Experiment) -> int:
     """Return the bytes of the policy's and the draft's caches in the first phase."""
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     rollout, phases = config.rollout, experiment.phases
-    count, width = config.data.prompts // batch_shards(mesh), config.data.max_prompt_tokens
-    int32 = jax.ShapeDtypeStruct((count,), "int32")
-    prompts = Prompts(jax.ShapeDtypeStruct((count, width), "int32"), int32, int32)
+    prompts = prompt_shapes(experiment, config.data.prompts // batch_shards(mesh))
     chosen = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
     params = replace(networks.params, memory=())
 
@@ -80,7 +91,7 @@ def _caches(experiment: Experiment) -> int:
         return state.cache, state.draft
 
     every = jax.tree.leaves(jax.eval_shape(start, params, prompts, chosen), is_leaf=lambda x: isinstance(x, LayerCache))
-    arrays = [x for layer in every if isinstance(layer, LayerCache) for x in layer]
+    arrays: list[Any] = [x for layer in every if isinstance(layer, LayerCache) for x in layer]
     return bytes_per_device(
         [x.update(sharding=NamedSharding(mesh, spec((None, "kv_heads", None, None), x.shape, mesh))) for x in arrays]
     )

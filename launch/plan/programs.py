@@ -4,20 +4,18 @@ import time
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.build.state import abstract_state
 from launch.plan.devices import COMPILER_OPTIONS
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import Components, components
+from launch.plan.memory import Components, components, prompt_shapes
 from launch.plan.traffic import Collectives, collectives_of
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
-from specjax.types import Prompts
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Plan:
     def programs(self, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
         """Trace and compile the programs of these names. Raises ValueError if options do not fit together."""
         experiment, started = self.experiment, time.perf_counter()
-        traced = self._step.trace_halves(self._state, _prompts(experiment))
+        traced = self._step.trace_halves(self._state, prompt_shapes(experiment, experiment.config.data.prompts))
         found, tracing = {}, (time.perf_counter() - started) / len(traced)
         for name in names:
             each, started = traced[name], time.perf_counter()
@@ -69,6 +67,7 @@ class Plan:
             with jax.set_mesh(experiment.mesh):
                 compiled = each.lower().compile(COMPILER_OPTIONS if on_gpu else None)
             seconds, text = tracing + time.perf_counter() - started, compiled.as_text()
+            assert text is not None
             (_, *batches), _ = each.args_info
             found[name] = Planned(
                 components(name, experiment, self._state, batches, compiled),
@@ -78,12 +77,6 @@ class Plan:
                 text,
             )
         return found
-
-
-def _prompts(experiment: Experiment) -> Prompts:
-    data = experiment.config.data
-    numbers = jax.ShapeDtypeStruct((data.prompts,), jnp.int32)
-    return Prompts(jax.ShapeDtypeStruct((data.prompts, data.max_prompt_tokens), jnp.int32), numbers, numbers)
 
 
 def _no_scores(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
