@@ -16,25 +16,16 @@ from jaxtyping import Array, Key
 from models.config import Dtype
 from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device, check_memory, growing
-from specjax.parallel.mesh import shardings
+from specjax.parallel.mesh import RULES, shardings
 from specjax.types import PyTree
 
 Init = Callable[[Key[Array, ""]], PyTree]
-
-# The option that gives the size of a logical axis.
-_OPTIONS = {
-    "vocab": "vocab_size",
-    "embed": "hidden_size",
-    "mlp": "intermediate_size",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-}
 
 
 def abstract_params(init: Init, mesh: Mesh | None = None) -> PyTree:
     """Return the parameters as ShapeDtypeStructs, with shardings if a mesh is given. Allocates nothing.
 
-    The devices of the mesh may be absent, or have too little memory.
+    The devices of the mesh may be absent, or have too little memory. Raises ValueError if the mesh does not divide one.
     """
     boxed = jax.eval_shape(init, jax.random.key(0))
     shapes = nn.unbox(boxed)
@@ -56,13 +47,12 @@ def fitting_params(init: Init, mesh: Mesh) -> PyTree:
 
 def _sizes(boxed: PyTree) -> dict[str, int]:
     """Return the options that the parameters grow with, and their values."""
-    sizes = {}
-    for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
-        # The projection of an EAGLE-3 head's features has an axis `mlp` of another size.
-        of_mlp = any(getattr(key, "key", None) == "mlp" for key in path)
-        named = zip(leaf.names, leaf.value.shape, strict=True) if isinstance(leaf, nn.Partitioned) else ()
-        sizes |= {_OPTIONS[axis]: size for axis, size in named if axis in _OPTIONS and (axis != "mlp" or of_mlp)}
-    return sizes or {"parameters": 1}
+    leaves = jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned))
+    partitioned = [leaf for leaf in leaves if isinstance(leaf, nn.Partitioned)]
+    named = [pair for leaf in partitioned for pair in zip(leaf.names, leaf.value.shape, strict=True)]
+    # The number of features follows from the other sizes.
+    growing_with = {axis for axis, rule in RULES.items() if rule.mesh_axes} - {"features"}
+    return {RULES[axis].option: size for axis, size in named if axis in growing_with} or {"parameters": 1}
 
 
 def param_shardings(init: Init, mesh: Mesh) -> PyTree:

@@ -163,7 +163,7 @@ def main() -> None:
         preset = replace(preset, decoder=fewer)
     console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
     results = Results("benchmarks.gpu.program", options.preset, options.json, console)
-    mesh = Mesh(np.reshape(devices, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    mesh = Mesh(np.reshape(devices, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
         device = NamedSharding(mesh, P())

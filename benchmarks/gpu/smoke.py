@@ -85,7 +85,7 @@ def gradients(networks: Networks) -> str:
 
     def on(platform: str | None) -> Params:
         device = jax.devices(platform)[0]
-        mesh = Mesh(np.reshape(device, (1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        mesh = Mesh(np.reshape(device, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         with jax.set_mesh(mesh):
             run = jax.jit(lambda params, batch: accumulate(context, params, batch)[0])
             return jax.device_get(run(*jax.device_put((networks.trained, batch), device)))

@@ -83,7 +83,7 @@ class Eagle3(nn.Module):
     def setup(self) -> None:
         c = self.config
         if c.use_aux_hidden_state:
-            self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
+            self.fc = Projection(c, c.hidden_size, ("features", "embed"))
         if c.norm_before_fc:
             self.features_norm = RMSNorm(c)
         if c.fc_norm:

@@ -80,7 +80,7 @@ class MTP(nn.Module):
         c = self.config
         self.embedding_norm = RMSNorm(c)
         self.hidden_norm = RMSNorm(c)
-        self.fc = Projection(c, c.hidden_size, ("mlp", "embed"))
+        self.fc = Projection(c, c.hidden_size, ("features", "embed"))
         self.block = Block(c)
         self.norm = RMSNorm(c)
         if c.convention.own_head:

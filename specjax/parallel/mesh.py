@@ -1,13 +1,14 @@
-"""The device mesh, and the mesh axes that each logical axis of an array is sharded over.
+"""The device mesh, and the rules by which its axes split the logical axes of arrays.
 
-The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` also splits the parameters and the optimiser state;
-`tensor` splits attention heads, the MLP and the vocabulary. Axes are Auto: the compiler propagates shardings, and
-`constrain` pins them.
+The mesh has four axes. `data` and `fsdp` split the batch; `fsdp` also splits the parameters and the optimiser state.
+`expert` splits the experts of a mixture. `tensor` splits attention heads, the MLP and the vocabulary. Axes are Auto:
+the compiler propagates shardings, and `constrain` pins them.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -18,17 +19,39 @@ from specjax.options import Options, Positive
 from specjax.parallel import processes
 from specjax.types import PyTree
 
-AXES = ("data", "fsdp", "tensor")
+# Devices along the last axes are neighbours: `tensor` communicates most.
+AXES = ("data", "fsdp", "expert", "tensor")
 BATCH_AXES, MODEL_AXES = AXES[:2], AXES[2:]
-RULES: dict[str | None, tuple[str, ...]] = {
-    "batch": BATCH_AXES,
-    "embed": ("fsdp",),
-    "vocab": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "mlp": ("tensor",),
-    "norm": (),
-    None: (),
+
+
+class Rule(NamedTuple):
+    """How the mesh splits one logical axis of arrays.
+
+    Attributes:
+        mesh_axes: Mesh axes that split it.
+        option:    Option that sets its size, for messages.
+        replicate: Whether a dimension that the mesh axes do not divide is replicated. Otherwise it is refused.
+    """
+
+    mesh_axes: tuple[str, ...]
+    option: str
+    replicate: bool = False
+
+
+RULES: dict[str | None, Rule] = {
+    # A forward may have a single row, as in an init. Steps and rollouts refuse batches that do not divide.
+    "batch": Rule(BATCH_AXES, "batch", replicate=True),
+    "embed": Rule(("fsdp",), "hidden_size"),
+    "vocab": Rule(("tensor",), "vocab_size"),
+    "heads": Rule(("tensor",), "num_heads"),
+    # Models have few of them. Each device then has all of them, as in other systems.
+    "kv_heads": Rule(("tensor",), "num_kv_heads", replicate=True),
+    "mlp": Rule(("tensor",), "intermediate_size"),
+    "experts": Rule(("expert",), "num_experts"),
+    "expert_mlp": Rule(("tensor",), "experts.intermediate_size"),
+    "features": Rule(("tensor",), "feature_size"),
+    "norm": Rule((), "hidden_size"),
+    None: Rule((), ""),
 }
 
 
@@ -40,15 +63,18 @@ class MeshConfig(Options):
         data:   Splits the batch.
         fsdp:   Splits the batch, the parameters and the optimiser state.
         tensor: Splits attention heads, the MLP and the vocabulary.
+        expert: Splits the experts of a mixture; the rest of the network is replicated over it.
     """
 
     data: Positive = 1
     fsdp: Positive = 1
     tensor: Positive = 1
+    expert: Positive = 1
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.data, self.fsdp, self.tensor
+    def shape(self) -> tuple[int, ...]:
+        """Return the devices along each of AXES."""
+        return tuple(getattr(self, axis) for axis in AXES)
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
@@ -93,12 +119,21 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.sharding.AbstractMesh | Mesh) -> P:
-    """Return the partition of an array with these logical axes. A dimension that does not divide is replicated."""
+    """Return the partition of an array with these logical axes.
+
+    Raises ValueError for a dimension that its mesh axes do not divide, unless its rule is to replicate it.
+    """
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
 
     def axes(name: str | None, size: int) -> tuple[str, ...] | None:
-        names = tuple(axis for axis in RULES[name] if axis not in manual)
-        return names if names and size % math.prod(mesh.shape[axis] for axis in names) == 0 else None
+        rule = RULES[name]
+        names = tuple(axis for axis in rule.mesh_axes if axis not in manual)
+        parts = math.prod(mesh.shape[axis] for axis in names)
+        if size % parts == 0:
+            return names or None
+        if rule.replicate:
+            return None
+        raise ValueError(f"{rule.option} = {size}: must be a multiple of mesh.{' x mesh.'.join(names)} = {parts}")
 
     return P(*map(axes, logical, shape))
 

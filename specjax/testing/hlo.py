@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax.parallel.mesh import MODEL_AXES
+
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast", "all-to-all")
 # Opcodes that make no new array of their size, or write in place. Lines of a called fusion are checked by themselves.
 FREE = (
@@ -176,9 +178,9 @@ def joined_axes(line: str, mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis, found in zip(mesh.axis_names, differ, strict=True) if found)
 
 
-def within_tensor(line: str, mesh: Mesh) -> bool:
-    """Return whether a collective joins only devices that differ along the tensor axis."""
-    return joined_axes(line, mesh) in ((), ("tensor",))
+def within_shard(line: str, mesh: Mesh) -> bool:
+    """Return whether a collective joins only devices of one data shard."""
+    return set(joined_axes(line, mesh)) <= set(MODEL_AXES)
 
 
 def _explicit(text: str) -> Groups:

@@ -84,7 +84,7 @@ def test_row_07_the_last_position_may_be_used_and_a_family_states_no_limit() -> 
     assert build_experiment(replace(LONGER, model=family)).networks.decoder is None
 
 
-ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=4))
 HEAD = mtp_config(SMALL, "mimo")
 
 

@@ -21,7 +21,7 @@ from tests.models.eagle3_checkpoints import LAYERS, ONE, REDUCED, VOCAB, WIDTH, 
 from tests.models.parity import described
 from tests.refusals import refuses
 
-EIGHT = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+EIGHT = make_mesh(MeshConfig(data=2, fsdp=4))
 SPECFORGE, SPECULATORS = Public(), Public(dialect="speculators")
 SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 PUBLISHED = {

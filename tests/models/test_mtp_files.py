@@ -18,7 +18,7 @@ from tests.models.mtp_reference import FAMILIES, VOCAB, WIDTH, hf_fields, write_
 from tests.models.parity import described
 from tests.refusals import refuses
 
-ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=4))
 
 
 @pytest.mark.parametrize("convention", FAMILIES)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import cache as kv
 from specjax import kernels
-from specjax.testing.hlo import Program, collectives, groups, within_tensor
+from specjax.testing.hlo import Program, collectives, groups, within_shard
 from specjax.types import LayerCache
 from tests.specjax.training import mesh_of
 
@@ -89,7 +89,7 @@ def test_a_collective_is_seen_and_one_over_tensor_told_from_one_over_data() -> N
     assert collectives(compiled_loop((8, 1, 1), sum_over("data"), EVERY)[1])
     for axis in ("data", "tensor"):
         found = collectives(compiled_loop((2, 2, 2), sum_over(axis), EVERY)[1])
-        assert found and {within_tensor(line.line, mesh_of(2, 2, 2)) for line in found} == {axis == "tensor"}
+        assert found and {within_shard(line.line, mesh_of(2, 2, 2)) for line in found} == {axis == "tensor"}
 
 
 def test_a_scattered_write_to_sharded_slots_is_seen() -> None:
@@ -99,7 +99,7 @@ def test_a_scattered_write_to_sharded_slots_is_seen() -> None:
         return LayerCache(cache.k.at[rows, :, columns].set(new), cache.v.at[rows, :, columns].set(new)), start + 1
 
     _, loop, _ = compiled_loop((8, 1, 1), scattered, set())
-    assert [line for line in collectives(loop) if not within_tensor(line.line, mesh_of(8, 1, 1))]
+    assert [line for line in collectives(loop) if not within_shard(line.line, mesh_of(8, 1, 1))]
 
 
 def another_layout(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
@@ -152,8 +152,8 @@ def test_an_unknown_form_is_not_passed_over() -> None:
         groups("all-reduce(%x), replica_groups=mesh['a'=4] {'a':(1)2}, to_apply=%add")
 
 
-def test_a_group_of_everyone_is_not_within_tensor() -> None:
+def test_a_group_of_everyone_is_not_within_shard() -> None:
     mesh = mesh_of(2, 2, 2)
-    assert not within_tensor("all-reduce(%x), replica_groups={}, to_apply=%add", mesh)
-    assert not within_tensor("all-reduce(%x), replica_groups=[4,2]<=[2,4]T(1,0)", mesh)
-    assert within_tensor("all-reduce(%x), replica_groups=[4,2]<=[8]", mesh)
+    assert not within_shard("all-reduce(%x), replica_groups={}, to_apply=%add", mesh)
+    assert not within_shard("all-reduce(%x), replica_groups=[4,2]<=[2,4]T(1,0)", mesh)
+    assert within_shard("all-reduce(%x), replica_groups=[4,2]<=[8]", mesh)

@@ -20,13 +20,14 @@ from tests.specjax.training import mesh_of
 
 def test_a_mesh_takes_the_first_devices_in_order() -> None:
     mesh = make_mesh(MeshConfig(data=2, tensor=2))
-    assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "expert": 1, "tensor": 2}
     np.testing.assert_array_equal(mesh.device_ids.ravel(), [0, 1, 2, 3])
+    assert tuple(make_mesh(MeshConfig(expert=4, tensor=2)).shape.values()) == (1, 1, 4, 2)
     assert batch_shards(mesh) == 2 and batch_shards(mesh_of(2, 2, 2)) == 4
 
 
 def test_a_mesh_larger_than_the_machine_is_refused() -> None:
-    with refuses("mesh = (4, 2, 2):...16...8"):
+    with refuses("mesh = (4, 2, 1, 2):...16...8"):
         make_mesh(MeshConfig(4, 2, 2))
 
 
@@ -37,12 +38,26 @@ def test_a_mesh_larger_than_the_machine_is_refused() -> None:
         (("embed", "heads", None), (4, 6, 5), P(("fsdp",), ("tensor",), None)),
         (("embed", "vocab"), (4, 6), P(("fsdp",), ("tensor",))),
         (("norm",), (4,), P(None)),
+        (("embed", "kv_heads", None), (4, 3, 5), P(("fsdp",), None, None)),
         (("batch", "mlp"), (6, 4), P(None, ("tensor",))),
-        (("vocab", "embed"), (5, 3), P(None, None)),
     ],
 )
-def test_logical_axes_follow_the_rules_where_they_divide(logical, shape, expected) -> None:
+def test_logical_axes_follow_the_rules(logical, shape, expected) -> None:
     assert spec(logical, shape, mesh_of(2, 2, 2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("logical", "shape", "message"),
+    [
+        (("mlp", "embed"), (7, 4), "intermediate_size = 7: must be a multiple of mesh.tensor = 2"),
+        (("embed", "heads", None), (4, 3, 5), "num_heads = 3: must be a multiple of mesh.tensor = 2"),
+        (("vocab", "embed"), (5, 3), "vocab_size = 5: must be a multiple of mesh.tensor = 2"),
+        (("vocab", "embed"), (6, 3), "hidden_size = 3: must be a multiple of mesh.fsdp = 2"),
+    ],
+)
+def test_a_dimension_that_its_axes_do_not_divide_is_refused(logical, shape, message) -> None:
+    with refuses(message):
+        spec(logical, shape, mesh_of(2, 2, 2))
 
 
 def test_trees_of_logical_axes_become_trees_of_shardings() -> None:

@@ -14,7 +14,7 @@ from specjax.rewards import RewardFn, host_reward
 from specjax.rollout.generate import per_shard, place
 from specjax.rollout.plan import lay_out
 from specjax.rollout.speculative import speculative_rollout
-from specjax.testing.hlo import Program, collectives, within_tensor
+from specjax.testing.hlo import Program, collectives, within_shard
 from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import Metrics
@@ -150,7 +150,7 @@ def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, ste
     _, loop, _ = decode_loop(stepped(shape))
     used = collectives(loop)
     assert used
-    assert not [line.line for line in used if not within_tensor(line.line, stepped(shape).mesh)]
+    assert not [line.line for line in used if not within_shard(line.line, stepped(shape).mesh)]
     # Two a layer, one after the embedding's lookup and one for the logits: the policy once, the draft at each step.
     policy, draft = 2 * DECODER.num_layers + 2, CONFIG.rollout.draft_length * 4
     assert len(used) <= policy + draft
@@ -181,7 +181,7 @@ def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> 
         assert len(loops) == len(options.draft_lengths)
         for loop in loops:
             assert any(line.opcode == "dot" for line in loop)
-            assert not [line.line for line in collectives(loop) if not within_tensor(line.line, mesh)]
+            assert not [line.line for line in collectives(loop) if not within_shard(line.line, mesh)]
             assert not [line.line for line in program.copies(loop, int(np.prod(keys)))]
 
 
