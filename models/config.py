@@ -66,10 +66,37 @@ class LayerConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(LayerConfig):
-    """Dense pre-norm decoder with RMSNorm.
+class ExpertsConfig(Options):
+    """Mixture of experts in place of the MLP: each token is the input of the experts that the router gives most weight.
 
-    Qwen3 has `qk_norm`, Qwen2.5 has `qkv_bias`, Llama 3.x and Mistral have neither. Layers are counted from 0.
+    Attributes:
+        num_experts: Number of experts in a layer.
+        active: Number of experts of a token (`num_experts_per_tok`).
+        intermediate_size: Width inside an expert.
+        norm_topk_prob: Whether the weights of a token's experts are divided by their sum.
+        layers: Layers with experts, ascending; None for every layer.
+    """
+
+    num_experts: Positive
+    active: Positive
+    intermediate_size: Positive
+    norm_topk_prob: bool = False
+    layers: tuple[NonNegative, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.active > self.num_experts:
+            raise ValueError(f"active = {self.active}: must be at most num_experts = {self.num_experts}")
+        if self.layers == ():
+            raise ValueError("layers = (): must name a layer; a decoder without experts has experts = None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(LayerConfig):
+    """Pre-norm decoder with RMSNorm.
+
+    Qwen3 has `qk_norm`, Qwen2.5 has `qkv_bias`, Llama 3.x and Mistral have neither. Qwen3-MoE is Qwen3 with `experts`.
+    Layers are counted from 0.
 
     Attributes:
         vocab_size: Number of tokens in the vocabulary.
@@ -81,6 +108,7 @@ class DecoderConfig(LayerConfig):
         sliding_window: Number of last positions, including its own, that a token attends to in `sliding_layers`. None
             for all positions.
         sliding_layers: Layers with the window, ascending; None for every layer.
+        experts: Mixture of experts in place of the MLP of some layers or all; None for dense layers alone.
     """
 
     vocab_size: Positive
@@ -90,11 +118,15 @@ class DecoderConfig(LayerConfig):
     feature_layers: tuple[NonNegative, ...] = ()
     sliding_window: Positive | None = None
     sliding_layers: tuple[NonNegative, ...] | None = None
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("feature_layers", "sliding_layers"):
-            ids = getattr(self, name) or ()
+        listed = {"feature_layers": self.feature_layers, "sliding_layers": self.sliding_layers}
+        if self.experts is not None:
+            listed["experts.layers"] = self.experts.layers
+        for name, found in listed.items():
+            ids = found or ()
             if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
                 raise ValueError(f"{name} = {ids}: must be distinct, ascending and within 0 .. {self.num_layers - 1}")
         if self.sliding_window is None and self.sliding_layers is not None:
@@ -105,6 +137,13 @@ class DecoderConfig(LayerConfig):
         """Return the window of each layer, None for a layer that attends to all positions."""
         sliding = range(self.num_layers) if self.sliding_layers is None else self.sliding_layers
         return tuple(self.sliding_window if i in sliding else None for i in range(self.num_layers))
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Return the layers with a mixture of experts."""
+        if self.experts is None:
+            return ()
+        return tuple(range(self.num_layers)) if self.experts.layers is None else self.experts.layers
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:

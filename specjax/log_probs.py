@@ -11,18 +11,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
 
 
-def teacher_forced(policy: Policy, params: PyTree, tokens: Int[Array, "B T"], logit_chunk: int = 0) -> PolicyOutput:
-    """Run the policy over whole rows. With a `logit_chunk`, `chunked` stands in for the logits, which are left out."""
+def teacher_forced(
+    policy: Policy,
+    params: PyTree,
+    tokens: Int[Array, "B T"],
+    logit_chunk: int = 0,
+    routes: Integer[Array, "B T M A"] | None = None,
+) -> PolicyOutput:
+    """Run the policy over whole rows. With a `logit_chunk`, `chunked` stands in for the logits, which are left out.
+
+    routes: experts to use in place of those that the routers choose.
+    """
     start = jnp.zeros(len(tokens), jnp.int32)
+    options = {} if routes is None else {"routes": routes}
     if not logit_chunk:
-        return policy.apply(params, tokens, start)
-    output = policy.apply(params, tokens, start, logits=False)
+        return policy.apply(params, tokens, start, **options)
+    output = policy.apply(params, tokens, start, logits=False, **options)
     return replace(output, chunked=ChunkedLogits(policy.unembed, logit_chunk))
 
 

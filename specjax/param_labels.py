@@ -4,6 +4,7 @@ Labels follow from the names on a parameter's path. A network of your own is lab
 
 - A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
 - Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
+- Stacks of matrices, one for each expert, have the name EXPERTS on their path. Their first axis counts the matrices.
 - Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
   kernel contracts its first axis; the axes after it are heads and head width, or the output width.
 """
@@ -18,6 +19,7 @@ from specjax.types import PyTree
 
 EMBEDDINGS = {"embed", "embedding", "head", "lm_head"}
 OUTPUTS = {"o", "out", "o_proj"}
+EXPERTS = "experts"
 
 
 def matrices(params: PyTree) -> PyTree:
@@ -35,6 +37,8 @@ def hidden_matrices(params: PyTree) -> PyTree:
         names = _names(path)
         if not _is_matrix(names, x) or EMBEDDINGS & names:
             return None
+        if EXPERTS in names:
+            return optax.contrib.MuonDimensionNumbers((1,), (2,))
         split = x.ndim - 1 if OUTPUTS & names else 1
         return optax.contrib.MuonDimensionNumbers(tuple(range(split)), tuple(range(split, x.ndim)))
 

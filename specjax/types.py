@@ -6,6 +6,7 @@ Axis names used throughout the project:
     G  samples a prompt   C  completion budget        F  width of the drafter's features
     R  sequences, N * G   T  tokens in one forward    D  width of the residual stream
     B  rows of a batch    S  cached positions         K  draft length
+    E  experts            M  layers with experts      A  experts of a token
 
 Sequence r is sample r % G of prompt r // G. Prompts, completions and cache rows are left-aligned: the index of a
 token in its row is its position.
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform, no_type_check
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 PyTree = Any
 T = TypeVar("T")
@@ -106,6 +107,31 @@ class ChunkedLogits:
     chunk: int = field(metadata={"static": True})
 
 
+class Mixture(NamedTuple):
+    """Sizes of a mixture of experts: in each of M `layers`, `active` (A) of `experts` (E) see a token."""
+
+    layers: int
+    experts: int
+    active: int
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Return the smallest dtype that holds the number of an expert."""
+        return jnp.dtype("uint8" if self.experts <= 256 else "uint16")
+
+
+@pytree
+class Routing:
+    """Result of the routers of a mixture of experts in one forward.
+
+    chosen: int32 [B, T, M, A], experts of highest probability, also where the forward was told to use others.
+    probs:  float32 [B, T, M, E], probability of each expert.
+    """
+
+    chosen: Int[Array, "B T M A"]
+    probs: Float[Array, "B T M E"]
+
+
 @pytree
 class PolicyOutput:
     """Result of one forward of the policy.
@@ -116,6 +142,7 @@ class PolicyOutput:
         hidden:   [B, T, D] after the final norm.
         cache:    The cache with the T tokens written; None if none was given.
         chunked:  Placeholder for logits that were left out (specjax.log_probs); None otherwise.
+        routing:  Result of the routers; None without a mixture of experts.
     """
 
     logits: Float[Array, "B T V"]
@@ -123,6 +150,7 @@ class PolicyOutput:
     hidden: Float[Array, "B T D"]
     cache: Cache | None
     chunked: ChunkedLogits | None = None
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -136,12 +164,14 @@ class Policy:
                     tokens of their row. logits_at [B]: compute logits of that token of each row alone, [B, 1, V].
                     visible_from [B]: cached positions before it are not attended to. logits=False: leave the logits
                     out, [B, 0, V]. Only training with a `logit_chunk` passes it, without a cache; a policy that is not
-                    trained so need not accept it.
+                    trained so need not accept it. routes [B, T, M, A]: experts to use in place of those that the
+                    routers choose. Only policies with a mixture get it.
         init_cache: (rows, length) -> Cache of zeros.
         embedding:  params -> [V, D], the embedding table, which a drafter may share.
         unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may share.
         vocab_size: V.
         dtype:      Compute dtype, to which the rollout casts the parameters once per step.
+        mixture:    Sizes of the mixture of experts; None without one.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -150,6 +180,7 @@ class Policy:
     unembed: Callable[[PyTree, Array], Array]
     vocab_size: int
     dtype: jnp.dtype
+    mixture: Mixture | None = None
 
 
 class Writer(enum.IntEnum):
@@ -207,6 +238,9 @@ class Rollout:
                        1 rejected, 2 accepted. Only drafts whose acceptance training predicts (`Proposal.predicted`).
                        Filled in together with `drafted`.
         writer:        int8 [R, C], the `Writer` of each token.
+        routes:        uint8 or uint16 [R, P + C, M, A], experts of each token of prompt and completion, left-aligned,
+                       as the verifying forward chose them. Zero from the last token on, which no forward has seen.
+                       None without a mixture of experts.
         reward:        Result of the reward function, also for sequences that are not trained on. Set by the training
                        step, not by rollout functions.
         batch:         The training batch (specjax.train.batch) as the losses read it. Set by the training step too.
@@ -226,6 +260,7 @@ class Rollout:
     lookup_counts: Int[Array, "shards 2 K"] | None = None
     draft_outcome: Int[Array, "R C"] | None = None
     writer: Int[Array, "R C"] | None = None
+    routes: Integer[Array, "R P+C M A"] | None = None
     reward: Reward | None = None
     batch: PyTree | None = None
 

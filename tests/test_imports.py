@@ -27,6 +27,7 @@ ROOMS = {
         ("config",),
         ("params",),
         ("layers",),
+        ("moe",),
         ("decoder",),
         ("drafts",),
         ("checkpoints",),

@@ -10,19 +10,20 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from models.config import DecoderConfig, LayerConfig
+from models.config import DecoderConfig, ExpertsConfig, LayerConfig
 from models.decoder import init_decoder
 from models.files import check_tree, errors_name, new_directory, one_line_errors, read_json, write_json
+from models.json_fields import nested
 from models.params import fitting_params
 from models.rope import scaling_from_json
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import PyTree
 from specjax.writing import writing
 
-Config = TypeVar("Config", bound=LayerConfig)
+Config = TypeVar("Config", bound=LayerConfig | ExpertsConfig)
 
 # Fields missing in older checkpoints, where they mean None.
-_LATER = {"sliding_window", "sliding_layers"}
+_LATER = {"sliding_window", "sliding_layers", "experts"}
 
 
 def save_policy_checkpoint(directory: Path, params: PyTree, config: DecoderConfig) -> None:
@@ -90,5 +91,9 @@ def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> C
     found = {name: None for name in _LATER & expected} | {**found}
     if odd := sorted(found.keys() ^ expected):
         raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else f'not a field of {of}'}")
-    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    return kind(**{**found, **lists, "rope_scaling": scaling_from_json(found["rope_scaling"])})
+    found |= {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    if "rope_scaling" in found:
+        found["rope_scaling"] = scaling_from_json(found["rope_scaling"])
+    if found.get("experts") is not None:
+        found["experts"] = config_from_json(ExpertsConfig, nested(found, "experts"), "experts")
+    return kind(**found)

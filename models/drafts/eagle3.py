@@ -133,7 +133,7 @@ class Eagle3(nn.Module):
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         written = [layer]
         for block, block_cache, index in zip(self.layer, cache[1:], chosen[1:], strict=True):
-            hidden, layer = block(hidden, block_cache, view, turn, index)
+            hidden, layer, _ = block(hidden, block_cache, view, turn, index)
             written.append(layer)
         normed = self.norm(hidden)
         return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))

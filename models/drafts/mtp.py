@@ -106,7 +106,7 @@ class MTP(nn.Module):
             pair.reverse()
         x = self.fc(jnp.concatenate(pair, axis=-1))
         turn = rotation_of(self.config, view.positions)
-        x, written = self.block(constrain(x, "batch", None, None), cache[0], view, turn, returned_at)
+        x, written, _ = self.block(constrain(x, "batch", None, None), cache[0], view, turn, returned_at)
         normed = self.norm(x)
         return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.files import errors_name, read_json
+from models.hf.experts import EXPERT_FIELDS, experts_from_hf, experts_to_hf
 from models.hf.families import FAMILIES
 from models.hf.mtp_layout import COUNTS
 from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
@@ -54,9 +55,10 @@ _ELSEWHERE = frozenset({"auto_map", *COUNTS})
 _CARRIED = frozenset({
     "_attn_implementation_autoset", "_model_name_or_path", "_name_or_path", "bos_token_id", "decoder_start_token_id",
     "do_sample", "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "is_llama_config",
-    "label2id", "max_length", "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id",
-    "prefix", "pretraining_tp", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "sliding_window",
-    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torchscript", "transformers.js_config",
+    "label2id", "max_length", "max_window_layers", "output_attentions", "output_hidden_states", "output_router_logits",
+    "pad_token_id", "prefix", "pretraining_tp", "problem_type", "repetition_penalty", "return_dict",
+    "router_aux_loss_coef", "sep_token_id", "sliding_window", "task_specific_params", "temperature", "tokenizer_class",
+    "top_k", "top_p", "torchscript", "transformers.js_config",
     "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
 })  # fmt: skip
 
@@ -75,7 +77,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     The compute and parameter dtypes are both the file's; float32 for float16, in which nothing computes.
 
     Args:
-        fields: of model_type qwen3, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
+        fields: of model_type qwen3, qwen3_moe, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
         feature_layers: layers that the drafter reads, by default those of `eagle3_feature_layers`.
 
     Raises a one-line ValueError with the field, its value and what is allowed: for a missing field, a value that is not
@@ -89,7 +91,8 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     for name, allowed in _ALLOWED.items():
         if name in fields:
             check(name, fields[name], allowed)
-    refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | set(_ALLOWED))
+    of_family = EXPERT_FIELDS if family.experts else frozenset()
+    refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | of_family | set(_ALLOWED))
     heads = integer(fields, "num_attention_heads")
     defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
     most = {"num_layers": MOST_LAYERS}
@@ -111,6 +114,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
         feature_layers=eagle3_feature_layers(sizes["num_layers"]) if feature_layers is None else feature_layers,
         sliding_window=window,
         sliding_layers=sliding_layers,
+        experts=experts_from_hf(fields, sizes["num_layers"]) if family.experts else None,
         dtype=dtype,
         param_dtype=dtype,
     )
@@ -121,12 +125,13 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
 
     preferred: model_type to write if it has this kind of block; otherwise the first of FAMILIES that has.
 
-    Raises ValueError if no family has this combination of q/k norm, qkv bias and sliding windows.
+    Raises ValueError if no family has this combination of q/k norm, qkv bias, experts and sliding windows.
     """
-    wanted = config.qk_norm, config.qkv_bias
-    alike = {name: family for name, family in FAMILIES.items() if (family.qk_norm, family.qkv_bias) == wanted}
+    wanted = config.qk_norm, config.qkv_bias, config.experts is not None
+    alike = {name: own for name, own in FAMILIES.items() if (own.qk_norm, own.qkv_bias, own.experts) == wanted}
     if not alike:
-        raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has both")
+        which = "this with experts" if config.experts else "both"
+        raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has {which}")
     matches = [name for name, family in alike.items() if has_windows(family, config)]
     if not matches:
         raise ValueError(f"sliding_layers = {config.sliding_layers}: {' and '.join(alike)} have none, or no others")
@@ -138,6 +143,7 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
         "rms_norm_eps": config.norm_eps,
         **rope_to_hf(config.rope_theta, config.rope_scaling),
         **windows_to_hf(FAMILIES[model_type], config),
+        **experts_to_hf(config),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": config.param_dtype,
         **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},

@@ -15,6 +15,7 @@ class Family:
         attention_bias: Allowed values of the field of this name. MiMo's own code writes the field but ignores it.
         windows: Layers with a sliding window. none: no layer; any: any layers, if `use_sliding_window` is true; each:
             every layer, unless `sliding_window` is null.
+        experts: Layers have a mixture of experts in place of an MLP.
     """
 
     architecture: str
@@ -22,10 +23,12 @@ class Family:
     qkv_bias: bool = False
     attention_bias: tuple[bool, ...] = (False,)
     windows: Literal["none", "any", "each"] = "none"
+    experts: bool = False
 
 
 FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, windows="any"),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, windows="any"),
     "llama": Family("LlamaForCausalLM"),
     "mimo": Family("MiMoForCausalLM", qkv_bias=True, attention_bias=(False, True), windows="any"),

@@ -5,19 +5,31 @@ torch stores a linear layer as [out, in] with heads flattened. Ours are [in, ..,
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from models.config import DecoderConfig, LayerConfig
+from models.config import DecoderConfig, ExpertsConfig, LayerConfig
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Stored tensor: the path of our parameter and, for each stored axis, the axes of ours that it flattens."""
+    """Stored tensor: the path of our parameter and, for each stored axis, the axes of ours that it flattens.
+
+    place: place of the tensor along the first axis of a parameter that stacks several. Shapes, indices and `axes` are
+    then those of one of them.
+    """
 
     path: tuple[str, ...]
     axes: tuple[tuple[int, ...], ...]
+    place: int | None = None
+
+    def of(self, parameter: Any) -> Any:
+        """Return what the tensor holds of a parameter, or of its shape or index: all, or without the first axis."""
+        if self.place is None:
+            return parameter
+        return parameter[1:] if isinstance(parameter, tuple) else parameter[self.place]
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the stored shape of a parameter of this shape."""
@@ -50,6 +62,7 @@ class Stored:
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LINEAR = ((1,), (0,))
 _TO_HEADS, _HEADS_BIAS, _FROM_HEADS = ((1, 2), (0,)), ((0, 1),), ((2,), (0, 1))
 
 
@@ -60,21 +73,24 @@ def norm(*path: str) -> Stored:
 
 def linear(*path: str) -> Stored:
     """Return the entry for the two-axis kernel of the linear layer at this path."""
-    return Stored((*path, "kernel"), ((1,), (0,)))
+    return Stored((*path, "kernel"), _LINEAR)
 
 
 def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
     """Return the tensors of a policy's checkpoint by name, layer by layer."""
     tensors = {EMBEDDING: Stored(("embed", "embedding"), ((0,), (1,)))}
     for i in range(config.num_layers):
-        tensors |= block_tensors(config, f"model.layers.{i}.", f"layer_{i}")
+        experts = config.experts if i in config.expert_layers else None
+        tensors |= block_tensors(config, f"model.layers.{i}.", f"layer_{i}", experts)
     tensors["model.norm.weight"] = norm("norm")
     if not config.tie_embeddings:
         tensors[HEAD] = linear("head")
     return tensors
 
 
-def block_tensors(config: LayerConfig, prefix: str, path: str) -> dict[str, Stored]:
+def block_tensors(
+    config: LayerConfig, prefix: str, path: str, experts: ExpertsConfig | None = None
+) -> dict[str, Stored]:
     """Return the tensors of one decoder block. Names begin with `prefix`, paths of parameters with `path`."""
     block = {
         "self_attn.o_proj.weight": Stored(("attention", "o", "kernel"), _FROM_HEADS),
@@ -88,5 +104,11 @@ def block_tensors(config: LayerConfig, prefix: str, path: str) -> dict[str, Stor
     for name in ("q", "k") if config.qk_norm else ():
         block[f"self_attn.{name}_norm.weight"] = norm("attention", f"{name}_norm")
     for name in ("gate", "up", "down"):
-        block[f"mlp.{name}_proj.weight"] = linear("mlp", name)
-    return {prefix + name: Stored((path, *stored.path), stored.axes) for name, stored in sorted(block.items())}
+        if experts is None:
+            block[f"mlp.{name}_proj.weight"] = linear("mlp", name)
+            continue
+        for i in range(experts.num_experts):
+            block[f"mlp.experts.{i}.{name}_proj.weight"] = Stored(("mlp", "experts", name), _LINEAR, place=i)
+    if experts is not None:
+        block["mlp.gate.weight"] = Stored(("mlp", "router"), _LINEAR)
+    return {prefix + name: replace(stored, path=(path, *stored.path)) for name, stored in sorted(block.items())}

@@ -1,6 +1,6 @@
-"""Loading of Hugging Face safetensors into a sharded parameter tree, tensor by tensor."""
+"""Loading of Hugging Face safetensors into a sharded parameter tree, parameter by parameter."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
     """Load the parameters of `Decoder(config)` from a Hugging Face directory, sharded over the mesh by logical axes.
 
     Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read separately:
-    the host never holds more than one tensor. An MTP head in the same files is ignored; `models.hf.mtp_files` loads it.
+    the host never holds more than one tensor, or one device's experts of a layer. An MTP head in the same files is
+    ignored; `models.hf.mtp_files` loads it.
 
     Args:
         directory: directory of the checkpoint.
@@ -74,27 +75,45 @@ def read_tensors(
 
     directory: of the files, for errors. dtypes: of parameters, by safetensors' name of the dtype in the file.
     """
-    flat = by_path(targets)
-    parameters, by_name = {}, {}
+    flat, parts = by_path(targets), dict[tuple[str, ...], list[tuple[str, Stored]]]()
     for name, stored in tensors.items():
-        if (found := views[name].get_dtype()) not in dtypes:
-            raise ValueError(f"{name}: dtype {found}, must be {' or '.join(dtypes)}")
-        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[found]
-        parameters[stored.path] = by_name[name] = _read(name, views[name], stored, flat[stored.path], dtype)
+        parts.setdefault(stored.path, []).append((name, stored))
+    parameters, by_name = {}, {}
+    for path, named in parts.items():
+        named.sort(key=lambda item: item[1].place or 0)
+        found = {views[name].get_dtype(): name for name, _ in named}
+        for unknown in found.keys() - dtypes.keys():
+            raise ValueError(f"{found[unknown]}: dtype {unknown}, must be {' or '.join(dtypes)}")
+        if len(found) > 1:
+            (one, first), (other, second) = list(found.items())[:2]
+            raise ValueError(f"{second}: dtype {other}, must be {one} as that of {first}")
+        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[next(iter(found))]
+        name = named[0][0] if len(named) == 1 else ".".join(path)
+        parameters[path] = by_name[name] = _read(views, named, flat[path], dtype)
     check_finite(by_name, directory)
     return flax.traverse_util.unflatten_dict(parameters)
 
 
-def _read(name: str, view: Any, stored: Stored, target: jax.ShapeDtypeStruct, dtype: np.dtype) -> jax.Array:
+def _read(
+    views: Mapping[str, Any], named: Sequence[tuple[str, Stored]], target: jax.ShapeDtypeStruct, dtype: np.dtype
+) -> jax.Array:
+    """Read a parameter from its tensor, or from those that it stacks, in their order."""
     shape = target.shape
-    found, expected = tuple(view.get_shape()), stored.shape(shape)
-    if found != expected:
-        raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
+    for name, stored in named:
+        found, expected = tuple(views[name].get_shape()), stored.shape(stored.of(shape))
+        if found != expected:
+            raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
+
+    def tensor(name: str, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
+        index, whole = stored.of(index), stored.of(shape)
+        local = [len(range(*cut.indices(size))) for cut, size in zip(index, whole, strict=True)]
+        return stored.unpack(views[name][stored.index(index, whole)], local).astype(dtype, copy=False)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # None only occurs in jax's annotation
-        local = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
-        return stored.unpack(view[stored.index(index, shape)], local).astype(dtype, copy=False)
+        if named[0][1].place is None:
+            return tensor(*named[0], index)
+        return np.stack([tensor(*each, index) for each in named[index[0]]])
 
     # Wait: otherwise the host holds several tensors if transfers to the device are slower than reading.
     return jax.make_array_from_callback(shape, target.sharding, shard, dtype=dtype).block_until_ready()

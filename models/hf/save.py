@@ -1,5 +1,6 @@
 """Export of parameters to a Hugging Face directory that transformers, vLLM and others load."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -58,19 +59,23 @@ def save_policy(
         family, counts = names.family, {names.count: 1}
     fields = config_to_hf(replace(config, param_dtype=flat["embed", "embedding"].dtype.name), family) | counts
     files = hub.split_state_dict_into_shards_factory(
-        {name: parameter for name, (_, parameter) in tensors.items()},
-        get_storage_size=lambda parameter: parameter.nbytes,
+        {name: math.prod(stored.of(x.shape)) * x.dtype.itemsize for name, (stored, x) in tensors.items()},
+        get_storage_size=lambda size: size,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_file_bytes,
     )
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
         for file, names in files.filename_to_tensors.items():
-            arrays = {name: stored.pack(processes.fetch(x)) for name, (stored, x) in tensors.items() if name in names}
+            held = {name: tensors[name] for name in names}
+            arrays = {name: stored.pack(processes.fetch(stored.of(x))) for name, (stored, x) in held.items()}
             if processes.primary():
                 save_file(arrays, temporary / file, metadata={"format": "pt"})
         if files.is_sharded:
-            metadata = {"total_parameters": sum(parameter.size for _, parameter in tensors.values()), **files.metadata}
+            metadata = {
+                "total_parameters": sum(math.prod(stored.of(x.shape)) for stored, x in tensors.values()),
+                **files.metadata,
+            }
             write_json(temporary / INDEX, {"metadata": metadata, "weight_map": files.tensor_to_filename})
 
 

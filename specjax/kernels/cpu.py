@@ -44,6 +44,14 @@ def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -
     return _rounded_transposed(x.reshape(-1, x.shape[-1]), table).reshape(*x.shape[:-1], -1)
 
 
+def grouped(
+    x: Float[Array, "M D"], weights: Float[Array, "groups D F"], sizes: Int[Array, "groups"]
+) -> Float[Array, "M F"]:
+    """Multiply as `plain.grouped` does, with XLA's own operation."""
+    y = jax.lax.ragged_dot(x, weights, sizes)
+    return jnp.where(jnp.arange(len(x))[:, None] < jnp.sum(sizes), y, jnp.zeros((), y.dtype))
+
+
 def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
     """Attend as `plain.attend` does, but multiply few float32 queries one at a time, each as a vector by a matrix.
 

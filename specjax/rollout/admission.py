@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from specjax import cache as kv
 from specjax.drafters.base import DraftState
 from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
-from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal
+from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, routes_of
 from specjax.types import Cache, Prompts, Rollout, pytree
 
 # The fields of a `Rollout` that a `RoundState` accumulates.
@@ -30,6 +30,7 @@ class Prefill:
         draft:    The drafter's state.
         logits:   Logits at the last prompt token.
         features: The drafter's features at the last prompt token.
+        routes:   Experts of each position; None without a mixture of experts.
     """
 
     prompts: Prompts
@@ -37,6 +38,7 @@ class Prefill:
     draft: DraftState
     logits: Float[Array, "M 1 V"]
     features: Float[Array, "M 1 F"]
+    routes: Integer[Array, "M P layers active"] | None = None
 
 
 @pytree
@@ -72,7 +74,8 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
         if max(config.lengths):
             draft = drafter.start(decoding.params, prompts, features, config.slack, drafting)
     assert output.cache is not None
-    return Prefill(prompts, output.cache, draft, output.logits, kv.token_at(features, final))
+    features = kv.token_at(features, final)
+    return Prefill(prompts, output.cache, draft, output.logits, features, routes_of(policy, output))
 
 
 def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
@@ -106,7 +109,9 @@ def start_rows(
     policy, config, rows = decoding.policy, decoding.config, len(prompt)
     prefilled: Prefill = jax.tree.map(lambda x: x[prompt], kept)
     prefilled = kv.resize(prefilled, length - prefilled.cache[0].k.shape[2])
-    zeros = jnp.zeros(rows, jnp.int32)
+    zeros, routes = jnp.zeros(rows, jnp.int32), prefilled.routes
+    if routes is not None:
+        routes = jnp.pad(routes, ((0, 0), (0, config.max_new_tokens + config.slack), (0, 0), (0, 0)))
     state = RoundState(
         sequence=sequence,
         keys=sequence_keys(seed_step, prefilled.prompts.id, sequence % config.group_size),
@@ -116,6 +121,7 @@ def start_rows(
         done=zeros > 0,
         cache=prefilled.cache,
         draft=prefilled.draft,
+        routes=routes,
         **_blank_record(config, rows, config.max_new_tokens + config.slack),
     )
     noise = decoding.verifier.noise(state.keys, state.prompt, 0, policy.vocab_size)
@@ -166,7 +172,12 @@ def write_back(record: Rollout, state: RoundState) -> Rollout:
         return getattr(record, name).at[into].set(new, mode="drop")
 
     accumulated = {name: getattr(state, name) for name in (*BY_TOKEN, *BY_ROW)} | {"lengths": state.emitted}
-    return replace(record, **{name: put(name, new) for name, new in accumulated.items()})
+    written = {name: put(name, new) for name, new in accumulated.items()}
+    if record.routes is not None and state.routes is not None:
+        seen = jnp.arange(record.routes.shape[1])[None] < state.visible[:, None]
+        routes = jnp.where(seen[..., None, None], state.routes[:, : seen.shape[1]], jnp.zeros((), state.routes.dtype))
+        written["routes"] = record.routes.at[into].set(routes, mode="drop")
+    return replace(record, **written)
 
 
 @jax.named_scope("shrink")

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
 from specjax import kernels
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import full_log_probs, pick, process_logits
-from specjax.types import Cache, Params, Policy, Writer, pytree
+from specjax.types import Cache, Params, Policy, PolicyOutput, Writer, pytree
 from specjax.verify import Noise, Verifier, find_verifier
 
 
@@ -37,6 +37,7 @@ class RoundState:
         stopped:  bool, ended by a stop token.
         cache:    The policy's cache. Its first `visible` positions count; it has room for a verification beyond them.
         draft:    The drafter's state.
+        routes:   Experts of each position; the first `visible` count. None without a mixture of experts.
     """
 
     sequence: Int[Array, "B"]
@@ -56,6 +57,7 @@ class RoundState:
     draft_outcome: Int[Array, "B C+K+1"]
     writer: Int[Array, "B C+K+1"]
     row_rounds: Int[Array, "B"]
+    routes: Integer[Array, "B P+C+K+1 M A"] | None = None
 
     @property
     def visible(self) -> Int[Array, "B"]:
@@ -106,8 +108,17 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
         output = policy.apply(params.policy, tokens, state.visible, state.cache)
     state = replace(state, cache=output.cache, row_rounds=state.row_rounds + (~state.done).astype(jnp.int32))
+    if state.routes is not None:
+        state = replace(state, routes=_put(state.routes, routes_of(policy, output), state.visible))
     features = decoding.drafter.features(output) if k else None
     return commit(decoding, state, output.logits, features, proposal, noise)
+
+
+def routes_of(policy: Policy, output: PolicyOutput) -> Integer[Array, "B T M A"] | None:
+    """Return the experts that the routers chose; None without a mixture of experts."""
+    if policy.mixture is None or output.routing is None:
+        return None
+    return output.routing.chosen.astype(policy.mixture.dtype)
 
 
 def no_proposal(rows: int, policy: Policy) -> Proposal:
@@ -143,7 +154,6 @@ def commit(
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
         law = pick(log_p, tokens)
         last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-        put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
         return replace(
             state,
             emitted=emitted,
@@ -151,14 +161,19 @@ def commit(
             done=state.done | stopped | (emitted == config.max_new_tokens),
             stopped=state.stopped | stopped,
             draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
-            tokens=put(state.tokens, tokens, state.emitted),
-            law=put(state.law, law, state.emitted),
-            full=put(state.full, _full(logits, tokens, law, config), state.emitted),
+            tokens=_put(state.tokens, tokens, state.emitted),
+            law=_put(state.law, law, state.emitted),
+            full=_put(state.full, _full(logits, tokens, law, config), state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
-            draft_outcome=put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
-            writer=put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
+            draft_outcome=_put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
+            writer=_put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
         )
+
+
+def _put(into: Array, new: Array, at: Int[Array, "B"]) -> Array:
+    """Write new positions at at[b] of row b."""
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(into, new, at)
 
 
 def _cut(

@@ -73,6 +73,9 @@ def start_rollout(
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
     state = start_rows(decoding, started_prompts, sequence // group, sequence, seed_step, length)
     record = empty_record(config, sequences)
+    if state.routes is not None:
+        _, width, *chosen = state.routes.shape
+        record = replace(record, routes=jnp.zeros((sequences, width - config.slack, *chosen), state.routes.dtype))
     if leaving:
         state = share_finished(decoding, state, record, prompts)
     if slots == sequences:

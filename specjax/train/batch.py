@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
 from specjax.types import Prompts, PyTree, Rollout, pytree
 
@@ -16,11 +16,13 @@ class Sequences:
     tokens:     int32 [R, S], prompt and completion, left-aligned, then zeros.
     completion: bool [R, S], True at completion tokens.
     keys:       uint32 [R, 2], keys of the rows' draws of anchors (specjax.train.anchors); None: nothing is drawn.
+    routes:     [R, S, M, A], experts of each token in the rollout (`Rollout.routes`); None: not recorded.
     """
 
     tokens: Int[Array, "R S"]
     completion: Bool[Array, "R S"]
     keys: UInt32[Array, "R 2"] | None = None
+    routes: Integer[Array, "R S M A"] | None = None
 
     @property
     def lengths(self) -> Int[Array, "R"]:
@@ -84,6 +86,8 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
     if rollout.draft_outcome is not None and rollout.drafted is not None and rollout.drafted.shape[1]:
         outcome = place(jnp.zeros(tokens.shape, jnp.int32), rollout.draft_outcome)
         proposed, accepted = outcome > 0, outcome == 2
+    if rollout.routes is not None and rollout.routes.shape[:2] != tokens.shape:
+        raise ValueError(f"routes: of shape {rollout.routes.shape}; must begin with {tokens.shape}, the rows' shape")
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     return ScoredSequences(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
@@ -93,6 +97,7 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
         proposed=proposed,
         accepted=accepted,
+        routes=rollout.routes,
     )
 
 

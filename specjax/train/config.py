@@ -12,6 +12,7 @@ from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
+from specjax.types import Policy
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,13 @@ def check_groups(config: TrainConfig) -> None:
             f"rollout.group_size = {size}: must be at least 2 with advantage.baseline = {baseline}; a sample that is "
             "alone in its group has advantage 0"
         )
+
+
+def check_mixture(config: TrainConfig, policy: Policy) -> None:
+    """Raise ValueError for options of a mixture of experts if the policy has none."""
+    if policy.mixture is not None:
+        return
+    for name in ("router_aux_loss_coef", "routing"):
+        value, default = getattr(config.loss, name), getattr(LossConfig(), name)
+        if value != default:
+            raise ValueError(f"loss.{name} = {value}: must be {default}; the policy has no mixture of experts")

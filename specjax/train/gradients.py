@@ -6,6 +6,7 @@ gradient is the same program whether the draft is trained or not.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from specjax.train.loss import (
     policy_loss,
     token_weights,
 )
+from specjax.train.routing import routed, sum_routing
 from specjax.train.sums import DraftSums, PolicySums, Sums, no_draft_sums, reduce_sums, sum_draft, sum_policy
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName
@@ -65,7 +67,8 @@ class LossContext:
 
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
         """Run the policy over whole rows."""
-        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk)
+        routes = sequences.routes if self.loss.routing == "replay" else None
+        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes)
 
     def anchors_of(self, sequences: Sequences) -> Anchors | None:
         """Draw the anchors of rows that have keys; None: the draft learns at every completion token."""
@@ -94,13 +97,16 @@ def accumulate(
     if replay is not None:
         draft_tokens += jnp.sum(replay.completion, dtype=jnp.float32)
     run = partial(microbatch_gradients, context, params, draft_tokens, draft_due)
+    weights = [weight]
+    if context.policy.mixture is not None:
+        weights.append(token_weights(routed(batch), "sequence", batch.tokens.shape[1]))
 
-    def add(total: Params, part: tuple[TrainBatch, Array]) -> tuple[Params, Sums]:
+    def add(total: Params, part: tuple[Any, ...]) -> tuple[Params, Sums]:
         gradients, sums = in_window(run, context.ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
     zeros = replace(jax.tree.map(jnp.zeros_like, params), memory=())
-    gradients, parts = jax.lax.scan(add, zeros, split((batch, weight), context.microbatches))
+    gradients, parts = jax.lax.scan(add, zeros, split((batch, *weights), context.microbatches))
     if replay is not None and context.train_draft and jax.tree.leaves(params.draft):
         rows = jax.vmap(partial(split, parts=context.microbatches))(replay)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
@@ -121,15 +127,15 @@ def microbatch_gradients(
     draft_tokens: Float[Array, ""],
     draft_due: bool | Bool[Array, ""],
     batch: TrainBatch,
-    weight: Float[Array, "R S"],
+    *weights: Float[Array, "R S"],
 ) -> tuple[Params, Sums]:
     """Return the contribution of one microbatch to both gradients, and its sums.
 
-    weight: weight of each token in the policy's loss. draft_tokens: divisor of the draft's loss.
+    weights: those of `weighted_policy_loss`. draft_tokens: divisor of the draft's loss.
     """
     with jax.named_scope("policy_gradient"):
         differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
-        policy, (output, policy_sums) = differentiate(context, params.policy, batch, weight)
+        policy, (output, policy_sums) = differentiate(context, params.policy, batch, *weights)
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
     zeros = jax.tree.map(jnp.zeros_like, params.draft)
@@ -151,15 +157,27 @@ def microbatch_gradients(
 
 
 def weighted_policy_loss(
-    context: LossContext, weights: PyTree, batch: TrainBatch, weight: Float[Array, "R S"]
+    context: LossContext,
+    weights: PyTree,
+    batch: TrainBatch,
+    weight: Float[Array, "R S"],
+    balance_weight: Float[Array, "R S"] | None = None,
 ) -> tuple[Float[Array, ""], tuple[PolicyOutput, PolicySums]]:
-    """Return the policy's loss over a microbatch, its forward and its sums; only the loss is differentiable."""
+    """Return the policy's loss over a microbatch, its forward and its sums; only the loss is differentiable.
+
+    weight: weight of each token in the loss. balance_weight: likewise in the routers' (`sum_routing`).
+    """
     output = context.forward(weights, batch)
     theta, entropy = token_log_probs(weights, output, batch.tokens, context.law)
     inputs = loss_inputs(theta, batch)
     each = per_token_loss(context.loss_fn, inputs, context.loss)
     loss = jnp.sum(each.loss * weight[:, 1:])
+    router = None
+    if output.routing is not None and balance_weight is not None:
+        router = sum_routing(output.routing, batch, balance_weight)
+        loss += context.loss.router_aux_loss_coef * router.balance
     sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss)
+    sums = sums._replace(router=jax.lax.stop_gradient(router))
     return loss, (jax.lax.stop_gradient(output), sums)
 
 
@@ -250,7 +268,7 @@ def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, me
         kept = jnp.where(part.completion[:, 1:], log_probs, 0.0)
         return jnp.pad(kept, ((0, 0), (1, width - part.tokens.shape[1])))
 
-    rows = Sequences(sequences.tokens, sequences.completion)
+    rows = Sequences(sequences.tokens, sequences.completion, routes=sequences.routes)
     order = sorted_order(rows, mesh, context.microbatches) if context.ladder else None
     if order is not None:
         rows = take_rows(rows, order, mesh)

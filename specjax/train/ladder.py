@@ -41,12 +41,13 @@ def rung(lengths: Int[Array, "B"], windows: tuple[int, ...]) -> Int[Array, ""]:
 def in_window(run: Callable[..., T], ladder: tuple[int, ...], sequences: Sequences, *args: Array) -> T:
     """Return `run(sequences, *args)` with all arrays cut to the smallest window of the ladder that holds every row.
 
-    args: [R, S] too. Do not differentiate through it: every branch would store its residuals for the backward pass.
+    args: [R, S] too. Arrays of one axis are not cut, nor are keys, which are shorter. Do not differentiate through it:
+    every branch would store its residuals for the backward pass.
     """
     choices = windows(ladder, sequences.tokens.shape[1])
 
     def cut(window: int, *given: PyTree) -> T:
-        return run(*jax.tree.map(lambda x: x[:, :window] if x.ndim == 2 else x, given))
+        return run(*jax.tree.map(lambda x: x[:, :window] if x.ndim > 1 else x, given))
 
     index = rung(sequences.lengths, choices)
     return jax.lax.switch(index, [partial(cut, window) for window in choices], sequences, *args)

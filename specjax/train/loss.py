@@ -32,7 +32,7 @@ class LossConfig(Options):
                           2506.13585).
         clip_low:         Clip the ratio below 1 - clip_low; 1: no lower clip.
         clip_high:        Clip the ratio above 1 + clip_high.
-        dual_clip:        Bound at negative advantages (arXiv 1912.09729). None: no bound.
+        dual_clip:        Bound at negative advantages (arXiv 1912.09729).
         aggregate:        Equal weight per token (DAPO), per sequence (GRPO), or 1 / max_new_tokens (Dr. GRPO).
         importance:       Weight old / mu: per token, per sequence (product), or icepop (arXiv 2510.18855): 0 outside
                           floor .. cap. 1 with several updates and no recompute_old.
@@ -41,6 +41,8 @@ class LossConfig(Options):
         kl_estimator:     Estimator of KL(theta || reference) (Schulman 2020). In a loss, k2 has the right gradient.
         kl_coefficient:   Weight of KL; 0 needs no reference policy.
         kl_in:            In the loss; in the reward of a sequence (RLOO); or in that of each token (REINFORCE++).
+        router_aux_loss_coef: Weight of a mixture of experts' load-balance loss.
+        routing:          Experts: recompute them, or replay the rollout's.
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -55,6 +57,8 @@ class LossConfig(Options):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_coefficient: Weight = 0.0
     kl_in: Literal["loss", "reward", "token"] = "loss"
+    router_aux_loss_coef: Weight = 0.0
+    routing: Literal["recompute", "replay"] = "recompute"
 
     def __post_init__(self) -> None:
         super().__post_init__()

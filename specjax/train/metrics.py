@@ -111,6 +111,12 @@ def update_metrics(
         }
     if batch.reference is not None:
         metrics["kl/reference"] = policy.kl / policy.tokens
+    if policy.router is not None and first.policy.router is not None:
+        none = jnp.where(policy.tokens > 0, 0.0, jnp.nan)
+        metrics["router/balance_loss"] = policy.router.balance / report.updates + none
+        metrics["router/load_max"] = jnp.max(policy.router.load) / report.updates + none
+        if batch.routes is not None:
+            metrics["router/rerouted"] = first.policy.router.rerouted / first.policy.router.compared
     if with_draft:
         metrics["loss/draft"] = draft.loss / draft.tokens
         metrics["draft/predicted_acceptance"] = first.draft.overlap / first.draft.tokens

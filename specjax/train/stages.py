@@ -95,6 +95,8 @@ class Stages:
         config, selection = self.config, self.config.selection
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
         sequences = join_completions(prompts, rollout, scores.value + punishment)
+        if config.loss.routing == "replay" and sequences.routes is None:
+            raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
         equal = zero_variance(scores.value, config.rollout.group_size)
@@ -114,12 +116,14 @@ class Stages:
         loss, updates = self.config.loss, self.config.updates
         context = replace(self.loss_context, microbatches=updates.minibatches * self.config.microbatches)
 
-        def under(weights: PyTree) -> Array:
-            return log_probs_of(context, weights, sequences, self.mesh)
+        def under(weights: PyTree, rows: Sequences = sequences) -> Array:
+            return log_probs_of(context, weights, rows, self.mesh)
 
         if state.reference is None and loss.kl_coefficient:
             raise ValueError(f"kl_coefficient = {loss.kl_coefficient}: the state has no reference policy")
-        reference = None if state.reference is None else under(state.reference)
+        # The reference policy has experts of its own choice.
+        own_routes = replace(sequences, routes=None)
+        reference = None if state.reference is None else under(state.reference, own_routes)
         old = None
         if updates.recompute_old or ((updates.several or loss.in_reward) and sequences.mu is None):
             old = under(state.params.policy)

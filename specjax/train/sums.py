@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from specjax.drafters.base import Anchors, DraftLoss, at_anchors
 from specjax.train.batch import TrainBatch
 from specjax.train.loss import LossConfig, LossInputs, kl_estimate
+from specjax.train.routing import RouterSums
 from specjax.verify import Verifier, VerifierName, find_verifier
 
 
@@ -28,6 +29,7 @@ class PolicySums(NamedTuple):
         sequence_gap:     |log theta - log mu| of whole sequences.
         sequence_gap_max: The largest.
         metrics:          Those of the loss function, by its names.
+        router:           Those of the routers; None without a mixture of experts.
     """
 
     tokens: Array
@@ -42,6 +44,7 @@ class PolicySums(NamedTuple):
     sequence_gap: Array
     sequence_gap_max: Array
     metrics: dict[str, Array]
+    router: RouterSums | None = None
 
 
 class DraftSums(NamedTuple):
@@ -77,7 +80,12 @@ def reduce_sums(parts: Sums) -> Sums:
     """Combine the sums of several parts, stacked along any axes."""
     total, policy = jax.tree.map(jnp.sum, parts), parts.policy
     maxima = {name: jnp.max(x) for name, x in policy._asdict().items() if name.endswith("_max")}
-    return total._replace(policy=total.policy._replace(**maxima))
+    reduced = total.policy._replace(**maxima)
+    if policy.router is not None and reduced.router is not None:
+        load = policy.router.load
+        load = jnp.sum(load.reshape(-1, *load.shape[-2:]), axis=0)
+        reduced = reduced._replace(router=reduced.router._replace(load=load))
+    return total._replace(policy=reduced)
 
 
 def sum_policy(

@@ -94,7 +94,8 @@ class StagedStep:
             train = state, sequences, log_probs, prompts, rollout
             options: dict[str, Any] = dict(out_shardings=(self._layout, None, None), donate_argnums=0)
             (state, batch, losses), seconds["train"] = self._timed("train", self._train, *train, **options)
-        return (state, replace(rollout, reward=scores, batch=batch), metrics | losses), seconds
+        kept = replace(batch, routes=None)
+        return (state, replace(rollout, reward=scores, batch=kept), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
         """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""

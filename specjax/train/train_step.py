@@ -16,7 +16,7 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, abstract_prompts, place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.config import TrainConfig, check_groups
+from specjax.train.config import TrainConfig, check_groups, check_mixture
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
@@ -111,7 +111,8 @@ class TrainStep:
         batch = stages.advantage(sequences, stages.logprob(state, sequences))
         state, losses = stages.update(state, batch)
         state = stages.remember(state, prompts, rollout, losses)
-        return state, replace(rollout, reward=scores, batch=batch), metrics | losses
+        # The routes are in the rollout itself.
+        return state, replace(rollout, reward=scores, batch=replace(batch, routes=None)), metrics | losses
 
 
 def make_train_step(
@@ -138,4 +139,5 @@ def make_train_step(
     reference policy.
     """
     check_groups(config)
+    check_mixture(config, policy)
     return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))

@@ -2,17 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.gpu import program
 from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
+from specjax import kernels
+from specjax.parallel.mesh import AXES
 from specjax.testing.hlo import Program
 from specjax.types import PolicyOutput
 
@@ -65,3 +71,40 @@ def test_a_call_of_the_host_is_counted():
         compiled = jax.jit(function).lower(x).compile()
         lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
         assert program.held(lines, compiled)["calls of the host"] == count
+
+
+ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768
+
+
+def largest_for_a_gpu(operation: Callable[..., jax.Array]) -> tuple[int, float]:
+    """Return the elements of the largest array of the gradient of a grouped product, and its temporary GiB.
+
+    Compiled for the GPU of `program.TARGET`, in the sizes of Qwen3-30B-A3B and 8,192 tokens.
+    """
+    try:
+        topology = topologies.get_topology_desc(platform="cuda", target_config=program.TARGET, topology="1x1x1")
+    except Exception as error:  # the plugin raises several
+        pytest.skip(f"no CUDA plugin: {str(error).splitlines()[0]}")
+    mesh = Mesh(np.reshape(topology.devices, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+    def loss(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jnp.sum(operation(x, weights, sizes).astype(jnp.float32) ** 2)
+
+    device = NamedSharding(mesh, PartitionSpec())
+    shapes = ((ROWS, INNER), "bfloat16"), ((MATRICES, INNER, OUTER), "bfloat16"), ((MATRICES,), "int32")
+    args = (jax.ShapeDtypeStruct(shape, dtype, sharding=device) for shape, dtype in shapes)
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*args)
+        compiled = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+    lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return max(line.elements for line in lines), memory.temp_size_in_bytes / 2**30
+
+
+def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix():
+    """Blocks are padded: at most 128 rows of each of 128 matrices more. XLA's own operation does it."""
+    elements, temporary = largest_for_a_gpu(lambda *args: kernels.grouped(*args))
+    assert elements <= 2 * max(ROWS * INNER, 640 * INNER * OUTER) and temporary < 12
+    elements, temporary = largest_for_a_gpu(jax.lax.ragged_dot)
+    assert elements >= ROWS * MATRICES * OUTER and temporary > 12

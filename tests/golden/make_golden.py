@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HERE = Path(__file__).parent
@@ -39,6 +46,9 @@ ROPES = (
 # Every other layer, and narrower than the sequences are long.
 WINDOW = dict(use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)
 
+# A dense layer among layers with experts.
+MIXTURE = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[1])
+
 
 def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:
     """A model in which every parameter matters: norm scales and biases too, and attention far from uniform."""
@@ -47,8 +57,8 @@ def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2:
-                parameter.copy_(noise * 1.2 / math.sqrt(parameter.shape[1]))
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 1.2 / math.sqrt(parameter.shape[-1]))
             else:
                 parameter.copy_(noise * 0.5 if name.endswith("bias") else 1 + 0.3 * noise)
     return model
@@ -103,9 +113,11 @@ def main() -> None:
     write("qwen3", qwen3, seed=1, length=24, transformers_4=False)
     write("qwen2", qwen2, seed=2, length=24, transformers_4=True)
     write("llama", llama, seed=3, length=44, transformers_4=True)
+    moe_heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_parameters=rope)
     heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
     windows = Qwen3Config(**SHAPE, **WINDOW, **heads, rope_parameters=YARN)
     write("qwen3_windows", windows, seed=4, length=44, transformers_4=False)
+    write("qwen3_moe", Qwen3MoeConfig(**SHAPE, **MIXTURE, **moe_heads), seed=5, length=24, transformers_4=False)
     ropes = [rope_parity(rope, head_dim) for rope in ROPES for head_dim in (8, 16)]
     (HERE / "rope.json").write_text(json.dumps(ropes, indent=1) + "\n")
     # The first again, in bfloat16 and over several files.

@@ -19,6 +19,7 @@ make_golden = pytest.importorskip("tests.golden.make_golden")
 
 CONFIGS = {
     "qwen3": lambda **options: transformers.Qwen3Config(head_dim=8, **options),
+    "qwen3_moe": lambda **options: transformers.Qwen3MoeConfig(head_dim=8, **make_golden.MIXTURE, **options),
     "qwen2": transformers.Qwen2Config,
     "llama": lambda **options: transformers.LlamaConfig(
         max_position_embeddings=256, **{**options, "rope_parameters": make_golden.LLAMA3}

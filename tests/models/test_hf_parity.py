@@ -10,7 +10,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.parity import FEATURE_LAYERS, GOLDEN, Case, check_cached_decode, check_full_forward, close, load_case
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama", "qwen3_windows"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama", "qwen3_windows", "qwen3_moe"])
 def case(request: pytest.FixtureRequest) -> Case:
     with np.load(GOLDEN / request.param / "expected.npz") as expected:
         return load_case(GOLDEN / request.param, dict(expected))

@@ -64,7 +64,13 @@ def switched(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
     return operation(jnp.int32(1), branches, (LayerCache(k, v), jnp.int32(0)))
 
 
+def grouped(operation: Callable, x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Groups of three, no and four rows; the last row is of none."""
+    return operation(x, weights, jnp.array([3, 0, 4], jnp.int32))
+
+
 CALLS: dict[str, Callable] = {"attend": attended, "write": written, "while_loop": looped, "switch": switched}
+CALLS["grouped"] = grouped
 CASES = (
     *(
         Case("matmul", ((*batch, *inner), (*inner, *features)), (ROWS, specs), options, smooth=True)
@@ -92,6 +98,7 @@ CASES = (
         for name in ("while_loop", "switch")
         for rows, heads in ((4, 2), (1, 2), (1, 1))
     ),
+    Case("grouped", ((8, 6), (3, 6, 4)), (P(), P()), smooth=True),
     Case("argmax", ((4, 3, 50),), (ROWS,), exact=True),
     Case("computed_once", ((4, 3, 1, 8),), (ROWS,), exact=True),
 )

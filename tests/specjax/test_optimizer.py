@@ -162,6 +162,16 @@ def test_muon_is_for_the_matrices_within_the_network_and_adam_for_the_rest() -> 
     np.testing.assert_array_equal(final["attention"]["q"]["bias"], by_adam["attention"]["q"]["bias"])
 
 
+def test_every_expert_of_a_stack_is_a_matrix_of_its_own() -> None:
+    rng = np.random.default_rng(4)
+    shapes = {"mlp": {"experts": {"up": (3, 12, 8)}, "router": (12, 3)}}
+    weights, gradient = _filled(shapes, rng), _filled(shapes, rng)
+    final = run(MUON, None, [Params(gradient, {})], Params(weights, {}))[-1][0].policy["mlp"]["experts"]["up"]
+    for expert in range(3):
+        start, step = (np.asarray(tree["mlp"]["experts"]["up"][expert], np.float64) for tree in (weights, gradient))
+        np.testing.assert_allclose(final[expert], muon(MUON, [step], start), rtol=1e-4, atol=1e-4)
+
+
 def test_every_matrix_of_our_networks_is_read_right() -> None:
     params = params_on(mesh_of(1, 1, 1))
     policy, draft = (

@@ -26,7 +26,7 @@ def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tu
     taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
     one = jnp.float32(1)
     policy_sums = PolicySums(
-        **dict.fromkeys(PolicySums._fields, one) | dict(gap_max=params.policy, metrics={"mine": one})
+        **dict.fromkeys(PolicySums._fields, one) | dict(gap_max=params.policy, metrics={"mine": one}, router=None)
     )
     draft_sums = DraftSums(*[one] * 5, expected=jnp.mean(batch.reward), accepted=one)
     return Params(policy, taught.astype(jnp.float32)), Sums(policy_sums, draft_sums)
