@@ -108,12 +108,13 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
     The seconds come from the recipe's cost table; if the recipe names none, the returned function measures them, and
     raises Stopped at a signal. Raises ConfigError, before any call of that function, if the table cannot be used.
     """
-    config, lengths = experiment.config, experiment.config.rollout.lengths
+    config, rounds = experiment.config, (experiment.phases, experiment.config.rollout.lengths)
+    mixture = experiment.networks.policy.mixture
     if config.cost_table is not None:
-        cells = load_cells(Path(config.cost_table), experiment.phases, lengths)
-        return lambda params: round_seconds(cells, experiment.phases, lengths)
+        cells = load_cells(Path(config.cost_table), *rounds, mixture)
+        return lambda params: round_seconds(cells, *rounds, mixture)
     timer = cell_timer(experiment, fit_others=False)
-    return lambda params: round_seconds(timer.measure(params, 0, unfinished), experiment.phases, lengths)
+    return lambda params: round_seconds(timer.measure(params, 0, unfinished), *rounds, mixture)
 
 
 def make_variants(

@@ -21,7 +21,7 @@ from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
 from specjax.rollout.generate import make_prepare
 from specjax.rollout.plan import Phase, RolloutConfig
-from specjax.types import Params, Prompts, TrainState
+from specjax.types import Mixture, Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
 REPEATS = 5  # measurements of each cell
@@ -46,6 +46,7 @@ class CostTable:
         """
         self.cells = list(cells)
         self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
+        self._mixture = experiment.networks.policy.mixture
         self._timer = None if replayed else cell_timer(experiment)
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
@@ -67,9 +68,9 @@ class CostTable:
         if self._timer is not None and not self._has_cells(step):
             self.cells += self._timer.measure(params, step, unfinished)
         effective = [cell for cell in self.cells if cell.step <= step]
-        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective)._asdict()}
+        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective, self._mixture)._asdict()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
-        return round_seconds(effective, self._phases, self._lengths)
+        return round_seconds(effective, self._phases, self._lengths, self._mixture)
 
     def refresh(self, state: TrainState, step: int) -> Drafting:
         """Return `state.drafting` with the seconds per round from `step` on."""
@@ -140,8 +141,10 @@ def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
     )
 
 
-def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]) -> list[Cell]:
-    """Read the cells of another run, for a run with these phases and draft lengths.
+def load_cells(
+    path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int], mixture: Mixture | None = None
+) -> list[Cell]:
+    """Read the cells of another run, for a run with these phases and draft lengths and this mixture of experts.
 
     Raises ConfigError unless its cells of step 0 hold at least two different rounds and the model fitted to them gives
     every round of this run a cost above 0.
@@ -152,7 +155,7 @@ def load_cells(path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int]
         raise ConfigError(
             f"cost_table = {path}: {len(start_cells)} cells of step 0; must hold at least two different rounds"
         )
-    seconds = round_seconds(start_cells, phases, draft_lengths)
+    seconds = round_seconds(start_cells, phases, draft_lengths, mixture)
     for phase, k in zip(*np.nonzero(seconds <= 0), strict=True):
         slots, window = phases[phase]
         raise ConfigError(

@@ -12,7 +12,7 @@ from launch.build.experiment import Experiment
 from launch.build.memory import check_rollout, check_training
 from launch.build.state import abstract_state, fresh_state
 from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, refusing
 from launch.cli.unfinished import Unfinished
 from launch.comparison.best_plans import check_plans
 from launch.costs.cost_table import CostTable, load_cells
@@ -25,6 +25,7 @@ from launch.run.wandb import check_wandb
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.rewards import RewardFn
+from specjax.train.config import check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import TrainState
 
@@ -50,6 +51,8 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     if config.cost_table is not None and not config.rollout.draft_lengths:
         raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
     check_wandb(config.log.wandb_project)
+    with refusing():
+        check_mixture(config, experiment.networks.policy)
     check_training(experiment)
     if not continuing:
         check_warmup(experiment)
@@ -63,7 +66,8 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     check_plans(experiment)
     if config.cost_table is None or continuing:
         return []
-    return load_cells(Path(config.cost_table), experiment.phases, config.rollout.draft_lengths)
+    rounds = experiment.phases, config.rollout.draft_lengths
+    return load_cells(Path(config.cost_table), *rounds, experiment.networks.policy.mixture)
 
 
 def _check_best(config: RunConfig) -> None:

@@ -72,7 +72,9 @@ def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(tmp_path: 
     """Killed after the probe of step 4, and resumed from a save of step 3."""
     monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: FakeTimer())
     experiment: Any = SimpleNamespace(
-        phases=HERE[0], config=SimpleNamespace(rollout=RolloutConfig(draft_lengths=HERE[1]))
+        phases=HERE[0],
+        config=SimpleNamespace(rollout=RolloutConfig(draft_lengths=HERE[1])),
+        networks=SimpleNamespace(policy=SimpleNamespace(mixture=None)),
     )
     path, params = tmp_path / "cost_table.json", Params({}, {})
     whole = CostTable(experiment, path, [], replayed=False)

@@ -17,6 +17,7 @@ from specjax.cost import (
     batch_gain,
     choose,
     expected_speedup,
+    experts_touched,
     fit,
     init_drafting,
     round_seconds,
@@ -24,7 +25,7 @@ from specjax.cost import (
 )
 from specjax.cost import rates as expected_rates
 from specjax.rollout.plan import Phase
-from specjax.types import Rollout
+from specjax.types import Mixture, Rollout
 from tests.refusals import refuses
 
 SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
@@ -57,6 +58,20 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
 )
 def test_the_constants_are_found_again(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
+
+
+def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
+    """One row of 128 experts, 8 of a token: a verification of 4 tokens reads more of them than a round of one."""
+    mixture = Mixture(layers=48, experts=128, active=8)
+    touched = [experts_touched(tokens, mixture) for tokens in (1, 4, 32)]
+    np.testing.assert_allclose(touched, [8, 29.1, 111.8], atol=0.1)
+    model = CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6, expert=1e-4)
+    few = [(slots, window, k) for slots in (1, 2, 4, 16) for window in (128, 1024) for k in (0, 1, 3, 7)]
+    measured = [Cell(*shape, model.seconds(*shape, mixture)) for shape in few]
+    np.testing.assert_allclose(fit(measured, mixture), model, rtol=1e-4, atol=1e-9)
+    table = round_seconds(measured, [Phase(1, 512)], (0, 3), mixture)
+    np.testing.assert_allclose(table[0], [model.seconds(1, 512, k, mixture) for k in (0, 3)], rtol=1e-4)
+    assert fit(cells(model)).expert == 0
 
 
 def test_a_table_holds_the_seconds_of_every_phase_and_length():
