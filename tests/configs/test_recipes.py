@@ -13,6 +13,7 @@ from configs.schema import RolloutOptions, RunConfig
 from launch.build.problems import build_problems
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe, recipes
+from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.hf.config import config_from_hf
@@ -83,13 +84,13 @@ def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> flo
     return sum(jax.tree.leaves(jax.tree.map(of, nn.unbox(boxed), nn.get_partition_spec(boxed)))) / GIB
 
 
-def cache_size(config: RunConfig) -> float:
+def cache_size(config: RunConfig, decoder: DecoderConfig = QWEN3_8B, head: Eagle3Config = HEAD) -> float:
     """GiB of both networks' caches on each device."""
     rollout, mesh = config.rollout, config.mesh
     rows = config.data.prompts * rollout.group_size // (mesh.data * mesh.fsdp)
     length = config.data.max_prompt_tokens + rollout.max_new_tokens + rollout.draft_length + 1
-    caches = jax.eval_shape(lambda: (make_policy(QWEN3_8B).init_cache(rows, length), init_cache(HEAD, rows, length)))
-    assert HEAD.num_kv_heads % mesh.tensor == 0
+    caches = jax.eval_shape(lambda: (make_policy(decoder).init_cache(rows, length), init_cache(head, rows, length)))
+    assert head.num_kv_heads % mesh.tensor == 0
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches)) / mesh.tensor / GIB
 
 
@@ -116,6 +117,26 @@ def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, c
     assert tuple(map(round, found)) == (state, gradients, copy, caches)
     generating, training = 3 * master + narrow + cache_size(config), 5 * master + narrow
     assert max(generating, training) * GIB < 0.5 * GPU_BYTES, "no room for activations"
+
+
+@pytest.mark.parametrize(
+    "name, state, gradients, copy, caches", [("qwen3_30b_a3b", 23, 8, 8, 25), ("qwen3_235b_a22b", 46, 15, 30, 24)]
+)
+def test_the_mesh_named_for_a_mixture_of_experts_is_large_enough(
+    name: str, state: int, gradients: int, copy: int, caches: int
+):
+    config, decoder = load_recipe(name), config_from_hf(PUBLISHED[name])
+    width = decoder.hidden_size
+    head = Eagle3Config(
+        **decoder.layer_options(), feature_size=3 * width, vocab_size=decoder.vocab_size, draft_vocab_size=32_000
+    )
+    mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    inits = partial(init_decoder, decoder), partial(init_eagle3, head)
+    master = sum(shares(init, mesh) for init in inits)
+    narrow = sum(shares(init, mesh, along=("expert", "tensor")) for init in inits) / 2
+    kept = cache_size(config, decoder, head)
+    assert tuple(map(round, (3 * master, master, narrow, kept))) == (state, gradients, copy, caches)
+    assert max(3 * master + narrow + kept, 5 * master + narrow) * GIB < 0.85 * GPU_BYTES, "no room for activations"
 
 
 def count(tree: PyTree) -> int:
