@@ -28,13 +28,13 @@ def read_recorded(path: Path, option: str) -> dict[str, Any]:
 def differences(config: RunConfig, recorded: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield (path, value, recorded value) of each option that differs. Where one lacks it, its value is "absent".
 
-    An option newer than the record counts as its default.
+    An option newer than the record counts as its default. In a network that a recipe describes, it counts as None.
     """
     values = as_recorded(config)
     defaults = as_recorded(RunConfig(name=config.name, steps=config.steps))
     for name in dict.fromkeys([*values, *recorded]):
         was, now = recorded.get(name, defaults.get(name, "absent")), values.get(name, "absent")
-        if was != now:
+        if was != now and (was, now) != ("absent", None):
             yield name, now, was
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.recipes import load_recipe
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
+from launch.run.recorded import as_recorded, differences
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
@@ -95,6 +97,13 @@ def test_nothing_to_resume(working_directory: Path):
     (start(unsaved) / "metrics.jsonl").write_text("{}\n")
     said = refusal(replace(unsaved, resume=True, checkpoint=CheckpointConfig(every=5)))
     assert_refused(said, "resume: ...y...checkpoint.every = 0")
+
+
+def test_a_network_recorded_before_it_could_have_experts_is_the_same():
+    config = load_recipe("tiny")
+    recorded = as_recorded(config)
+    assert recorded.pop("model.architecture.experts", "none") is None
+    assert not list(differences(config, recorded))
 
 
 def test_what_may_change_on_resume():
