@@ -175,7 +175,8 @@ def weighted_policy_loss(
     router = None
     if output.routing is not None and balance_weight is not None:
         router = sum_routing(output.routing, batch, balance_weight)
-        loss += context.loss.router_aux_loss_coef * router.balance
+        if context.loss.router_aux_loss_coef:
+            loss += context.loss.router_aux_loss_coef * router.balance
     sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss)
     sums = sums._replace(router=jax.lax.stop_gradient(router))
     return loss, (jax.lax.stop_gradient(output), sums)
