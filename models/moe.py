@@ -110,7 +110,7 @@ def _over_mesh(
     return jax.shard_map(
         part,
         mesh=mesh,
-        in_specs=(rows, rows, rows, Weights(into, into, P("expert", "tensor", None))),
+        in_specs=(rows, rows, rows, Weights._make((into, into, P("expert", "tensor", None)))),
         out_specs=rows,
         axis_names=set(AXES) - set(mesh.manual_axes),
         # With the check, gradients were wrong by their own size (jax 0.10.2, on CPUs).

@@ -88,12 +88,12 @@ def config_from_json(kind: type[Config], found: Mapping[str, Any], of: str) -> C
     Raises ValueError naming a field that is missing, or unknown. `of` says in the message what lacks it, "a policy".
     """
     expected = {field.name for field in fields(kind)}
-    found = {name: None for name in _LATER & expected} | {**found}
-    if odd := sorted(found.keys() ^ expected):
+    values: dict[str, Any] = {**dict.fromkeys(_LATER & expected), **found}
+    if odd := sorted(values.keys() ^ expected):
         raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else f'not a field of {of}'}")
-    found |= {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    if "rope_scaling" in found:
-        found["rope_scaling"] = scaling_from_json(found["rope_scaling"])
-    if found.get("experts") is not None:
-        found["experts"] = config_from_json(ExpertsConfig, nested(found, "experts"), "experts")
-    return kind(**found)
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    if "rope_scaling" in values:
+        values["rope_scaling"] = scaling_from_json(values["rope_scaling"])
+    if values.get("experts") is not None:
+        values["experts"] = config_from_json(ExpertsConfig, nested(values, "experts"), "experts")
+    return kind(**values)

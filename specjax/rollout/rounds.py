@@ -108,8 +108,9 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
         output = policy.apply(params.policy, tokens, state.visible, state.cache)
     state = replace(state, cache=output.cache, row_rounds=state.row_rounds + (~state.done).astype(jnp.int32))
-    if state.routes is not None:
-        state = replace(state, routes=_put(state.routes, routes_of(policy, output), state.visible))
+    routes = routes_of(policy, output)
+    if state.routes is not None and routes is not None:
+        state = replace(state, routes=_put(state.routes, routes, state.visible))
     features = decoding.drafter.features(output) if k else None
     return commit(decoding, state, output.logits, features, proposal, noise)
 

@@ -95,7 +95,7 @@ def run_on(mesh: Mesh, **options) -> tuple[PolicyOutput, PyTree, str]:
     with jax.set_mesh(mesh):
         tokens = jax.device_put(TOKENS, NamedSharding(mesh, P(BATCH_AXES)))
         (_, output), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
-        text = jax.jit(loss).lower(params, tokens).compile().as_text()
+        text = jax.jit(loss).lower(params, tokens).compile().as_text() or ""
     return output, gradient, text
 
 
