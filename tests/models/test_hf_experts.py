@@ -25,13 +25,7 @@ from tests.refusals import refuses
 DIRECTORY = GOLDEN / "qwen3_moe"
 CONFIG = read_hf_config(DIRECTORY, FEATURE_LAYERS)
 EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
-MESHES = [
-    MeshConfig(expert=2),
-    MeshConfig(expert=4),
-    MeshConfig(expert=4, tensor=2),
-    MeshConfig(data=2, expert=2, tensor=2),
-    MeshConfig(fsdp=4, expert=2),
-]
+MESHES = [MeshConfig(expert=4), MeshConfig(data=2, expert=2, tensor=2)]
 
 
 def test_published_configs():
