@@ -89,7 +89,8 @@ class Variant:
         """
         for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
             (state, rollout, metrics), seconds = self.step(state, prompts)
-            ids, rollout = processes.fetch((prompts.id, rollout))
+            # Routes are the largest array of a rollout, and nothing here reads them.
+            ids, rollout = processes.fetch((prompts.id, replace(rollout, routes=None)))
             yield state, StepTime(seconds, sum(seconds.values()), ids, rollout, metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:

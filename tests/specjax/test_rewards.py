@@ -16,7 +16,7 @@ from specjax.types import Prompts, Reward, Rollout
 from tests.specjax.training import mesh_of
 
 PROMPTS, GROUP, BUDGET = 16, 2, 5
-MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
+MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (2, 1, 2, 2)]
 
 
 class Recorder:
