@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from configs.schema import RunConfig
-from specjax.parallel.mesh import AXES
 from specjax.rollout.plan import lay_out
 
 
-def alternatives(config: RunConfig, program: str) -> Iterator[tuple[str, RunConfig]]:
+def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tuple[str, RunConfig]]:
     """Yield (what changes, the changed config) for the options that may reduce the memory of `generate` or `update`.
 
-    The number of devices stays, except where an axis cannot take them from `data`.
+    The number of devices stays, except where an axis cannot take them from `data`. experts: whether the policy has a
+    mixture of experts, which `mesh.expert` splits.
     """
     yield from _rollout(config) if program == "generate" else _update(config)
-    for axis in reversed([axis for axis in AXES if axis != "data"]):
+    for axis in ("tensor", "expert", "fsdp") if experts else ("tensor", "fsdp"):
         size = getattr(config.mesh, axis)
         for taken in ("data", "fsdp"):
             other = getattr(config.mesh, taken)

@@ -16,7 +16,10 @@ class Flops(NamedTuple):
 
 
 def flops(jaxpr: Any) -> Flops:
-    """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr, with all that it calls."""
+    """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr, with all that it calls.
+
+    A grouped product counts as if every row were of some group.
+    """
     fixed = turn = 0.0
     for eqn in jaxpr.eqns:
         name, inner = eqn.primitive.name, [flops(each) for each in _called(eqn.params)]
@@ -24,6 +27,8 @@ def flops(jaxpr: Any) -> Flops:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
             fixed += 2.0 * prod(eqn.outvars[0].aval.shape) * prod(left[axis] for axis in contracted)
+        elif name == "ragged_dot_general":
+            fixed += 2.0 * prod(eqn.invars[0].aval.shape) * eqn.outvars[0].aval.shape[-1]
         elif name == "cond":
             part = max(inner, key=sum)
             fixed, turn = fixed + part.fixed, max(turn, part.turn)

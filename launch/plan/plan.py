@@ -34,7 +34,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
                 continue
             console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
             if args.plan.alternatives:
-                tried += compare(config, args.plan, name, each.total)
+                experts = experiment.networks.policy.mixture is not None
+                tried += compare(config, args.plan, name, each.total, experts)
     write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, tried))
 
 
@@ -44,10 +45,10 @@ def compiled(experiment: Experiment, names: tuple[str, ...] = ("generate", "upda
         return Plan(experiment).programs(names)
 
 
-def compare(config: RunConfig, plan: PlanConfig, program: str, now: int) -> list[Alternative]:
-    """Compile `program` with one option changed at a time, and print the memory of each."""
+def compare(config: RunConfig, plan: PlanConfig, program: str, now: int, experts: bool) -> list[Alternative]:
+    """Compile `program` with one option changed at a time, and print the memory of each. See `alternatives`."""
     found = []
-    for change, other in alternatives(config, program):
+    for change, other in alternatives(config, program, experts):
         try:
             experiment = abstract_experiment(*planned(other, replace(plan, gpus=None)))
             total = compiled(experiment, (program,))[program].total

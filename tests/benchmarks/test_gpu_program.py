@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.gpu import program
 from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
+from launch.cli.errors import ConfigError
+from launch.plan.devices import COMPILER_OPTIONS, absent_gpus
 from specjax import kernels
 from specjax.parallel.mesh import AXES
 from specjax.testing.hlo import Program
@@ -79,13 +80,13 @@ ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768
 def largest_for_a_gpu(operation: Callable[..., jax.Array]) -> tuple[int, float]:
     """Return the elements of the largest array of the gradient of a grouped product, and its temporary GiB.
 
-    Compiled for the GPU of `program.TARGET`, in the sizes of Qwen3-30B-A3B and 8,192 tokens.
+    Compiled for an H100, in the sizes of Qwen3-30B-A3B and 8,192 tokens.
     """
     try:
-        topology = topologies.get_topology_desc(platform="cuda", target_config=program.TARGET, topology="1x1x1")
-    except Exception as error:  # the plugin raises several
-        pytest.skip(f"no CUDA plugin: {str(error).splitlines()[0]}")
-    mesh = Mesh(np.reshape(topology.devices, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        devices = absent_gpus("h100")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    mesh = Mesh(np.reshape(np.array(devices), (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def loss(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
         return jnp.sum(operation(x, weights, sizes).astype(jnp.float32) ** 2)
@@ -95,7 +96,7 @@ def largest_for_a_gpu(operation: Callable[..., jax.Array]) -> tuple[int, float]:
     args = (jax.ShapeDtypeStruct(shape, dtype, sharding=device) for shape, dtype in shapes)
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*args)
-        compiled = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+        compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
     lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
     memory = compiled.memory_analysis()
     assert memory is not None

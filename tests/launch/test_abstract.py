@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import pytest
 
+from configs.override import override
 from launch.build.experiment import abstract_experiment, build_experiment
 from launch.build.state import abstract_state, fresh_state
 from launch.cli.options import parse_run
+from models.config import ExpertsConfig
 from models.files import read_json, write_json
-from specjax.parallel.mesh import make_mesh
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import FEW, Options, argv, changes
 
 SMALL = FEW | changes(
@@ -38,6 +40,19 @@ def test_a_state_as_shapes_is_that_of_the_run(options: Options):
     config = parse_run(argv("tiny", SMALL | options), "", "")
     real, abstract = build_experiment(config), abstract_experiment(config, make_mesh(config.mesh))
     assert abstract.config == real.config
+    assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
+
+
+def test_a_state_with_experts_is_that_of_the_run():
+    """Muon has a matrix of moments for each expert."""
+    config = override(
+        parse_run(argv("tiny", SMALL | changes("--policy-optimizer.kind muon")), "", ""),
+        {
+            "model.architecture.experts": ExpertsConfig(num_experts=4, active=2, intermediate_size=8),
+            "mesh": MeshConfig(fsdp=2, expert=2, tensor=2),
+        },
+    )
+    real, abstract = build_experiment(config), abstract_experiment(config, make_mesh(config.mesh))
     assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
 
 

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import launch.train
+from configs.override import override
 from launch.build.experiment import abstract_experiment
 from launch.cli.options import parse_run
 from launch.plan import devices
@@ -19,6 +20,7 @@ from launch.plan.options import PlanConfig
 from launch.plan.plan import compiled
 from launch.plan.report import as_json, memory_table
 from launch.plan.traffic import collectives_of
+from models.config import ExpertsConfig
 from models.files import read_json
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
@@ -51,6 +53,17 @@ def test_a_plan():
     # A round verifies 5 tokens of each of 8 rows, with over 4,000 parameters of the policy.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
     assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_is_added_up_over_its_axis():
+    experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
+    config = override(
+        parse_run(argv("tiny", SMALL), "", ""),
+        {"model.architecture.experts": experts, "mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
+    )
+    found = compiled(abstract_experiment(config, make_mesh(config.mesh)), ("generate",))["generate"]
+    assert {kind.axes for kind in found.collectives.turn.count} == {("tensor",), ("expert", "tensor")}
 
 
 @pytest.mark.slow
@@ -99,9 +112,10 @@ def test_operations_are_counted_through_loops_branches_and_shards():
         x = jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)[0]
         x = jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x @ w, x)
         x = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+        x = jax.lax.ragged_dot(x, jnp.stack([w, w]), jnp.array([1, 2]))
         return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: jnp.sin(x @ w), x)
 
-    assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (6 * product, product)
+    assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (7 * product, product)
 
 
 COMPILED = """
@@ -140,10 +154,12 @@ def test_collectives_are_counted_through_loops_and_branches():
 def test_alternatives_change_one_thing_and_keep_the_devices_where_data_can_give_them():
     config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
     for program, first in (("generate", "rollout.phases of 1 slots"), ("update", "microbatches = 4")):
-        found = dict(alternatives(config, program))
+        found = dict(alternatives(config, program, experts=False))
+        more = alternatives(config, program, experts=True)
+        assert {name for name, _ in more} - found.keys() == {"mesh.expert = 2, mesh.data = 2"}
         assert next(iter(found)).startswith(first)
-        assert found["mesh.tensor = 4, mesh.data = 2"].mesh.shape == (2, 2, 4)
-        assert found["mesh.fsdp = 4, mesh.data = 2"].mesh.shape == (2, 4, 2)
+        assert found["mesh.tensor = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=2, tensor=4)
+        assert found["mesh.fsdp = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
     assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
     alone = parse_run(argv("tiny", SMALL | changes("--mesh.data 1 --mesh.fsdp 1 --mesh.tensor 1")), "", "")
-    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(alone, "update"))
+    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(alone, "update", experts=False))

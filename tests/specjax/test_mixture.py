@@ -26,7 +26,8 @@ from specjax.train.batch import TrainBatch, join_completions
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.loss import LossConfig
-from specjax.train.train_step import init_train_state, make_train_step
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
 from specjax.types import Params, PyTree, Rollout
 from tests.refusals import refuses
 from tests.specjax.training import (
