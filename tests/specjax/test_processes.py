@@ -86,17 +86,17 @@ def test_an_error_of_the_primary_and_a_signal_to_another_process_reach_all(job: 
 
 def test_a_mesh_without_a_device_of_some_process_is_refused(job: Job) -> None:
     for each in (found["talk"] for found in job.found):
-        assert "mesh = (2, 1, 1): uses 2 devices, and process 1 would have none" in each["refused"]
+        assert "mesh = (2, 1, 1, 1): uses 2 devices, and process 1 would have none" in each["refused"]
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 2), (1, 2, 4), (1, 1, 8)])
+@pytest.mark.parametrize("shape", [(4, 1, 1, 2), (1, 2, 4, 1), (1, 1, 2, 4)])
 def test_groups_of_model_axes_fill_processes_of_four_devices_or_divide_them(shape: tuple[int, ...]) -> None:
     check_processes(shape, [device // 4 for device in range(8)], 2)
 
 
 def test_a_group_of_model_axes_over_parts_of_two_processes_is_refused() -> None:
-    with refuses("mesh.tensor = 3: must divide the 4 devices of process 0, or be a multiple of them"):
-        check_processes((2, 1, 3), [0, 0, 0, 0, 1, 1], 2)
+    with refuses("mesh.expert x mesh.tensor = 3: must divide the 4 devices of process 0, or be a multiple of them"):
+        check_processes((2, 1, 1, 3), [0, 0, 0, 0, 1, 1], 2)
 
 
 def test_two_processes_save_and_restore_to_the_bit(job: Job) -> None:
