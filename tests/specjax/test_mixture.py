@@ -181,6 +181,7 @@ def test_replayed_routes_are_the_very_ones_that_training_uses():
     assert compared == real.sum() and 0.5 * compared < rerouted <= compared
 
 
+@pytest.mark.slow
 def test_the_balance_loss_is_of_each_sequence_whatever_the_microbatches():
     batch, params = ragged_batch(8, 14), Params(params_on(ONE).policy, {})
     loss = LossConfig(router_aux_loss_coef=1.0)
