@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import launch.plan.__main__
 from launch.cli.options import parse_run
 from tests.documents import ROOT, blocks, execute, section
 
@@ -52,6 +53,8 @@ def test_every_algorithm_is_options_that_go_together():
 def test_every_option_of_a_recipe_that_is_named_exists(path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         parse_run(["tiny", "--help", "all"], "", "")
+    with pytest.raises(SystemExit):
+        launch.plan.__main__.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
     named = set(re.findall(r"--(?!section)[a-z-]+(?:\.[a-z-]+)+\b(?!\.[\w*])", path.read_text()))
     assert named - known == set()
