@@ -119,7 +119,7 @@ def by_draft_length(
     """Time every draft at every length, paired with decoding without a draft on the same prompts, slots and noise."""
     rows = np.arange(experiment.config.speedup.prompts * experiment.config.rollout.group_size)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
-    dtype, turns = experiment.networks.policy.dtype, count()
+    networks, turns = experiment.networks, count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
         # A program per length, because in each round a drafter processes as many positions as the longest length needs.
@@ -132,7 +132,10 @@ def by_draft_length(
 
         return measure
 
-    ready = {name: partial(make_prepare(params, dtype), params) for name, params in drafts.items()}
+    ready = {
+        name: partial(make_prepare(networks.policy, networks.drafter, params), params)
+        for name, params in drafts.items()
+    }
     cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
     interleaved(cells, 1)
     found = []

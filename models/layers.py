@@ -1,6 +1,6 @@
 """Layers that decoders and draft heads share: dense layers, norms, rotary attention, SwiGLU."""
 
-from typing import cast
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -14,6 +14,7 @@ from specjax import kernels
 from specjax.cache import View
 from specjax.drafters.training_time_test import attend_unrolled
 from specjax.parallel.mesh import constrain
+from specjax.quantization import project
 from specjax.types import LayerCache
 
 
@@ -47,17 +48,17 @@ class Projection(nn.Module):
             out_axis=tuple(range(contract, contract + len(features))),
         )
         kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
-        y = kernels.matmul(x.astype(c.dtype), kernel, contract)
+        y = project(x.astype(c.dtype), kernel, contract)
         if self.bias:
-            bias = self._parameter("bias", nn.initializers.zeros, self.axes[contract:], features)
+            bias = self._parameter("bias", nn.initializers.zeros, self.axes[contract:], features).astype(c.dtype)
             y += bias.reshape((1,) * len(batch) + features)
         return y
 
     def _parameter(
         self, name: str, init: nn.initializers.Initializer, axes: tuple[str | None, ...], shape: tuple[int, ...]
-    ) -> Array:
+    ) -> Any:
         boxed = nn.with_logical_partitioning(init, axes)
-        return cast(Array, self.param(name, boxed, shape, jnp.dtype(self.config.param_dtype))).astype(self.config.dtype)
+        return self.param(name, boxed, shape, jnp.dtype(self.config.param_dtype))
 
 
 class RMSNorm(nn.Module):

@@ -1,10 +1,11 @@
-"""Labels for optimisers: which parameters are matrices, and which of their axes a matrix product contracts.
+"""Labels of parameters: which of them are matrices, and which of their axes a matrix product contracts.
 
 Labels follow from the names on a parameter's path. A network of your own is labelled correctly if it keeps to these:
 
 - A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
 - Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
 - Stacks of matrices, one for each expert, have the name EXPERTS on their path. Their first axis counts the matrices.
+- A matrix that multiplies activations, and is no table of embeddings, is named `kernel`.
 - Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
   kernel contracts its first axis; the axes after it are heads and head width, or the output width.
 """
@@ -39,10 +40,24 @@ def hidden_matrices(params: PyTree) -> PyTree:
             return None
         if EXPERTS in names:
             return optax.contrib.MuonDimensionNumbers((1,), (2,))
-        split = x.ndim - 1 if OUTPUTS & names else 1
+        split = _contracted(names, x)
         return optax.contrib.MuonDimensionNumbers(tuple(range(split)), tuple(range(split, x.ndim)))
 
     return jax.tree.map_with_path(axes, params)
+
+
+def contracted_axes(params: PyTree) -> PyTree:
+    """Return for each parameter named `kernel` how many of its first axes a product contracts; 0 for all others."""
+
+    def count(path: tuple[Any, ...], x: Array) -> int:
+        names = _names(path)
+        return _contracted(names, x) if "kernel" in names and _is_matrix(names, x) else 0
+
+    return jax.tree.map_with_path(count, params)
+
+
+def _contracted(names: set[str], x: Array) -> int:
+    return x.ndim - 1 if OUTPUTS & names else 1
 
 
 def _names(path: tuple[Any, ...]) -> set[str]:

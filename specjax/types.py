@@ -15,13 +15,14 @@ token in its row is its position.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, dataclass_transform, no_type_check
+from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform, no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 PyTree = Any
+EightBit = Literal["int8", "fp8"]
 T = TypeVar("T")
 
 
@@ -172,6 +173,8 @@ class Policy:
         vocab_size: V.
         dtype:      Compute dtype, to which the rollout casts the parameters once per step.
         mixture:    Sizes of the mixture of experts; None without one.
+        eight_bit:  Format of the kernels in the rollout's copy (specjax.quantization); None: `dtype`. Any format
+                    changes the law that the rollout samples from.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -181,6 +184,7 @@ class Policy:
     vocab_size: int
     dtype: jnp.dtype
     mixture: Mixture | None = None
+    eight_bit: EightBit | None = None
 
 
 class Writer(enum.IntEnum):

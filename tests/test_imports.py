@@ -14,7 +14,7 @@ ROOMS = {
         ("types", "options"),
         ("kernels", "keys", "parallel"),
         ("cache", "param_labels", "sampling"),
-        ("log_probs", "verify"),
+        ("log_probs", "quantization", "verify"),
         ("drafters",),
         ("rollout",),
         ("cost", "rewards"),

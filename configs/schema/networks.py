@@ -9,6 +9,7 @@ from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, PassDecay, Passes
 from specjax.drafters.lookup import MatchLength, check_lengths
 from specjax.options import DraftLength, Layers, NonNegative, Options, Positive, Weight
+from specjax.types import EightBit
 
 DRAFT_KINDS = ("eagle3", "mtp", "model", "none")
 
@@ -26,6 +27,8 @@ class ModelConfig(Options):
                         policy's checkpoint, else 2, L/2 and L-3 of L layers (at least 7), as in the paper.
         dtype:          Dtype of the computation.
         param_dtype:    Dtype of the master weights.
+        rollout_dtype:  int8 or fp8: the rollout samples from a copy with kernels in 8 bits, another law than the one
+                        that is trained; loss.importance_cap corrects for it. None: dtype.
         remat:          Activations that the backward pass recomputes instead of keeping them in memory: none; dots, all
                         but the results of matmuls; full, all within a layer.
     """
@@ -36,11 +39,14 @@ class ModelConfig(Options):
     feature_layers: tuple[NonNegative, ...] = ()
     dtype: Dtype = "bfloat16"
     param_dtype: Dtype = "float32"
+    rollout_dtype: EightBit | None = None
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_function("family", self.family)
+        if self.rollout_dtype is not None and self.family is not None:
+            raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with a family of your own")
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,7 @@ class DraftConfig(Options):
                            hybrid, which moves from kl to total_variation as acceptance rises.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
         decay:             Weight of each pass relative to the one before.
+        rollout_dtype:     Kernels of the rollout's copy of the draft; lossless. None: model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.
     """
@@ -135,6 +142,7 @@ class DraftConfig(Options):
     loss: Objective = "cross_entropy"
     unroll: Passes = 3
     decay: PassDecay = 0.8
+    rollout_dtype: EightBit | None = None
     mtp_convention: ConventionName | None = None
     lookup: LookupConfig = field(default_factory=LookupConfig)
 
@@ -142,6 +150,8 @@ class DraftConfig(Options):
         super().__post_init__()
         if self.kind not in DRAFT_KINDS and not is_function(self.kind):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
+        if self.rollout_dtype is not None and self.kind not in ("eagle3", "mtp", "model"):
+            raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with kind {self.kind}")
         # Widths and `head` describe an EAGLE-3 head with random weights. Other kinds ignore them, so a recipe that sets
         # them can run with any draft.
         if self.kind not in DRAFT_KINDS:

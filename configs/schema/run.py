@@ -65,5 +65,10 @@ class RunConfig(TrainConfig):
         super().__post_init__()
         if self.profile_step > self.steps:
             raise ValueError(f"profile_step = {self.profile_step}: must be at most steps = {self.steps}")
+        if self.model.rollout_dtype is not None and self.loss.importance_cap is None:
+            raise ValueError(
+                f"model.rollout_dtype = {self.model.rollout_dtype}: must be None without loss.importance_cap, which "
+                "corrects for it"
+            )
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

@@ -44,7 +44,7 @@ class Networks:
     @cached_property
     def params(self) -> Params:
         """Return the parameters prepared for rollouts (specjax.rollout.generate.prepare)."""
-        return prepare(self.trained, self.policy.dtype)
+        return prepare(self.policy, self.drafter, self.trained)
 
 
 class Functions(NamedTuple):

@@ -106,7 +106,8 @@ class Experiment:
 
         Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
-        width, policy, params = self.config.data.max_prompt_tokens, self.networks.policy, self.networks.params
+        width, networks = self.config.data.max_prompt_tokens, self.networks
+        policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
         phases = len(lay_out(config, rows // batch_shards(self.mesh), width))
 
@@ -115,11 +116,11 @@ class Experiment:
 
         abstract_prompts = Prompts(int32(prompts, width), int32(prompts), int32(prompts))
         draft_length_indices = int32(phases) if config.draft_lengths else None
-        generate = per_shard(self.rollout_fn, policy, self.networks.drafter, config, self.mesh)
+        generate = per_shard(self.rollout_fn, policy, drafter, config, self.mesh)
         try:
             with jax.set_mesh(self.mesh):
                 rollout = jax.eval_shape(
-                    lambda params, *others: generate(prepare(params, policy.dtype), *others),
+                    lambda params, *others: generate(prepare(policy, drafter, params), *others),
                     *(replace(params, memory=()), abstract_prompts, (int32(), int32()), draft_length_indices),
                 )
         except (TypeError, ValueError) as error:

@@ -55,7 +55,8 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
         features = saved.config.use_aux_hidden_state
         decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
         decoder = read_by(saved, model.feature_layers, decoder)
-    return BuiltPolicy(make_policy(decoder, model.remat), weights, decoder)
+    policy = replace(make_policy(decoder, model.remat), eight_bit=model.rollout_dtype)
+    return BuiltPolicy(policy, weights, decoder)
 
 
 def longest_sequence(config: RunConfig) -> int:

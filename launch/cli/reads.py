@@ -29,7 +29,10 @@ _PROBLEMS = (
 _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
-GENERATE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
+GENERATE = (
+    *(*_PROBLEMS, *_NETWORKS, "hosts", "draft.rollout_dtype"),
+    *("rollout.function", "rollout.verifier", "rollout.law", "rollout.phases"),
+)
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
 # Of these, launch.diagnose must be given what the run had: another value gives other networks or problems.
 SAME_AS_RUN = tuple(
@@ -41,12 +44,12 @@ SAME_AS_RUN = tuple(
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "out", "allow_truncated_law"),
-    *("rollout", "data.prompts", "eval.prompts", "eval.samples"),
+    *("draft.rollout_dtype", "rollout", "data.prompts", "eval.prompts", "eval.samples"),
 )
 COMPARE = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
     *("allow_truncated_law", "model.remat", "data.prompts", "reward", "rollout", "selection", "advantage", "loss"),
-    *("policy_optimizer", "updates", "draft_training", "warmup"),
+    *("model.rollout_dtype", "draft.rollout_dtype", "policy_optimizer", "updates", "draft_training", "warmup"),
 )
 TRAIN = ("",)
 

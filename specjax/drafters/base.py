@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
+from specjax.types import EightBit, Params, PolicyOutput, Prompts, PyTree, Rollout
 
 DraftState = PyTree
 # A Python bool, or a traced one if draft lengths are chosen automatically.
@@ -90,6 +90,11 @@ class Drafter(Protocol):
     def reads_logits(self) -> bool:
         """Return whether `loss` reads `output.logits`; False if it reads `specjax.log_probs.laws` instead."""
         return True
+
+    @property
+    def eight_bit(self) -> EightBit | None:
+        """Return the format of the kernels in the rollout's copy of the parameters; None: the compute dtype."""
+        return None
 
     def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """Return the features that the drafter reads from a forward of the policy; by default none, F = 0."""

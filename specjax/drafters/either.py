@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, DraftState, Flag, Memory, Proposal
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, PolicyOutput, Prompts
+from specjax.types import EightBit, Params, PolicyOutput, Prompts
 
 
 class PairState(NamedTuple):
@@ -40,6 +40,10 @@ class EitherDrafter(Drafter):
     @property
     def reads_logits(self) -> bool:
         return self.trained.reads_logits
+
+    @property
+    def eight_bit(self) -> EightBit | None:
+        return self.trained.eight_bit
 
     def features(self, output: PolicyOutput) -> Array:
         return self.trained.features(output)

@@ -21,7 +21,7 @@ from specjax.drafters.training_time_test import anchored_view, unrolled_view
 from specjax.log_probs import by_position, laws
 from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
-from specjax.types import Cache, Params, PolicyOutput, Prompts
+from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class HeadDrafter(Drafter):
                     state, as drafting does.
         decay:      Weight of each pass in the loss, relative to the one before, in (0, 1].
         objective:  Loss of each pass (specjax.drafters.distillation).
+        eight_bit:  Format of the head's kernels in the rollout's copy (specjax.quantization); None: compute dtype.
     """
 
     head: DraftHead
@@ -89,6 +90,7 @@ class HeadDrafter(Drafter):
     unroll: Passes = 3
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
+    eight_bit: EightBit | None = None
 
     def __post_init__(self) -> None:
         check_options(self)

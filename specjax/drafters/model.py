@@ -13,7 +13,7 @@ from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, a
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import by_position, laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
-from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts
+from specjax.types import Cache, EightBit, Params, Policy, PolicyOutput, Prompts
 
 
 class ModelState(NamedTuple):
@@ -48,6 +48,10 @@ class ModelDrafter(Drafter):
     @property
     def reads_logits(self) -> bool:
         return False
+
+    @property
+    def eight_bit(self) -> EightBit | None:
+        return self.model.eight_bit
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> ModelState:
         return start_if(drafting, partial(self._start, params, prompts, width))

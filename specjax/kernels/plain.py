@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.types import LayerCache, PyTree
 
@@ -20,6 +20,19 @@ Product = Callable[[str, Array, Array], Array]
 def matmul(x: Float[Array, "*batch_in"], kernel: Float[Array, "*in_features"], contract: int = 1) -> Array:
     """Multiply [*batch, *in] by [*in, *features] over the first `contract` axes of the kernel; both have one dtype."""
     return jnp.tensordot(x, kernel, axes=contract)
+
+
+def matmul_quantized(
+    x: Float[Array, "*batch_in"], values: Shaped[Array, "*in_features"], scale: Float[Array, "*features"], contract: int
+) -> Array:
+    """Multiply by a kernel values * scale, whose values have 8 bits, over its first `contract` axes.
+
+    The scale multiplies the product, so that the values can be converted where they are read. Tied to x, they are:
+    otherwise XLA (jax 0.10.2) converts them before a loop of rounds, which then reads the copy.
+    """
+    x, values = jax.lax.optimization_barrier((x, values))
+    y = matmul(x, values.astype(x.dtype), contract).astype(jnp.float32)
+    return (y * jnp.expand_dims(scale, tuple(range(y.ndim - scale.ndim)))).astype(x.dtype)
 
 
 def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
@@ -14,9 +13,10 @@ from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.quantization import QuantizedKernel, map_kernels, rollout_copy
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
-from specjax.types import Params, Policy, Prompts, PyTree, Rollout
+from specjax.types import EightBit, Params, Policy, Prompts, PyTree, Rollout
 
 RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]
 Choice = Int[Array, "phases"] | None
@@ -24,25 +24,28 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
 @jax.named_scope("prepare")
-def prepare(params: Params, dtype: jnp.dtype) -> Params:
-    """Cast the parameters to the compute dtype.
+def prepare(policy: Policy, drafter: Drafter, params: Params) -> Params:
+    """Cast the parameters to the policy's compute dtype, and the kernels of each network with `eight_bit` to 8 bits.
 
     This is one half of what arXiv 2604.26779 calls "prepare"; `per_shard` does the other, the gather.
     """
-    policy, draft = jax.tree.map(lambda x: x.astype(dtype), (params.policy, params.draft))
-    return Params(policy, draft, params.memory)
+    return Params(
+        rollout_copy(params.policy, policy.dtype, policy.eight_bit),
+        rollout_copy(params.draft, policy.dtype, drafter.eight_bit),
+        params.memory,
+    )
 
 
-def make_prepare(params: Params, dtype: jnp.dtype) -> Callable[[Params], Params]:
+def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[Params], Params]:
     """Return `prepare` with the gather as a separate program, for parameters sharded as `params`.
 
     Call it with their mesh set. Rollouts with the parameters that it returns need no further gather.
     """
-    return jax.jit(partial(prepare, dtype=dtype), out_shardings=gathered_shardings(params))
+    return jax.jit(partial(prepare, policy, drafter), out_shardings=gathered_shardings(policy, drafter, params))
 
 
-def gathered_shardings(params: Params) -> PyTree:
-    """Return the shardings of parameters gathered over data and fsdp; None where a parameter has no mesh."""
+def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
+    """Return the shardings of prepared parameters gathered over data and fsdp; None where a parameter has no mesh."""
 
     def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):
@@ -50,7 +53,16 @@ def gathered_shardings(params: Params) -> PyTree:
         kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
         return NamedSharding(x.sharding.mesh, P(*kept))
 
-    return jax.tree.map(gathered, params)
+    def quantized(x: Array, contract: int) -> QuantizedKernel:
+        values = gathered(x)
+        scale = None if values is None else NamedSharding(values.mesh, P(*values.spec[contract:]))
+        return QuantizedKernel(values, scale)  # pyright: ignore[reportArgumentType]
+
+    def network(params: PyTree, eight_bit: EightBit | None) -> PyTree:
+        return jax.tree.map(gathered, params) if eight_bit is None else map_kernels(quantized, gathered, params)
+
+    policy_copy, draft_copy = network(params.policy, policy.eight_bit), network(params.draft, drafter.eight_bit)
+    return Params(policy_copy, draft_copy, jax.tree.map(gathered, params.memory))
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
@@ -95,7 +107,7 @@ def make_generate(
 
     @partial(jax.jit, compiler_options=options)
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        return generate(prepare(params, policy.dtype), prompts, seed_step, chosen)
+        return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
 
     def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         with jax.set_mesh(mesh):

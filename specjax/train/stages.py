@@ -66,7 +66,7 @@ class Stages:
 
     def prepare(self, params: Params) -> Params:
         """Cast and gather the parameters for the rollout."""
-        return prepare(params, self.policy.dtype)
+        return prepare(self.policy, self.drafter, params)
 
     def choose(self, state: TrainState) -> Choice:
         """Return the draft length of each phase, as an index; None where there is only one."""

@@ -101,7 +101,8 @@ class StagedStep:
         """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            self._gathered = gathered_shardings(state.params)
+            stages = self._stages
+            self._gathered = gathered_shardings(stages.policy, stages.drafter, state.params)
         return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
 
     def _train(

@@ -47,6 +47,12 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--rollout.law.top-p": "0.9"}, "rollout.law = ...allow_truncated_law"),
         ({"--reward.scorer": "nowhere:score"}, "reward.scorer = nowhere:score: ModuleNotFoundError"),
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0:...0"),
+        ({"--model.rollout-dtype": "int4"}, "model.rollout_dtype = int4:...int8"),
+        (
+            {"--model.rollout-dtype": "fp8", "--loss.importance-cap": "None"},
+            "model.rollout_dtype = fp8:...importance_cap",
+        ),
+        (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
         ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),
         ({"--draft.kind": "none", "--rollout.draft-lengths": "0 2"}, "rollout.draft_lengths = (0, 2):...(0,)"),

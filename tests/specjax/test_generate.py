@@ -76,7 +76,7 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
     mesh, params = mesh_of(2, 2, 2), params_on(mesh_of(2, 2, 2))
     generate = per_shard(speculative_rollout, POLICY, DRAFTER, COUPLED, mesh)
     with jax.set_mesh(mesh):
-        ready = make_prepare(params, POLICY.dtype)(params)
+        ready = make_prepare(POLICY, DRAFTER, params)(params)
         got = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
     np.testing.assert_array_equal(got.tokens, expected.tokens)
     axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready)]
@@ -85,7 +85,7 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
 
 def test_parameters_without_a_mesh_are_prepared_where_they_lie() -> None:
     params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
-    ready = make_prepare(params, POLICY.dtype)(params)
+    ready = make_prepare(POLICY, DRAFTER, params)(params)
     jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
 
 
@@ -145,10 +145,10 @@ def test_place_splits_the_prompts_in_order() -> None:
 
 
 def test_prepare_casts_to_the_compute_dtype() -> None:
-    policy, _ = networks("bfloat16")
+    policy, drafter = networks("bfloat16")
     params = params_on(mesh_of(1, 1, 1))
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, policy.dtype))} == {jnp.dtype("bfloat16")}
-    assert {x.dtype for x in jax.tree.leaves(prepare(params, POLICY.dtype))} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(policy, drafter, params))} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(prepare(POLICY, DRAFTER, params))} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize(("rows", "kv_heads"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])

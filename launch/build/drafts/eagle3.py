@@ -93,9 +93,15 @@ def build_eagle3(context: DraftContext) -> Draft:
     else:
         embedding = None if context.key is None else policy.embedding(context.weights)
         head = fit_head(context.saved, context.config, decoder, embedding)
-    drafter = make_eagle3(head.config, policy, head.target_ids)
+    drafter = replace(
+        make_eagle3(head.config, policy, head.target_ids),
+        unroll=draft.unroll,
+        decay=draft.decay,
+        objective=draft.loss,
+        eight_bit=draft.rollout_dtype,
+    )
     return Eagle3Draft(
-        drafter=replace(drafter, unroll=draft.unroll, decay=draft.decay, objective=draft.loss),
+        drafter=drafter,
         params=head.params,
         head=head.config,
         decoder=decoder,

@@ -43,5 +43,5 @@ def build_model(context: DraftContext) -> Draft:
         )
     decoder = replace(decoder, feature_layers=())
     read_from = None if draft.path is None else "draft.path"
-    drafter = ModelDrafter(make_policy(decoder), draft.loss)
+    drafter = ModelDrafter(replace(make_policy(decoder), eight_bit=draft.rollout_dtype), draft.loss)
     return ModelDraft(drafter=drafter, params=params, decoder=decoder, read_from=read_from)

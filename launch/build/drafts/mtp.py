@@ -55,6 +55,10 @@ def build_mtp(context: DraftContext) -> Draft:
         (head, params), read_from = saved, "model.path"
     options = config.draft
     drafter = replace(
-        make_mtp(head, context.policy), unroll=options.unroll, decay=options.decay, objective=options.loss
+        make_mtp(head, context.policy),
+        unroll=options.unroll,
+        decay=options.decay,
+        objective=options.loss,
+        eight_bit=options.rollout_dtype,
     )
     return MTPDraft(drafter=drafter, params=params, head=head, read_from=read_from)

@@ -1,0 +1,131 @@
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.decoder import init_decoder, make_policy
+from models.drafts.eagle3 import init_eagle3, make_eagle3
+from models.params import abstract_params
+from specjax.drafters import Drafter, ModelDrafter
+from specjax.keys import seed_step
+from specjax.quantization import QuantizedKernel, project, quantize, rollout_copy
+from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
+from specjax.rollout.speculative import speculative_rollout
+from specjax.testing.hlo import Program
+from specjax.types import EightBit, Params, Rollout
+from tests.specjax.training import CONFIG, DECODER, HEAD, make_prompts, mesh_of, networks, params_on
+
+FORMATS: tuple[EightBit, ...] = ("int8", "fp8")
+POLICY, DRAFTER = networks()
+COUPLED = replace(CONFIG.rollout, verifier="coupled")
+
+
+def is_quantized(x: object) -> bool:
+    return isinstance(x, QuantizedKernel)
+
+
+@pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
+def test_every_weight_is_within_half_a_step_of_its_channel(shape: tuple[int, ...], contract: int) -> None:
+    kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    kernel[..., 1] = 0.0
+    axes = tuple(range(contract))
+    most = np.abs(kernel).max(axis=axes)
+    for to, error in (("int8", 0.5 / 127), ("fp8", 2**-4)):
+        found = quantize(jnp.asarray(kernel), contract, to)
+        back = np.asarray(found.values, np.float32) * np.asarray(found.scale)
+        assert found.values.dtype.itemsize == 1 and found.scale.shape == shape[contract:]
+        # e4m3 has three bits of mantissa: half a step is a sixteenth of the weight, or of the smallest normal number.
+        step = most if to == "int8" else np.maximum(np.abs(kernel), most * 2**-6 / 448)
+        assert (np.abs(back - kernel) <= error * step * 1.001).all()
+        np.testing.assert_allclose(np.abs(back).max(axis=axes), most, rtol=1e-6)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_is_that_of_the_values_times_the_scale(to, shape, contract, dtype) -> None:
+    rng = np.random.default_rng(1)
+    kernel = quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), contract, to)
+    x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)
+    wide = np.asarray(kernel.values, np.float64) * np.asarray(kernel.scale, np.float64)
+    wanted = np.tensordot(np.asarray(x, np.float64), wide, axes=contract)
+    found = project(x, kernel, contract)
+    assert found.dtype == jnp.dtype(dtype)
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), wanted, rtol=1e-5 if dtype == "float32" else 0.02, atol=0.05
+    )
+
+
+@pytest.mark.parametrize(("to", "error"), [("int8", 0.02), ("fp8", 0.1)])
+def test_all_kernels_of_both_networks_are_quantized_and_nothing_else(to: EightBit, error: float) -> None:
+    params, prompts = params_on(mesh_of(1, 1, 1)), make_prompts()
+    start = jnp.zeros(len(prompts.tokens), jnp.int32)
+    wanted = POLICY.apply(params.policy, jnp.asarray(prompts.tokens), start).logits
+    copied = prepare(replace(POLICY, eight_bit=to), replace(DRAFTER, eight_bit=to), params)
+    for network in (copied.policy, copied.draft):
+        for path, x in jax.tree.leaves_with_path(network, is_leaf=is_quantized):
+            assert is_quantized(x) == (path[-1].key == "kernel")
+    found = POLICY.apply(copied.policy, jnp.asarray(prompts.tokens), start).logits
+    assert 0 < float(jnp.std(found - wanted) / jnp.std(wanted)) < error
+
+
+@cache
+def rollout_of(to: EightBit | None, shape: tuple[int, int, int] = (1, 1, 1)) -> Rollout:
+    drafter = replace(DRAFTER, eight_bit=to)
+    generate = make_generate(POLICY, drafter, COUPLED, mesh_of(*shape))
+    return generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
+
+
+def acceptance(rollout: Rollout) -> float:
+    return float(np.sum(rollout.accepted) / np.sum(rollout.drafted))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_coupled_tokens_do_not_depend_on_the_drafts_bits(to: EightBit) -> None:
+    np.testing.assert_array_equal(rollout_of(to).tokens, rollout_of(None).tokens)
+    assert abs(acceptance(rollout_of(to)) - acceptance(rollout_of(None))) < 0.02
+
+
+def test_a_mesh_holds_the_8_bits_gathered_and_samples_the_same_tokens() -> None:
+    mesh, drafter = mesh_of(2, 2, 2), replace(DRAFTER, eight_bit="int8")
+    params = params_on(mesh)
+    with jax.set_mesh(mesh):
+        ready = make_prepare(POLICY, drafter, params)(params)
+        generate = per_shard(speculative_rollout, POLICY, drafter, COUPLED, mesh)
+        found = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
+    np.testing.assert_array_equal(found.tokens, rollout_of(None).tokens)
+    axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready.draft)]
+    assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
+
+
+def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
+    """A copy in the compute dtype, made before the loop, would be read in each draft step instead."""
+    policy, head = (
+        make_policy(replace(DECODER, dtype="bfloat16")),
+        replace(HEAD, dtype="bfloat16", intermediate_size=24),
+    )
+    drafter = replace(make_eagle3(head, policy), eight_bit="int8")
+    mesh = mesh_of(1, 1, 1)
+    params = Params(
+        *(abstract_params(init, mesh) for init in (partial(init_decoder, DECODER), partial(init_eagle3, head)))
+    )
+    generate = per_shard(speculative_rollout, policy, drafter, COUPLED, mesh)
+    with jax.set_mesh(mesh):
+        run = jax.jit(lambda params, *others: generate(prepare(policy, drafter, params), *others, None))
+        program = Program(run.lower(params, place(make_prompts(), mesh), seed_step(7, 0)).compile().as_text())
+    loops = [x for lines in program.computations.values() for x in lines if x.opcode == "while"]
+    carried = {(dtype, dims) for x in loops for dtype, dims in zip(x.dtypes, x.arrays, strict=True)}
+    assert {("s8", x.shape) for x in jax.tree.leaves(params.draft) if x.ndim > 1} <= carried
+    # Kernels of these sizes are the draft's alone: of the MLP, and of the queries, flattened or not.
+    own = {(16, 24), (24, 16), (32, 32), (32, 4, 8)}
+    assert own & {dims for _, dims in carried} and not own & {dims for dtype, dims in carried if dtype != "s8"}
+
+
+def test_a_small_model_as_the_draft_is_quantized_too() -> None:
+    drafter: Drafter = ModelDrafter(replace(POLICY, eight_bit="fp8"))
+    assert drafter.eight_bit == "fp8"
+    copied = rollout_copy(params_on(mesh_of(1, 1, 1)).policy, POLICY.dtype, drafter.eight_bit)
+    assert any(map(is_quantized, jax.tree.leaves(copied, is_leaf=is_quantized)))
