@@ -85,8 +85,8 @@ class LookupConfig(Options):
                 rollouts. Nothing is trained.
         min_n:  Shortest match that is used, in tokens.
         max_n:  Longest match that is looked for, in tokens.
-        kept:   Newest completions of each prompt that history remembers. They take 4 * problems * kept *
-                max_new_tokens bytes per device.
+        kept:   Newest completions of each prompt that history remembers: 4 * problems * kept * max_new_tokens
+                bytes per device.
         factor: history proposes at most factor * length of the match + offset tokens.
         offset: See factor.
     """
@@ -125,7 +125,7 @@ class DraftConfig(Options):
                            hybrid, which moves from kl to total_variation as acceptance rises.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
         decay:             Weight of each pass relative to the one before.
-        rollout_dtype:     Kernels of the rollout's copy of the draft; lossless. None: model.dtype.
+        rollout_dtype:     Its kernels in rollouts; lossless. None: model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.
     """

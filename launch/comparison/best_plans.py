@@ -145,13 +145,13 @@ def compare_plans(experiment: Experiment, params: Params, unfinished: Unfinished
     The tail imitates the end of a rollout, where only long rows are still active: about TAIL sequences of the prompts
     with the longest completions (`tail_of`).
     """
-    options, dtype, drafter = experiment.config.speedup, experiment.networks.policy.dtype, experiment.networks.drafter
+    options, policy, drafter = experiment.config.speedup, experiment.networks.policy, experiment.networks.drafter
     table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
     # The drafter's memory is keyed by ids of training prompts, which stand for other prompts here.
     params = replace(params, memory=())
     policy_params = replace(params, draft={})
-    prepare_all = partial(make_prepare(params, dtype), params)
-    prepare_policy = partial(make_prepare(policy_params, dtype), policy_params)
+    prepare_all = partial(make_prepare(policy, drafter, params), params)
+    prepare_policy = partial(make_prepare(policy, NoDrafter(), policy_params), policy_params)
 
     def compare(name: str, turns: np.ndarray, samples: int, slots: tuple[int, ...]) -> Speedup:
         prompts = [table.batch(rows) for rows in turns]

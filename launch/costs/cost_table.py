@@ -117,7 +117,7 @@ class CellTimer:
         Raises Stopped at a signal.
         """
         if self._prepare is None:
-            self._prepare = make_prepare(params, self._networks.policy.dtype)
+            self._prepare = make_prepare(self._networks.policy, self._networks.drafter, params)
         with unfinished.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             with jax.set_mesh(self._mesh):
                 prepared = self._prepare(params)

@@ -93,7 +93,7 @@ def measure_break_even(
     def timer(drafter: Drafter, params: Params, draft_length: int) -> Callable[[int], float]:
         config = replace(rollout, draft_length=draft_length, draft_lengths=())
         generate = per_shard(experiment.rollout_fn, policy, drafter, config, mesh)
-        prepared = partial(make_prepare(params, policy.dtype), params)
+        prepared = partial(make_prepare(policy, drafter, params), params)
         timer = RolloutTimer(generate, policy, prepared, [prompts], mesh, None, seed=experiment.config.seed)
         return lambda turn: timer.measure(turn, None).seconds
 

@@ -25,14 +25,16 @@ def stream_rounds(
 
     The tokens are those of a rollout. prompts: one for each data shard; those after the first only fill up the mesh.
     """
-    networks, mesh = experiment.networks, experiment.mesh
+    # As `Sampler` does.
+    policy, drafter = replace(experiment.networks.policy, eight_bit=None), experiment.networks.drafter
+    mesh = experiment.mesh
     slots = len(prompts.lengths) * config.group_size
 
     def decoding(prepared: Params) -> Decoding:
-        return Decoding(networks.policy, networks.drafter, prepared, config)
+        return Decoding(policy, drafter, prepared, config)
 
     with jax.set_mesh(mesh):
-        options = kernels.compiler_options(networks.policy.dtype)
+        options = kernels.compiler_options(policy.dtype)
 
         @partial(jax.jit, compiler_options=options)
         def start(prepared: Params, prompts: Prompts, seed_step: SeedStep) -> RoundState:
@@ -44,7 +46,7 @@ def stream_rounds(
             return rounds(decoding(prepared), state, config.draft_length, stop)[0]
 
         params = replace(params, memory=())
-        prepared = make_prepare(params, networks.policy.dtype)(params)
+        prepared = make_prepare(policy, drafter, params)(params)
         state = start(prepared, place(prompts, mesh), seed_step)
         yield state
         while not bool(state.done[0]):

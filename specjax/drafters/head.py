@@ -39,6 +39,7 @@ class DraftHead:
         unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
         init_cache: (rows, length) -> Cache.
         window:     Number of last positions that its attention sees; None: all.
+        eight_bit:  Format of its kernels in the rollout's copy (specjax.quantization); None: the compute dtype.
     """
 
     features: Callable[[PolicyOutput], Array]
@@ -47,6 +48,7 @@ class DraftHead:
     unembed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], Cache]
     window: int | None = None
+    eight_bit: EightBit | None = None
 
 
 class HeadState(NamedTuple):
@@ -81,7 +83,6 @@ class HeadDrafter(Drafter):
                     state, as drafting does.
         decay:      Weight of each pass in the loss, relative to the one before, in (0, 1].
         objective:  Loss of each pass (specjax.drafters.distillation).
-        eight_bit:  Format of the head's kernels in the rollout's copy (specjax.quantization); None: compute dtype.
     """
 
     head: DraftHead
@@ -90,7 +91,6 @@ class HeadDrafter(Drafter):
     unroll: Passes = 3
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
-    eight_bit: EightBit | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -98,6 +98,10 @@ class HeadDrafter(Drafter):
     @property
     def reads_logits(self) -> bool:
         return False
+
+    @property
+    def eight_bit(self) -> EightBit | None:
+        return self.head.eight_bit
 
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)

@@ -9,7 +9,7 @@ import pytest
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
-from specjax.drafters import Drafter, ModelDrafter
+from specjax.drafters import Drafter, HeadDrafter, ModelDrafter
 from specjax.keys import seed_step
 from specjax.quantization import QuantizedKernel, project, quantize, rollout_copy
 from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
@@ -21,6 +21,10 @@ from tests.specjax.training import CONFIG, DECODER, HEAD, make_prompts, mesh_of,
 FORMATS: tuple[EightBit, ...] = ("int8", "fp8")
 POLICY, DRAFTER = networks()
 COUPLED = replace(CONFIG.rollout, verifier="coupled")
+
+
+def drafter_in(to: EightBit | None, drafter: HeadDrafter = DRAFTER) -> HeadDrafter:
+    return replace(drafter, head=replace(drafter.head, eight_bit=to))
 
 
 def is_quantized(x: object) -> bool:
@@ -64,7 +68,7 @@ def test_all_kernels_of_both_networks_are_quantized_and_nothing_else(to: EightBi
     params, prompts = params_on(mesh_of(1, 1, 1)), make_prompts()
     start = jnp.zeros(len(prompts.tokens), jnp.int32)
     wanted = POLICY.apply(params.policy, jnp.asarray(prompts.tokens), start).logits
-    copied = prepare(replace(POLICY, eight_bit=to), replace(DRAFTER, eight_bit=to), params)
+    copied = prepare(replace(POLICY, eight_bit=to), drafter_in(to), params)
     for network in (copied.policy, copied.draft):
         for path, x in jax.tree.leaves_with_path(network, is_leaf=is_quantized):
             assert is_quantized(x) == (path[-1].key == "kernel")
@@ -74,7 +78,7 @@ def test_all_kernels_of_both_networks_are_quantized_and_nothing_else(to: EightBi
 
 @cache
 def rollout_of(to: EightBit | None, shape: tuple[int, int, int] = (1, 1, 1)) -> Rollout:
-    drafter = replace(DRAFTER, eight_bit=to)
+    drafter = drafter_in(to)
     generate = make_generate(POLICY, drafter, COUPLED, mesh_of(*shape))
     return generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
 
@@ -90,7 +94,7 @@ def test_coupled_tokens_do_not_depend_on_the_drafts_bits(to: EightBit) -> None:
 
 
 def test_a_mesh_holds_the_8_bits_gathered_and_samples_the_same_tokens() -> None:
-    mesh, drafter = mesh_of(2, 2, 2), replace(DRAFTER, eight_bit="int8")
+    mesh, drafter = mesh_of(2, 2, 2), drafter_in("int8")
     params = params_on(mesh)
     with jax.set_mesh(mesh):
         ready = make_prepare(POLICY, drafter, params)(params)
@@ -107,7 +111,7 @@ def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
         make_policy(replace(DECODER, dtype="bfloat16")),
         replace(HEAD, dtype="bfloat16", intermediate_size=24),
     )
-    drafter = replace(make_eagle3(head, policy), eight_bit="int8")
+    drafter = drafter_in("int8", make_eagle3(head, policy))
     mesh = mesh_of(1, 1, 1)
     params = Params(
         *(abstract_params(init, mesh) for init in (partial(init_decoder, DECODER), partial(init_eagle3, head)))

@@ -1,9 +1,10 @@
 """Construction of MTP heads, from the policy's checkpoint or with random weights in a family's convention."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from launch.build.drafts.base import Draft, DraftContext
+from launch.build.drafts.eagle3 import with_options
 from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
@@ -53,12 +54,5 @@ def build_mtp(context: DraftContext) -> Draft:
             allowed = " or ".join(CONVENTIONS)
             raise ConfigError(f"draft.mtp_convention = None: must be {allowed}; model.path = {path} holds no MTP head")
         (head, params), read_from = saved, "model.path"
-    options = config.draft
-    drafter = replace(
-        make_mtp(head, context.policy),
-        unroll=options.unroll,
-        decay=options.decay,
-        objective=options.loss,
-        eight_bit=options.rollout_dtype,
-    )
+    drafter = with_options(make_mtp(head, context.policy), config.draft)
     return MTPDraft(drafter=drafter, params=params, head=head, read_from=read_from)
