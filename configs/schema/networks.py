@@ -125,7 +125,7 @@ class DraftConfig(Options):
                            hybrid, which moves from kl to total_variation as acceptance rises.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
         decay:             Weight of each pass relative to the one before.
-        rollout_dtype:     Its kernels in rollouts; lossless. None: model.dtype.
+        rollout_dtype:     Its kernels in rollouts: int8, fp8; None: as model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.
     """

@@ -65,10 +65,11 @@ class RunConfig(TrainConfig):
         super().__post_init__()
         if self.profile_step > self.steps:
             raise ValueError(f"profile_step = {self.profile_step}: must be at most steps = {self.steps}")
-        if self.model.rollout_dtype is not None and self.loss.importance_cap is None:
+        uncorrected = self.updates.several and not self.updates.recompute_old
+        if self.model.rollout_dtype is not None and (self.loss.importance_cap is None or uncorrected):
+            needed = "updates.recompute_old with several updates" if uncorrected else "loss.importance_cap"
             raise ValueError(
-                f"model.rollout_dtype = {self.model.rollout_dtype}: must be None without loss.importance_cap, which "
-                "corrects for it"
+                f"model.rollout_dtype = {self.model.rollout_dtype}: must be None without {needed}, to correct for it"
             )
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

@@ -47,8 +47,9 @@ class AnswerGenerator:
         if self._phase.done * per_batch < until:
             length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
             config = replace(options, draft_length=length, draft_lengths=())
-            parts = self._experiment.networks.policy, drafter, config, self._experiment.mesh
-            generate = make_generate(*parts, self._experiment.rollout_fn)
+            # A draft learns from the policy that is trained, whatever copy of it rollouts use.
+            policy = replace(self._experiment.networks.policy, eight_bit=None)
+            generate = make_generate(policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn)
             tokens = rounds = batches = 0
             with self._phase:
                 while self._phase.done * per_batch < until:

@@ -64,7 +64,7 @@ class Sampler:
         # Automatic draft lengths are chosen for training batches. The output distribution is the same at any length.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
         self.rollout = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
-        # Results are those of the policy that is trained, whatever copy of it trains.
+        # Results are those of the policy that is trained, whatever copy of it rollouts use.
         policy = replace(experiment.networks.policy, eight_bit=None)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
         self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, rollout.stop_tokens

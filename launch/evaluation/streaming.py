@@ -25,7 +25,7 @@ def stream_rounds(
 
     The tokens are those of a rollout. prompts: one for each data shard; those after the first only fill up the mesh.
     """
-    # As `Sampler` does.
+    # The policy that is trained, whatever copy of it rollouts use.
     policy, drafter = replace(experiment.networks.policy, eight_bit=None), experiment.networks.drafter
     mesh = experiment.mesh
     slots = len(prompts.lengths) * config.group_size

@@ -71,9 +71,10 @@ def prompt_shapes(experiment: Experiment, count: int) -> Prompts:
 
 
 def _rollout(experiment: Experiment, state: TrainState) -> Components:
-    params, dtype = state.params, experiment.networks.policy.dtype
-    copy = jax.eval_shape(partial(prepare, dtype=dtype), params)
-    copy = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), copy, gathered_shardings(params))
+    networks = experiment.networks.policy, experiment.networks.drafter
+    copy = jax.eval_shape(partial(prepare, *networks), state.params)
+    layout = gathered_shardings(*networks, state.params)
+    copy = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), copy, layout)
     return {"copy for the rollout": bytes_per_device((copy.policy, copy.draft)), "caches": _caches(experiment)}
 
 

@@ -60,7 +60,12 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
         check_distillation(experiment)
     _check_best(config)
     if config.rollout.function is not None:
-        experiment.trace_rollout(experiment.config.rollout, config.data.prompts)
+        rollout = experiment.trace_rollout(experiment.config.rollout, config.data.prompts)
+        if config.model.rollout_dtype is not None and rollout.full is None:
+            raise ConfigError(
+                f"model.rollout_dtype = {config.model.rollout_dtype}: must be None, or rollout.function = "
+                f"{config.rollout.function} must return `full`, by which the loss corrects for it"
+            )
     if config.loss.function is not None:
         _check_loss(experiment)
     check_plans(experiment)

@@ -17,7 +17,7 @@ KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accurac
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
 
 
-UNCORRECTED = {"--loss.importance-cap": "None"}
+BITS, UNCORRECTED = {"--model.rollout-dtype": "fp8"}, {"--loss.importance-cap": "None"}
 BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
 
 
@@ -49,10 +49,8 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--reward.scorer": "nowhere:score"}, "reward.scorer = nowhere:score: ModuleNotFoundError"),
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0:...0"),
         ({"--model.rollout-dtype": "int4"}, "model.rollout_dtype = int4:...int8"),
-        (
-            {"--model.rollout-dtype": "fp8", "--loss.importance-cap": "None"},
-            "model.rollout_dtype = fp8:...importance_cap",
-        ),
+        (BITS | UNCORRECTED, "model.rollout_dtype = fp8:...importance_cap"),
+        (BITS | {"--updates.epochs": "2"}, "model.rollout_dtype = fp8:...recompute_old"),
         (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
         ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),
