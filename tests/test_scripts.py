@@ -55,7 +55,7 @@ def test_each_slurm_task_trains_as_one_process(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     runs = [config_of(shlex.split(line)) for line in (tmp_path / "log").read_text().splitlines()]
     assert [run.hosts for run in runs] == [HostsConfig("node7:20041", 2, index) for index in (0, 1)]
-    assert runs[0].out == "/shared/specjax/gsm8k" and runs[0].mesh.shape == (2, 1, 8)
+    assert runs[0].out == "/shared/specjax/gsm8k" and runs[0].mesh.shape == (2, 1, 1, 8)
 
 
 def test_slurm_without_pyxis_takes_apptainer_and_queues_a_stopped_job_again(tmp_path: Path) -> None:

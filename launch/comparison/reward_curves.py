@@ -92,7 +92,7 @@ def _train(variant: Variant, name: str, steps: int, unfinished: Unfinished) -> d
             new = {"seconds": step.step_s, "ids": step.ids}
             new |= {"tokens": step.rollout.tokens, "lengths": step.rollout.lengths}
             new |= {measure: float(step.metrics[metric]) for measure, metric in MEASURES.items()}
-            rows = {field: processes.fetch(value)[None] for field, value in new.items()}
+            rows = {field: np.array(value)[None] for field, value in processes.fetch(new).items()}
             taken = {field: np.concatenate([taken[field], row]) if taken else row for field, row in rows.items()}
             phase.finish({"state": state, "steps": taken}, tokens=int(np.sum(step.rollout.lengths)))
     return taken

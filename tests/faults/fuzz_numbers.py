@@ -30,7 +30,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.fields import Field, fields_of
 from launch.cli.reads import COMPARE, DIAGNOSE, DISTILL, EVALUATE, EXPORT, GENERATE, RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
-from models.params import abstract_params
+from models.params import fitting_params
 
 LIMIT_S = 10.0
 WORDS = (
@@ -200,7 +200,7 @@ def stubbed() -> Iterator[None]:
 
 def _zeros(init: Callable[..., Any], key: Any, mesh: Any) -> Any:
     """Return parameters of zeros, in place of random ones, whose program would have to be compiled for every shape."""
-    shapes = abstract_params(init, mesh)
+    shapes = fitting_params(init, mesh)
     return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), shapes)
 
 
