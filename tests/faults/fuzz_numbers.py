@@ -97,7 +97,7 @@ PROGRAMS = {
         GENERATE,
         "launch.generate:GenerateArgs",
         (*RUN, "--prompt", "1+2="),
-        "launch.evaluation.sampler:Sampler.generate",
+        "launch.evaluation.one_prompt:fixed_batches",
         "launch.generate:params_of",
     ),
     "compare": Program(COMPARE, "launch.comparison.options:CompareArgs", (), "launch.compare:trained_networks"),

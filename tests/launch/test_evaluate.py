@@ -19,6 +19,7 @@ from launch.evaluation.statistics import over_prompts, pass_at_k
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
+from specjax.types import Policy
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 from tests.refusals import assert_refused
@@ -79,7 +80,8 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append(parts[2]))
     config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
     config.eval = SimpleNamespace(samples=4)
-    networks = SimpleNamespace(policy=None, drafter=drafter)
+    nothing: Any = None
+    networks = SimpleNamespace(policy=Policy(*[nothing] * 6), drafter=drafter)
     experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None)
     assert Sampler(experiment, drafter, 4).draft_length == length
     make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
