@@ -1,6 +1,7 @@
 """launch.evaluate as a user runs it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,10 @@ from specjax.types import Policy
 from tests.launch.checkpoints import write_problems
 from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 from tests.refusals import assert_refused
+from tests.specjax.training import networks as small_networks
 
 HERE = Path(__file__).parent
+POLICY, _ = small_networks()
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +78,16 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
 def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """In validation too; without a draft, for which 0 alone may be chosen, to 0."""
-    taken: list[RolloutConfig] = []
-    monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append(parts[2]))
+    """In validation too; without a draft, for which 0 alone may be chosen, to 0. And to the policy that is trained."""
+    taken: list[tuple[Policy, RolloutConfig]] = []
+    monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append((parts[0], parts[2])))
     config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
     config.eval = SimpleNamespace(samples=4)
-    nothing: Any = None
-    networks = SimpleNamespace(policy=Policy(*[nothing] * 6), drafter=drafter)
+    networks = SimpleNamespace(policy=replace(POLICY, eight_bit="int8"), drafter=drafter)
     experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None)
     assert Sampler(experiment, drafter, 4).draft_length == length
     make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
-    assert taken == [RolloutConfig(group_size=4, draft_length=length)] * 2
+    assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2
 
 
 def test_what_cannot_be_scored_is_said_and_wrong(
