@@ -28,7 +28,7 @@ def matmul_quantized(
     """Multiply by a kernel values * scale, whose values have 8 bits, over its first `contract` axes.
 
     The scale multiplies the product, so that the values can be converted where they are read. Tied to x, they are:
-    otherwise XLA (jax 0.10.2) converts them before a loop of rounds, which then reads the copy.
+    otherwise XLA for CPUs (jax 0.10.2) converts them before a loop of rounds, which then reads the copy.
     """
     x, values = jax.lax.optimization_barrier((x, values))
     y = matmul(x, values.astype(x.dtype), contract).astype(jnp.float32)

@@ -1,9 +1,11 @@
 """The counts find what a program holds; here programs are compiled for the CPU, which every machine has."""
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,17 @@ from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
 from launch.cli.errors import ConfigError
 from launch.plan.devices import COMPILER_OPTIONS, absent_gpus
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.params import abstract_params
 from specjax import kernels
 from specjax.parallel.mesh import AXES
+from specjax.rollout.generate import per_shard, prepare
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
-from specjax.types import PolicyOutput
+from specjax.types import Params, PolicyOutput, Prompts, Rollout
 
 
 def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
@@ -77,16 +86,26 @@ def test_a_call_of_the_host_is_counted():
 ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768
 
 
-def largest_for_a_gpu(operation: Callable[..., jax.Array]) -> tuple[int, float]:
-    """Return the elements of the largest array of the gradient of a grouped product, and its temporary GiB.
-
-    Compiled for an H100, in the sizes of Qwen3-30B-A3B and 8,192 tokens.
-    """
+@pytest.fixture
+def h100() -> Iterator[Mesh]:
+    """A mesh of one H100 to compile for. Skips the test without jax's CUDA plugin."""
     try:
         devices = absent_gpus("h100")
     except ConfigError as error:
         pytest.skip(str(error))
-    mesh = Mesh(np.reshape(np.array(devices), (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    # Programs for devices that are absent can be kept in the compile cache, but not be read from it.
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.jax_persistent_cache_min_compile_time_secs  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update(name, 1e9)
+    yield Mesh(np.reshape(np.array(devices), (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    jax.config.update(name, before)
+
+
+def largest_for_a_gpu(operation: Callable[..., jax.Array], mesh: Mesh) -> tuple[int, float]:
+    """Return the elements of the largest array of the gradient of a grouped product, and its temporary GiB.
+
+    Compiled for an H100, in the sizes of Qwen3-30B-A3B and 8,192 tokens.
+    """
 
     def loss(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
         return jnp.sum(operation(x, weights, sizes).astype(jnp.float32) ** 2)
@@ -103,9 +122,43 @@ def largest_for_a_gpu(operation: Callable[..., jax.Array]) -> tuple[int, float]:
     return max(line.elements for line in lines), memory.temp_size_in_bytes / 2**30
 
 
-def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix():
+def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix(h100: Mesh):
     """Blocks are padded: at most 128 rows of each of 128 matrices more. XLA's own operation does it."""
-    elements, temporary = largest_for_a_gpu(lambda *args: kernels.grouped(*args))
+    elements, temporary = largest_for_a_gpu(lambda *args: kernels.grouped(*args), h100)
     assert elements <= 2 * max(ROWS * INNER, 640 * INNER * OUTER) and temporary < 12
-    elements, temporary = largest_for_a_gpu(jax.lax.ragged_dot)
+    elements, temporary = largest_for_a_gpu(jax.lax.ragged_dot, h100)
     assert elements >= ROWS * MATRICES * OUTER and temporary > 12
+
+
+def test_on_a_gpu_each_product_of_an_8_bit_draft_reads_8_bits_in_the_loop(h100: Mesh):
+    """The loop carries the kernels in 8 bits, and they are converted within their products."""
+    size = dict(hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=2048, dtype="bfloat16")
+    decoder = DecoderConfig(**size, intermediate_size=1536, num_layers=1, feature_layers=(0,))
+    head = Eagle3Config(**size, intermediate_size=1024, feature_size=512, draft_vocab_size=2048)
+    policy = make_policy(decoder)
+    drafter = make_eagle3(head, policy)
+    drafter = replace(drafter, head=replace(drafter.head, eight_bit="int8"))
+    params = Params(
+        *(abstract_params(init, h100) for init in (partial(init_decoder, decoder), partial(init_eagle3, head)))
+    )
+    config = RolloutConfig(group_size=2, max_new_tokens=16, draft_length=2, verifier="coupled")
+    generate = per_shard(speculative_rollout, policy, drafter, config, h100)
+
+    def run(params: Params, prompts: Prompts, step: jax.Array) -> Rollout:
+        return generate(prepare(policy, drafter, params), prompts, (step, step), None)
+
+    shapes = (8, 8), (8,), (8,), ()
+    tokens, lengths, ids, step = (
+        jax.ShapeDtypeStruct(shape, "int32", sharding=NamedSharding(h100, PartitionSpec())) for shape in shapes
+    )
+    with jax.set_mesh(h100):
+        compiled = jax.jit(run).lower(params, Prompts(tokens, lengths, ids), step).compile(COMPILER_OPTIONS)
+    found = Program(compiled.as_text())
+    lines = [line for each in found.computations.values() for line in each]
+    kernel_shapes = {x.shape for x in jax.tree.leaves(params.draft) if x.ndim > 1}
+    carried = [pair for x in lines if x.opcode == "while" for pair in zip(x.dtypes, x.arrays, strict=True)]
+    assert {shape for dtype, shape in carried if dtype == "s8"} >= kernel_shapes
+    fused = {name for x in lines if x.opcode == "fusion" for name in x.references}
+    sizes = {math.prod(shape) for shape in kernel_shapes}
+    of_weights = [x for x in lines if x.opcode == "convert" and "/draft/" in x.scope and x.elements in sizes]
+    assert of_weights and all(x.computation in fused for x in of_weights)
