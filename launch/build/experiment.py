@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +100,11 @@ class Experiment:
         shards = batch_shards(self.mesh)
         return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
+    def abstract_prompts(self, count: int) -> Prompts:
+        """Return the shapes and dtypes of `count` prompts."""
+        shapes = (count, self.config.data.max_prompt_tokens), (count,), (count,)
+        return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
+
     def trace_rollout(self, config: RolloutConfig, prompts: int) -> Rollout:
         """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
 
@@ -110,18 +114,14 @@ class Experiment:
         policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
         phases = len(lay_out(config, rows // batch_shards(self.mesh), width))
-
-        def int32(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-        abstract_prompts = Prompts(int32(prompts, width), int32(prompts), int32(prompts))
-        draft_length_indices = int32(phases) if config.draft_lengths else None
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
         generate = per_shard(self.rollout_fn, policy, drafter, config, self.mesh)
         try:
             with jax.set_mesh(self.mesh):
                 rollout = jax.eval_shape(
                     lambda params, *others: generate(prepare(policy, drafter, params), *others),
-                    *(replace(params, memory=()), abstract_prompts, (int32(), int32()), draft_length_indices),
+                    *(replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices),
                 )
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rollout.function = {self.config.rollout.function}: {error}") from error

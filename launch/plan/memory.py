@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -60,16 +59,6 @@ def resident(state: TrainState) -> Components:
     }
 
 
-def prompt_shapes(experiment: Experiment, count: int) -> Prompts:
-    """Return so many prompts of the experiment as ShapeDtypeStructs."""
-
-    def blank() -> Prompts:
-        numbers = jnp.zeros((count,), jnp.int32)
-        return Prompts(jnp.zeros((count, experiment.config.data.max_prompt_tokens), jnp.int32), numbers, numbers)
-
-    return jax.eval_shape(blank)
-
-
 def _rollout(experiment: Experiment, state: TrainState) -> Components:
     networks = experiment.networks.policy, experiment.networks.drafter
     copy = jax.eval_shape(partial(prepare, *networks), state.params)
@@ -82,7 +71,7 @@ def _caches(experiment: Experiment) -> int:
     """Return the bytes of the policy's and the draft's caches in the first phase."""
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     rollout, phases = config.rollout, experiment.phases
-    prompts = prompt_shapes(experiment, config.data.prompts // batch_shards(mesh))
+    prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
     chosen = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
     params = replace(networks.params, memory=())
 

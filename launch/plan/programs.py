@@ -10,7 +10,7 @@ from launch.build.experiment import Experiment
 from launch.build.state import abstract_state
 from launch.plan.devices import COMPILER_OPTIONS
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import Components, components, prompt_shapes
+from launch.plan.memory import Components, components
 from launch.plan.traffic import Collectives, collectives_of
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
@@ -59,7 +59,7 @@ class Plan:
     def programs(self, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
         """Trace and compile the programs of these names. Raises ValueError if options do not fit together."""
         experiment, started = self.experiment, time.perf_counter()
-        traced = self._step.trace_halves(self._state, prompt_shapes(experiment, experiment.config.data.prompts))
+        traced = self._step.trace_halves(self._state, experiment.abstract_prompts(experiment.config.data.prompts))
         found, tracing = {}, (time.perf_counter() - started) / len(traced)
         for name in names:
             each, started = traced[name], time.perf_counter()
@@ -80,4 +80,4 @@ class Plan:
 
 
 def _no_scores(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-    raise NotImplementedError("a plan runs nothing")
+    raise AssertionError("a plan runs nothing")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import RunConfig
+from configs.schema import DraftConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
-from specjax.drafters import Drafter
+from specjax.drafters import Drafter, HeadDrafter
 from specjax.types import Policy, PyTree
 
 
@@ -117,3 +117,9 @@ class Draft:
         Raises ValueError if the directory is in use.
         """
         save_named_draft(directory, self.kind, params)
+
+
+def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:
+    """Return the drafter with the options that do not depend on its network."""
+    head = replace(drafter.head, eight_bit=options.rollout_dtype)
+    return replace(drafter, head=head, unroll=options.unroll, decay=options.decay, objective=options.loss)

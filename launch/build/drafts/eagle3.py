@@ -7,9 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from configs.schema import DraftConfig
 from launch.build.draft_vocabulary import frequent_tokens
-from launch.build.drafts.base import Draft, DraftContext
+from launch.build.drafts.base import Draft, DraftContext, with_options
 from launch.build.drafts.saved_head import fit_head
 from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
@@ -18,7 +17,6 @@ from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.hf.eagle3_dialects import Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
-from specjax.drafters import HeadDrafter
 from specjax.types import PyTree
 
 
@@ -102,12 +100,6 @@ def build_eagle3(context: DraftContext) -> Draft:
         decoder=decoder,
         read_from=None if context.saved is None else "draft.path",
     )
-
-
-def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:
-    """Return the drafter with the options that do not depend on its network."""
-    head = replace(drafter.head, eight_bit=options.rollout_dtype)
-    return replace(drafter, head=head, unroll=options.unroll, decay=options.decay, objective=options.loss)
 
 
 def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from launch.build.drafts.base import Draft, DraftContext
-from launch.build.drafts.eagle3 import with_options
+from launch.build.drafts.base import Draft, DraftContext, with_options
 from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
