@@ -1,6 +1,7 @@
 """Kernels for NVIDIA GPUs.
 
-Measured on one H100 with jax 0.11.2: `python -m benchmarks.gpu.attention` (benchmarks/results/attention_h100.txt).
+Measured on one H100 with jax 0.11.2: `python -m benchmarks.gpu.attention`, and rounds of Qwen3-8B
+(benchmarks/results/attention_h100.txt, rounds_h100.txt).
 """
 
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.kernels import plain
-from specjax.parallel.mesh import BATCH_AXES
 from specjax.types import LayerCache
 
-# Caches of fewer positions are read as fast by XLA. More tokens of a row than this are a prompt's.
-LEAST_POSITIONS, MOST_TOKENS = 2048, 16
+# XLA reads shorter caches as fast, for one token of a row and for several. More than MOST_TOKENS are a prompt.
+LEAST_POSITIONS, LEAST_POSITIONS_OF_SEVERAL, MOST_TOKENS = 2048, 1024, 16
+# cuDNN reads the keys of each row and head with one of the GPU's 132 processors. With fewer than these, most are idle.
+LEAST_HEADS = 64
 HALF = (jnp.bfloat16, jnp.float16)
+# Axes of the mesh (specjax.parallel.mesh) that split rows, and heads.
+ROW_AXES, HEAD_AXES = ("data", "fsdp"), ("tensor",)
 
 # Outputs and float32 log-sum-exps of queries [B, N, T, H] over the first lengths[b] keys and values [B, N, S, H].
 OverCache = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
@@ -28,11 +32,9 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Attend as `plain.attend` does, but read a long cache with cuDNN where `start` tells what the mask allows.
 
-    From 2,048 positions on, XLA takes about twice as long: it writes the scores out. cuDNN reads the cache at the
-    bandwidth of the memory.
+    cuDNN reads 8,192 positions of 32 rows at the bandwidth of the memory, in half the time that XLA takes.
     """
-    tokens, positions = q.shape[1], cache.k.shape[2]
-    if start is None or q.dtype not in HALF or tokens > MOST_TOKENS or positions < LEAST_POSITIONS:
+    if start is None or not _pays(q, cache.k):
         return plain.attend(q, cache, mask)
 
     def on_device(q: Array, k: Array, v: Array, start: Array) -> Array:
@@ -43,7 +45,7 @@ def attend(
     if not free:
         return on_device(q, *cache, start)
     # Each device attends with its own rows and heads. XLA does not know how to divide a call of cuDNN.
-    rows, heads = (tuple(axis for axis in axes if axis in free) for axes in (BATCH_AXES, ("tensor",)))
+    rows, heads = (tuple(axis for axis in axes if axis in free) for axes in (ROW_AXES, HEAD_AXES))
     by_head = P(rows, heads)
     island = jax.shard_map(
         on_device,
@@ -54,6 +56,13 @@ def attend(
         check_vma=False,
     )
     return island(q, *cache, start)
+
+
+def _pays(q: Float[Array, "B T N H"], keys: Float[Array, "B G S H"]) -> bool:
+    """Return whether cuDNN can attend, and is measured or expected to take less time than XLA."""
+    tokens, (rows, heads, positions, _) = q.shape[1], keys.shape
+    least = LEAST_POSITIONS if tokens == 1 else LEAST_POSITIONS_OF_SEVERAL
+    return q.dtype in HALF and tokens <= MOST_TOKENS and positions >= least and rows * heads >= LEAST_HEADS
 
 
 def in_two_parts(

@@ -103,7 +103,8 @@ def test_cudnn_is_asked_for_the_right_masks(
 @pytest.mark.parametrize("manual", [(), BATCH_AXES])
 def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     """On a mesh that divides the two heads of keys, within a rollout's island or outside."""
-    monkeypatch.setattr(gpu, "LEAST_POSITIONS", LENGTH)
+    monkeypatch.setattr(gpu, "LEAST_POSITIONS_OF_SEVERAL", LENGTH)
+    monkeypatch.setattr(gpu, "LEAST_HEADS", 1)
 
     def attend(q: jax.Array, cache: LayerCache, view: View) -> jax.Array:
         def run(q: jax.Array, cache: LayerCache, start: jax.Array) -> jax.Array:
@@ -115,12 +116,14 @@ def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], mon
 
     text = lowered(attend, 4, monkeypatch, mesh_of(1, 1, 2))
     asked = re.findall(r"custom_call @__cudnn.*?: \((tensor<\w+>), (tensor<\w+>)", text)
+    assert gpu.ROW_AXES == BATCH_AXES
     assert asked == [("tensor<3x1x8x8xbf16>", f"tensor<3x1x{LENGTH}x8xbf16>")]
 
 
-@pytest.mark.parametrize("other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}])
+@pytest.mark.parametrize("other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}, {"heads": 7}])
 def test_xla_attends_where_cudnn_cannot_or_does_not_pay(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu, "LEAST_POSITIONS", other.get("positions", LENGTH))
+    monkeypatch.setattr(gpu, "LEAST_POSITIONS_OF_SEVERAL", other.get("positions", LENGTH))
+    monkeypatch.setattr(gpu, "LEAST_HEADS", other.get("heads", 6))
     q, cache, view = attended(4, other.get("dtype", jnp.bfloat16))
     y = gpu.attend(q, cache, view.mask, other.get("start", view.write))
     assert (y == plain.attend(q, cache, view.mask)).all()
