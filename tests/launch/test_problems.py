@@ -91,8 +91,8 @@ def test_bad_records_of_every_format_are_named(tmp_path: Path, name: str, text: 
         ('{"q": "x", "a": true}', ":2:...'a'"),
         ('{"q": ["x"], "a": "# 1"}', ":2:...'q'...\"x\""),
         ('{"q": " ", "a": "# 1"}', ":2:...'q'"),
-        ('{"q": "x", "a": "1"}', ":2:...'#'...'a'"),
-        ('{"q": "x", "a": "1 # "}', ":2:...'#'...'a'"),
+        ('{"q": "x", "a": "1"}', ":2:...'a'...'#'"),
+        ('{"q": "x", "a": "1 # "}', ":2:...'a'...'#'"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):
