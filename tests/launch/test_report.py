@@ -108,7 +108,7 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     # Each token in its writer's shade, and nothing of a text is taken for HTML.
     assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in text
     assert '<span class="end w2">stop</span>' in text and "1 &lt; 2?" in text
-    assert "200 tokens …" in text and "not scored" in text and "cut at the length budget" in text
+    assert "200 tokens …" in text and "not scored" in text and "cut off at the length budget" in text
     assert "<div><span>seed</span><b>3</b></div>" in text
 
 
