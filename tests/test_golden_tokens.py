@@ -27,7 +27,7 @@ def experiment() -> Experiment:
 @pytest.mark.parametrize("kind", DRAFT_LENGTH)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_stay_what_they_were(experiment: Experiment, kind: str, temperature: float):
-    """The tokens are the same with every drafter, and after every change of the code."""
+    """Tokens are the same with every drafter, and must not change with the code."""
     networks, base = experiment.networks, experiment.config.rollout
     drafters: dict[str, Drafter] = {
         "none": NoDrafter(),

@@ -1,4 +1,4 @@
-"""Every link and command in README and the pages leads somewhere."""
+"""Every link, command and option in README and the pages exists."""
 
 import importlib
 import re
@@ -67,7 +67,7 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-# Named by a loss, a reward or a draft length, or only of policies with experts.
+# Metrics whose names depend on a loss, a reward or a draft length, and those of policies with experts.
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/rerouted"}
 

@@ -1,4 +1,4 @@
-"""However waiting sequences are let in, the tokens are those of plain decoding all at once."""
+"""Every way to admit waiting sequences gives the tokens of plain decoding without a queue."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""The comparison of algorithms, on very little of everything."""
+"""The comparison of algorithms, at tiny sizes."""
 
 import json
 from dataclasses import replace
@@ -33,11 +33,11 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     assert all(len(run["accuracy"]) == 2 for run in runs)
     # From the same policy.
     assert runs[0]["before"] == runs[1]["before"]
-    # Both tasks, but for the control.
+    # Both tasks, except the control.
     assert capsys.readouterr().out.count("did not learn: NOT AS IT SHOULD") == 4
     assert all((run["gap"] > 1e-4) == (run["algorithm"] == "importance by token") for run in runs)
     assert len(list((tmp_path / "plots").glob("*.png"))) == 1
-    # What is there is tabled again and not run again.
+    # Existing results are put in the table without a new run.
     monkeypatch.setattr(algorithms, "learn", None)
     assert algorithms.main(["--algorithms", *names, *options]) == 1
     assert capsys.readouterr().out.count("did not learn") == 6
@@ -59,7 +59,7 @@ def test_digits_are_put_in_order(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_has_learnt_both_tasks() -> None:
-    """The committed results cover the algorithms that exist."""
+    """The committed results cover all algorithms."""
     found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
     runs = [algorithms.Learned(**run) for run in found]
     assert {(run.task, run.algorithm) for run in runs} == {

@@ -1,4 +1,4 @@
-"""The implementations that the benchmark times compute the same law."""
+"""The implementations that the benchmark compares compute the same law."""
 
 import jax
 import numpy as np

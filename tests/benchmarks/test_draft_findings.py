@@ -1,4 +1,4 @@
-"""The experiment on drafts, from warm-up to its plots, on very little of everything."""
+"""The experiment on drafts, from warm-up to plots, at tiny sizes."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Implementations that are timed against each other agree, and two parts make one attention."""
+"""The compared implementations of attention agree, also if attention is computed in two parts."""
 
 import re
 from functools import partial
@@ -23,7 +23,7 @@ CUDNN = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
 
 
 def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache, View]:
-    """Return 4 heads of `count` queries, and 2 heads of keys and values that are garbage where no query may look."""
+    """Return 4 heads of `count` queries, and 2 heads of keys and values with garbage where no query may attend."""
     view, rng, rows = decode_view(jnp.asarray(START), count, LENGTH), np.random.default_rng(count), len(START)
     cached = rng.normal(size=(2, rows, 2, LENGTH, 8))
     for row, start in enumerate(START):
@@ -46,7 +46,7 @@ def test_every_implementation_attends_alike(queries: int):
 @pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("count", [1, 4])
 def test_two_parts_are_one_attention(count: int, fold: bool):
-    """In float64, in which sums in another order differ by 1e-15."""
+    """Compare in float64, where the order of sums changes results by about 1e-15."""
     q, cache, view = attended(count, np.float64)
     with jax.enable_x64(True):
         scores = jnp.einsum("btgnh,bgsh->bgnts", q.reshape(3, count, 2, 2, 8), cache.k) * 8**-0.5
@@ -57,7 +57,7 @@ def test_two_parts_are_one_attention(count: int, fold: bool):
 
 
 def test_a_rounded_log_sum_exp_would_cost_accuracy():
-    """Why jax's public function, which rounds it to bfloat16, is not used."""
+    """This is why jax's public function, which rounds it to bfloat16, is not used."""
 
     def rounded(*args: Any) -> tuple[jax.Array, jax.Array]:
         y, lse = xla(*args)
@@ -73,7 +73,7 @@ def test_a_rounded_log_sum_exp_would_cost_accuracy():
 
 
 def lowered(attend: Attend, count: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the program for CUDA, which needs no GPU to be written down."""
+    """Return the program lowered for CUDA, which needs no GPU."""
     monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(count, jnp.bfloat16)
     return jax.jit(attend).trace(q, cache, view).lower(lowering_platforms=("cuda",)).as_text()
@@ -94,7 +94,7 @@ def test_cudnn_is_asked_for_the_right_masks(
 ):
     text = lowered(attend, count, monkeypatch)
     assert re.findall(r"mask_type.{2,9}?([A-Z_]+)", text) == masks
-    # The cache goes in as it is: nothing of its size is transposed.
+    # The cache is passed unchanged: no array of its size is transposed.
     assert not re.search(rf"transpose.*-> tensor<3x\w*{LENGTH}x\w*bf16>", text)
 
 

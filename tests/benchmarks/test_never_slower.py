@@ -1,4 +1,4 @@
-"""The benchmark's cells count what they say."""
+"""The benchmark's cells hold the right numbers."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_the_best_fixed_length_is_the_one_that_automatic_choice_gains_least_on()
 
 
 def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
-    """Plain decoding against itself: twice as long, then half as long, is neither faster nor slower."""
+    """Plain decoding that takes twice as long, then half as long, as itself has a ratio of 1."""
     took = iter([2.0, 1.0, 4.0, 2.0])
     monkeypatch.setattr("benchmarks.never_slower.time_call", lambda run: next(took))
     monkeypatch.setattr(Job, "seconds", np.array([[1.0]], np.float32))

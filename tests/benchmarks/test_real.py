@@ -1,4 +1,4 @@
-"""`make real`: its stages go on where they were stopped, and its model is the one that it says."""
+"""`make real`: stages continue where they were stopped, and the model is the stated one."""
 
 import importlib.util
 import json
@@ -36,7 +36,7 @@ def test_a_stage_that_was_stopped_goes_on_and_a_finished_one_is_skipped(
     record = json.dumps({"reward": 1.0, "completion": 'A "candle".'})
     code = {
         "first": "print('loss of 3'); print('answers: 1 of 2 batches, 41 tokens/s, 25 s left')",
-        # The first time it asks for the whole to be stopped, as a scheduler does.
+        # The first time, it asks for the whole program to stop, as a scheduler does.
         "second": "import os, time; print('tried', flush=True)\n"
         f"if not os.path.exists({str(allowed)!r}): os.kill(os.getppid(), 15), time.sleep(60)",
     }
