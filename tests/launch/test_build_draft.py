@@ -103,7 +103,7 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...draft.path...(0, 1)"),
+        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...(0, 1)...draft.path"),
         ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): ...0...1"),
         ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: ...9"),
         ({}, {"--draft.kind": "none"}, "draft.path = ...: ...None...none"),

@@ -143,7 +143,7 @@ def test_when_it_is_paid_for():
     assert paying.steps == 11 and paying.saved_s == pytest.approx(1.0)
     assert (
         "at draft length 3" in paying.describe()
-        and "pay off after 11 steps, counting rollouts only" in paying.describe()
+        and "pay off after 11 steps, counting only rollouts" in paying.describe()
     )
     slower = break_even([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
     assert slower.steps is None and "does not pay off" in slower.describe()

@@ -153,7 +153,7 @@ def test_collectives_are_counted_through_loops_and_branches():
 
 def test_alternatives_change_one_thing_and_keep_the_devices_where_data_can_give_them():
     config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
-    for program, first in (("generate", "rollout.phases of 1 slots"), ("update", "microbatches = 4")):
+    for program, first in (("generate", "rollout.phases with at most 1 slots"), ("update", "microbatches = 4")):
         found = dict(alternatives(config, program, experts=False))
         more = alternatives(config, program, experts=True)
         assert {name for name, _ in more} - found.keys() == {"mesh.expert = 2, mesh.data = 2"}
