@@ -24,7 +24,7 @@ ALLOWED = [
 
 
 def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
-    """Return the advantages of groups without failed samples, in float64."""
+    """Return the advantages by the papers' formulas, for groups without failed samples, in float64."""
     everything = np.concatenate(groups)
     match name:
         case "GRPO":
@@ -43,7 +43,7 @@ def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_relative_is_as_its_paper_has_it(name: str) -> None:
-    """Failed samples leave groups of 4 to 7, and every statistic."""
+    """Failed samples leave groups of 4 to 7 samples. They are not part of any statistic."""
     rng = np.random.default_rng(2)
     reward = rng.normal(1.0, 2.0, (6, 8)).astype(np.float32)
     failed = np.arange(8)[None] < rng.integers(1, 5, (6, 1))
@@ -65,7 +65,7 @@ def test_equal_rewards_teach_nothing_by_any_rule(config: AdvantageConfig) -> Non
 
 @pytest.mark.parametrize("config", ALLOWED, ids=str)
 def test_a_group_of_equal_rewards_among_others_is_a_small_lesson_or_none(config: AdvantageConfig) -> None:
-    """A group is above or below the batch's mean, but not its own."""
+    """The group differs from the batch's mean, but not from its own."""
     got = np.asarray(group_advantages(jnp.array([1.0, 1.0, 1.0, 0.0, 1.0, 0.0]), 3, config))
     assert np.abs(got).max() < 2
     assert (got[:3] > 0).all() if config.baseline == "batch" else not got[:3].any()
@@ -97,7 +97,7 @@ def test_groups_are_consecutive_and_independent() -> None:
 
 
 def test_tokens_pay_for_what_lies_ahead() -> None:
-    """REINFORCE++ in float64, token by token; samples without a score and tokens outside completions are in nothing."""
+    """Compare with REINFORCE++ in float64. Samples without a score and tokens outside completions do not count."""
     rng = np.random.default_rng(3)
     reward, cost = rng.normal(size=5), rng.normal(0.0, 0.3, (5, 9))
     reward[[1, 3]] = np.nan, np.inf

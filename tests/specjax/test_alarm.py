@@ -1,4 +1,4 @@
-"""The alarm is raised by every fault that makes a rollout draft otherwise than its training, and by nothing else."""
+"""Every fault that makes drafting differ between rollout and training raises the alarm, and nothing else does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from specjax.train.sums import DraftSums
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 
-# Of few tokens, and opinions that its head can learn from the context.
+# Few tokens, and distributions that the head can learn from the context.
 WORLD = World(
     vocab=8,
     layers=1,
@@ -41,7 +41,7 @@ LAW = SamplingLaw(temperature=0.5)
 
 @dataclass(frozen=True)
 class PairedOneOff(HeadDrafter):
-    """Reads each feature beside the token at its own place, not the one after it."""
+    """Drafter that pairs each feature with the token at the same position instead of the next one."""
 
     def observe(self, state, features, tokens, emitted):
         early = jnp.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
@@ -49,11 +49,11 @@ class PairedOneOff(HeadDrafter):
 
 
 def other_layers(output):
-    """Return the output of the layer whose input the head reads."""
+    """Return the features one layer too late: the output of a layer instead of its input."""
     return output.hidden
 
 
-# A small vocabulary repeats itself often: half of the rounds are the lookup's.
+# Text of a small vocabulary repeats itself often, so the lookup proposes in half of the rounds.
 BESIDE = NGramDrafter(WORLD.vocab, min_n=1, max_n=3)
 
 SHUFFLED = replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.int32), 1))
@@ -114,7 +114,7 @@ def weights(draft: str) -> Params:
 def watched(
     fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None, anchors: int = 0
 ) -> list[dict[str, float]]:
-    """Return the adaptation after each of some steps that train one draft and decode with it, or with `decoded`."""
+    """Return the adaptation after each of several steps that train a draft and decode with it, or with `decoded`."""
     state = TrainState(
         step=jnp.int32(0),
         params=weights(draft),
@@ -148,13 +148,13 @@ def watched(
     ],
 )
 def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: str) -> None:
-    """The head's own drafts count, whatever a lookup beside it proposes."""
+    """Only the head's own drafts count, not those of a lookup beside it."""
     seen = watched(drafter, draft)
     assert all(0.2 < step["of_all"] < 0.8 if "lookup" in drafter else step["of_all"] == 1 for step in seen)
     drafted = sum(step["drafted"] for step in seen)
     gap = sum((step["draft/promised_acceptance"] - step["rate"]) * step["drafted"] for step in seen) / drafted
     assert drafted > 1000
-    # The variance of a sum of independent events is at most what it would be if all were equally likely.
+    # The variance of a sum of independent events is largest if all have the same probability.
     mean = np.mean([step["draft/promised_acceptance"] for step in seen])
     assert abs(gap) < 4 * np.sqrt(mean * (1 - mean) / drafted)
     assert not any(step["draft/alarm"] for step in seen)

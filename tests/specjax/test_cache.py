@@ -38,7 +38,7 @@ def test_write_keeps_the_dtype_of_the_cache():
 @pytest.mark.parametrize("length", [LENGTH, 2**13])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int):
-    """Against a float64 softmax, head by head, for each number of query heads that share a key; small caches, large."""
+    """Compare with a float64 softmax per head, for several numbers of query heads per key, small and large caches."""
     slots, random = 4, np.random.default_rng(0)
     for shared in (1, 2, 4):
         q = random.normal(size=(slots, count, HEADS * shared, WIDTH))

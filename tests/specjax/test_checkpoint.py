@@ -79,7 +79,7 @@ def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
 
 
 def test_onto_another_mesh(tmp_path: Path):
-    """With all that a state can have; what is kept of each sequence lies on the shards of its mesh."""
+    """The state has all optional parts. Values kept per sequence lie on the shards of the new mesh."""
 
     def full(mesh: MeshConfig) -> TrainState:
         config = TrainConfig(
@@ -119,7 +119,7 @@ def two_saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("how", ["deleted", "cut", "emptied", "changed"])
 def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, how: str):
     files = [path.relative_to(two_saves) for path in sorted((two_saves / "2").rglob("*")) if path.is_file()]
-    # A restore does without.
+    # A restore does not need these two files.
     files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
     assert len(files) > 10
     for number, file in enumerate(files):
@@ -153,7 +153,7 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
 
 
 def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_path: Path):
-    """It may be half swept. It is the best of none, and swept by the next process."""
+    """It may be partly deleted. It is never the best, and the next process deletes it."""
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     (copy / "1" / "files.json").unlink()
     (copy / "1" / "state" / "_METADATA").unlink()
@@ -165,7 +165,7 @@ def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_pa
 
 
 def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Moments are no concern of a program that generates, nor is anything else of one that looks for the best save."""
+    """Programs that generate do not read moments, and the search for the best save reads only its score."""
     copy, read, checksum = shutil.copytree(two_saves, tmp_path / "copy"), list[Path](), checkpoint_integrity._checksum
     monkeypatch.setattr(checkpoint_integrity, "_checksum", lambda path: read.append(path) or checksum(path))
 
@@ -229,7 +229,7 @@ def test_the_best_is_never_swept(tmp_path: Path):
         assert saved_steps(tmp_path) == kept[step]
     with Checkpointer(tmp_path) as saves:
         assert saves.best_step() == 5
-    # Scores of one metric say nothing of another.
+    # Scores of different metrics are not comparable.
     with Checkpointer(tmp_path, keep=1, best="reward/mean") as saves:
         assert saves.best_step() is None
         saves.save(8, state, DATA, EXTRA, -3.0)
@@ -251,7 +251,7 @@ def test_a_state_may_be_donated_at_once(tmp_path: Path):
 
 
 def other_arrays(state: TrainState) -> dict[str, TrainState]:
-    """States that a save of `state` does not hold, by what is said of them."""
+    """Return states that a save of `state` does not match, by the expected message."""
     wide = replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))})
     half = replace(state.params, policy=jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy))
     return {
@@ -297,7 +297,7 @@ def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
     everything = {path.name for path in tmp_path.iterdir()}
     with Checkpointer(tmp_path) as saves:
         step = max(saved_steps(tmp_path))
-        # The kill comes while 128 MB are being written; were it too late, the save of step 2 would be whole.
+        # The kill comes while 128 MB are being written. If it came later, the save of step 2 would be complete.
         assert step == 2 or any(name.startswith("2.") for name in everything)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         policy = {str(i): jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32, sharding=one) for i in range(8)}

@@ -1,4 +1,4 @@
-"""The cost model finds the constants it was made with, and the choice is the one that pays."""
+"""The cost model recovers the constants of simulated rounds, and the chosen draft lengths are the fastest."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def cells(model: CostModel, noise: float = 0.0) -> list[Cell]:
 
 
 def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
-    """With no batch seen yet."""
+    """Return the statistics before any batch, with this acceptance and these seconds of a round."""
     none = jnp.zeros((len(seconds), len(seconds[0])))
     return Drafting(acceptance, Progress(none, none), jnp.array(seconds))
 
@@ -61,7 +61,7 @@ def test_the_constants_are_found_again(model: CostModel):
 
 
 def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
-    """One row of 128 experts, 8 of a token: a verification of 4 tokens reads more of them than a round of one."""
+    """One row, 128 experts, 8 per token: a verification of 4 tokens reads more experts than a plain round."""
     mixture = Mixture(layers=48, experts=128, active=8)
     touched = [experts_touched(tokens, mixture) for tokens in (1, 4, 32)]
     np.testing.assert_allclose(touched, [8, 29.1, 111.8], atol=0.1)
@@ -83,7 +83,7 @@ def test_a_table_holds_the_seconds_of_every_phase_and_length():
 
 
 def test_a_round_that_was_measured_takes_what_it_took():
-    """Three times, of which one was disturbed; the model would have it on the line through the others."""
+    """It was measured three times, once with a disturbance. The model alone would predict another value."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     odd = [Cell(4, 128, 1, seconds) for seconds in (0.05, 0.9, 0.04)]
     known = [cell for cell in cells(model) if cell[:3] != (4, 128, 1)]
@@ -91,7 +91,7 @@ def test_a_round_that_was_measured_takes_what_it_took():
 
 
 def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
-    """A phase twice as slow as the model has it; one of its lengths was not measured."""
+    """A phase is twice as slow as the model predicts, and one of its draft lengths was not measured."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     slow = [Cell(8, 256, k, 2 * model.seconds(8, 256, k)) for k in (0, 3)]
     first, middle, last = round_seconds([*(cells(model) * 20), *slow], [Phase(8, 256)], (0, 1, 3))[0]
@@ -119,9 +119,9 @@ def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it()
     "drafted, accepted, predicted, expected",
     [
         ([1e5, 1e5], [9e4, 6e4], 0.2, [0.9, 0.6]),
-        # Counts lead on where they end.
+        # Beyond the last counted position, rates continue from the counts.
         ([1e6, 0], [5e5, 0], 0.9, [0.5, 0.25]),
-        # Few drafts had a second token, and most of those kept it: a third is no likelier than all that lies beyond.
+        # The second rate is that of fewer drafts. Later positions do not get a higher rate.
         ([1e6, 3e5, 0, 0], [1e5, 9e4, 0, 0], 0.1, [0.1, 0.3, 0.3, 0.3]),
     ],
 )
@@ -145,7 +145,7 @@ def test_old_steps_fade():
 
 
 def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
-    """Two shards and three phases: sequences were let in during the first of them, the last saw no round."""
+    """Two shards and three phases: sequences were admitted during the first phase, the last had no rounds."""
     known = init_drafting((0, 1, 3), np.ones((3, 3)))
     seen = rollout(
         loop_rounds=jnp.array([[9, 10, 0], [9, 20, 0]]),
@@ -168,19 +168,19 @@ def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
 
 
 def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
-    """Rows gain 1.9 tokens a round, the batches of the first phase 1.5."""
+    """Rows gain 1.9 tokens per round, but the batches of the first phase only 1.5."""
     many = 1e4
     trips = jnp.array([[0, many], [0, 0]])
     known = Drafting(counted(10**6, 600_000, 300_000), Progress(1.5 * trips, trips), jnp.ones((2, 2)))
     np.testing.assert_allclose(batch_gain(known, (0, 2)), [[1, 1.5], [1, 1.9]], rtol=1e-3)
     few = trips / many * PRIOR_ROUNDS
     known = Drafting(known.acceptance, Progress(1.5 * few, few), known.seconds)
-    # Eight measured rounds and eight expected ones, at a share halfway between what was measured and all of it.
+    # Eight measured rounds and a prior of eight: the ratio lies halfway between the measured one and 1.
     np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 + 1.7) / 2, rtol=1e-3)
 
 
 def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promised():
-    """A draft of 1 gained 0.3 of 0.6 expected tokens; of the 1.05 expected of a draft of 3, 0.525 are left."""
+    """A draft of 1 gained 0.3 of 0.6 expected tokens, so a draft of 3 is expected to gain 0.525 of 1.05."""
     many = counted(10**6, 600_000, 300_000, 150_000)
     trips = jnp.array([[0, 1e4, 0]])
     known = Drafting(many, Progress(1.3 * trips, trips), jnp.ones((1, 3)))
@@ -190,7 +190,7 @@ def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promis
 
 
 def test_what_was_found_out_in_vain_is_not_soon_tried_again():
-    """A draft that costs a quarter more is given up: it promises much and never gains."""
+    """A draft that costs a quarter more is given up, because its predicted gain never materialises."""
     lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
     state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
     for _ in range(60):
@@ -213,7 +213,7 @@ def test_what_was_found_out_in_vain_is_not_soon_tried_again():
     [((0, 0, 0), [0, 0]), ((700, 500, 350), [0, 2]), ((990, 980, 970), [2, 2]), ((600, 100, 10), [0, 1])],
 )
 def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: list[int]):
-    """In the first phase a draft of 3 costs 2.8 plain rounds, in the second 1.5; against them stands 1 + the rates."""
+    """A draft of 3 costs 2.8 plain rounds in the first phase and 1.5 in the second. It emits 1 + sum(rates) tokens."""
     seconds = [[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]]
     known = drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
     np.testing.assert_array_equal(choose(known, (0, 1, 3)), expected)
@@ -236,14 +236,14 @@ def test_a_longer_draft_must_promise_more_than_a_margin_that_shrinks_as_it_runs(
 
 @pytest.mark.parametrize("ran, expected", [(0.0, 1), (1e6, 2)])
 def test_a_shorter_draft_that_does_well_is_kept_until_a_longer_one_has_done_better(ran: float, expected: int):
-    """A draft of 1 came to 1.2 times the speed of none, one of 3 promises 1.35."""
+    """A draft of 1 measured 1.2 times the speed of plain decoding; a draft of 3 predicts 1.35."""
     trips = jnp.array([[0.0, 1e6, ran]])
     seen = Progress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
     assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.74]])), (0, 1, 3))[0] == expected
 
 
 def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
-    """32 rows of 256 tokens, each accepted at 0.75: the batch gains a tenth less than its rows do on average."""
+    """32 rows of 256 tokens with acceptance 0.75: the batch gains a tenth less than its mean row."""
 
     def rounds(key: jax.Array) -> jax.Array:
         drawn = jax.random.bernoulli(key, 0.75, (256, 32, 3))
@@ -255,7 +255,7 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
 
 
 def test_where_no_loss_foretells_anything_hindsight_does():
-    """Counts of two shards; what was drafted in the rounds that found something does not count as well."""
+    """Counts of two shards are added. The tokens that were drafted are not counted a second time."""
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
     seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
@@ -268,7 +268,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
 
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
 def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
-    """With 10 tokens, a batch comes as far as its rows."""
+    """With only 10 tokens, a batch gains as much as its mean row."""
     lengths, chosen = (0, 1), []
     state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
     for _ in range(30):

@@ -23,7 +23,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def reference(objective: str, log_p: np.ndarray, log_q: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """From the policy's whole law and the draft's spread over it, as the definitions read; `weight` is the hybrid's."""
+    """Return value and gradient by the definitions, over the policy's whole vocabulary. weight: of `hybrid`."""
     p, q = np.exp(log_p), np.zeros(log_p.shape)
     q[..., ids] = np.exp(log_q)
     distance = 0.5 * np.abs(p - q).sum(axis=-1)
@@ -66,7 +66,7 @@ def test_value_and_gradient(objective: Objective, ids: np.ndarray):
 
 
 def test_every_objective_is_least_where_the_laws_are_one():
-    """With a full vocabulary the divergences are 0, and cross-entropy is the policy's entropy."""
+    """With the full vocabulary, divergences are 0 there, and cross-entropy is the policy's entropy."""
     log_p = jnp.asarray(log_softmax(np.random.default_rng(1).normal(size=(1, 5, VOCAB))), jnp.float32)
     entropy = -np.sum(np.exp(log_p) * np.asarray(log_p), axis=-1)
     for objective in get_args(Objective):

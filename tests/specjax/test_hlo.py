@@ -1,4 +1,4 @@
-"""The readers of compiled programs see what they are there to see."""
+"""The readers of compiled programs find collectives, copies and loops."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ Body = Callable[[LayerCache, jax.Array], tuple[LayerCache, jax.Array]]
 
 
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
-    """Attend as a round does: one query for each new position, over the whole cache."""
+    """Attend as in a round: one query per new position, over the whole cache."""
     query = jnp.ones((len(start), WIDTH, HEADS, DIM))
     return kernels.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
 
@@ -57,7 +57,7 @@ def swap_keys_and_values(cache: LayerCache, start: jax.Array) -> tuple[LayerCach
 
 
 def compiled_loop(shape: tuple[int, int, int], body: Body, manual: set[str]) -> tuple[Program, list, int]:
-    """`body` in a loop over a cache whose slots are sharded, inside a shard_map over `manual`, if over any axes."""
+    """Compile `body` in a loop over a cache with sharded slots, inside a shard_map over the axes `manual`, if any."""
     mesh = mesh_of(*shape)
 
     def run(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:

@@ -1,4 +1,4 @@
-"""Lookups in texts, and the drafters made of them, against plain Python."""
+"""Lookups in texts and the drafters that use them, compared with plain Python."""
 
 from functools import partial
 
@@ -23,7 +23,10 @@ NOTHING = Params({}, {})
 
 
 def searched(texts: list[Words], end: Words, min_n: int, max_n: int, count: int) -> tuple[int, list[int]]:
-    """(tokens matched, those that followed): longest match, first text, last place. None is a token nobody knows."""
+    """Return (matched tokens, the tokens that followed) of the longest match; of equals, the last in the first text.
+
+    A token None is unknown and matches nothing.
+    """
     for n in range(min(max_n, len(end)), min_n - 1, -1):
         for text in texts:
             for i in range(len(text) - 1, n - 1, -1):
@@ -39,7 +42,7 @@ def encoded(text: Words, width: int) -> list[int]:
 
 @pytest.mark.parametrize("min_n, max_n, count", [(1, 1, 1), (1, 4, 3), (3, 4, 5)])
 def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int):
-    """In random texts of few words, with holes; some shorter than n, some without a match."""
+    """Search random texts of few different tokens, some unknown; some are shorter than n, some have no match."""
     rng, rows, width = np.random.default_rng(0), 500, 14
 
     def words() -> Words:
@@ -86,7 +89,7 @@ def test_a_text_grows_by_what_is_emitted():
 
 @partial(jax.jit, static_argnums=0)
 def started(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
-    """With room for six tokens after the prompts."""
+    """Return the drafter's state after the prompts, with space for six tokens."""
     return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
 
 
@@ -156,7 +159,7 @@ def test_the_newest_completions_of_each_prompt_are_remembered():
 
 
 def test_history_is_what_the_same_prompt_led_to_before():
-    """The prompt counts as a part of it, so that a match may begin there. Other prompts and fillers find nothing."""
+    """The prompt is part of the text, so a match may begin in it. Other prompts and filler rows find nothing."""
     drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
     remembered = drafter.memory.remember(
         drafter.memory.blank(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
@@ -179,10 +182,10 @@ def test_siblings_are_rows_of_the_same_prompt():
 
 
 def test_samples_that_have_ended_are_searched_behind_their_prompt():
-    """The first of those that ended, by sample; none for an id below 0. Beside a draft, too."""
+    """They are ordered by sample. Rows with a negative id have none. The same holds beside a draft."""
     history = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of([2, 0], [2, 0], ids=(3, -1))
-    # Of the samples of each prompt the first is still at work, and the last one too many.
+    # Each prompt's first sample is still active, and its last exceeds the number that is kept.
     ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
     for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
         state = drafter.observe_finished(started(drafter, NOTHING, prompts), prompts, ended)
@@ -205,7 +208,7 @@ def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, le
 
 
 class Sampled(NGramDrafter):
-    """Proposes 1, 1, .. for every row, under a law that is not one-hot."""
+    """Drafter that proposes 1, 1, .. for every row, with a law that is not one-hot."""
 
     def propose(self, params, state, gumbel, law):
         tokens = jnp.ones(gumbel.shape[:2], jnp.int32)
@@ -213,7 +216,7 @@ class Sampled(NGramDrafter):
 
 
 def test_a_row_takes_what_was_found_else_what_was_drafted():
-    """With the law and length of each. Training predicts the acceptance of drafts alone, and not of all of them."""
+    """Laws and lengths belong to what is proposed. Training predicts the acceptance of drafted tokens only."""
     found = one_hot_proposal(jnp.array([[0, 2], [0, 0], [0, 0]]), jnp.array([1, 0, 0]), VOCAB)
     drafted = Proposal(jnp.ones((3, 2), jnp.int32), jnp.full((3, 2, VOCAB), -jnp.log(3.0)), jnp.array([2, 2, 0]))
     chosen = found_or_drafted(found, drafted)
@@ -226,7 +229,7 @@ def test_a_row_takes_what_was_found_else_what_was_drafted():
 
 
 def test_a_model_learns_the_policys_law():
-    """Its loss is soft cross-entropy at the rollout's temperature, over the tokens that count."""
+    """Its loss is soft cross-entropy at the rollout's temperature, over the completion's tokens."""
     model, rng = chain(VOCAB), np.random.default_rng(2)
     tokens = rng.integers(0, VOCAB, (2, 7)).astype(np.int32)
     logits, own = rng.normal(size=(2, 7, VOCAB)), rng.normal(size=(VOCAB, VOCAB))
