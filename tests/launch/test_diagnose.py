@@ -393,5 +393,5 @@ def test_completions_without_drafts_are_refused():
     experiment = built(
         LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1 --rollout.draft-length 1")
     )
-    with pytest.raises(ConfigError, match="first token, or a lookup found no match"):
+    with pytest.raises(ConfigError, match="first token or a lookup found no match"):
         diagnose(experiment, experiment.networks.params, 2)
