@@ -14,7 +14,7 @@ ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
 
 
 def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
-    """A rollout as its verifications went: for each row, (drafts accepted, tokens emitted) of every round."""
+    """Return a rollout built from its verifications: for each row, (accepted, emitted) tokens of every round."""
     rng = np.random.default_rng(0)
     rounds = []
     for row in range(ROWS):
@@ -64,7 +64,7 @@ def test_rollout_metrics_read_slowly() -> None:
 
 @pytest.mark.parametrize(("drafts", "rounds", "length"), [(0, [0, 4], 1.0), (3, [0, 0], np.nan)])
 def test_rollout_metrics_when_nothing_was_drafted(drafts: int, rounds: list[int], length: float) -> None:
-    """Without positions to draft, and where nothing was verified."""
+    """Draft length 0, and a rollout without verifications."""
     counts, lengths = jnp.zeros((2, drafts), jnp.int32), jnp.array([1, 1 + rounds[1]])
     tokens = jnp.zeros((2, 5), jnp.int32)
     metrics = rollout_metrics(Rollout(tokens, lengths, drafted=counts, accepted=counts, row_rounds=jnp.array(rounds)))

@@ -1,4 +1,4 @@
-"""A policy with a mixture of experts: rollouts, their routes, and training that replays them."""
+"""A policy with a mixture of experts: rollouts, their routes, and training that replays routes."""
 
 from dataclasses import replace
 from functools import partial
@@ -59,7 +59,7 @@ DRAFTS: dict[str, tuple[Drafter, Init | None]] = {
 
 
 def filled(init: Init | None, mesh: Mesh, scale: float = 0.3) -> PyTree:
-    """The same random numbers on every mesh."""
+    """Return parameters with the same random numbers on every mesh."""
     rng = np.random.default_rng(0)
 
     def fill(x: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -92,7 +92,7 @@ def plain() -> Rollout:
         (ONE, "mtp", {}),
         (MeshConfig(expert=4), "eagle3", {}),
         (EIGHT, "eagle3", {}),
-        # Waiting sequences, and windows shorter than the longest row.
+        # Sequences wait, and windows are shorter than the longest row.
         pytest.param(ONE, "eagle3", dict(phases=((8, 20), (4, 26))), marks=pytest.mark.slow),
     ],
     ids=["mtp", "4 experts", "2 experts, data, tensor", "slots"],
@@ -126,7 +126,7 @@ def test_decoding_adds_the_parts_of_the_experts_once_a_layer_and_gathers_no_weig
     keys = rows, DECODER.num_kv_heads // 2, width + BUDGET + options.slack, DECODER.head_dim
     used = collectives(program.loop(carries=keys, times=2 * DECODER.num_layers))
     assert not [line.line for line in used if not within_shard(line.line, mesh)]
-    # As with a dense MLP: sums, two a layer and one after the embedding's lookup, and the logits of the vocabulary.
+    # As with a dense MLP: two sums per layer, one after the embedding, and the logits of the vocabulary.
     logits = rows, 1, DECODER.vocab_size
     gathers = [line for line in used if "all-gather" in line.opcode]
     assert not [line.line for line in gathers if logits not in line.arrays]
@@ -165,7 +165,7 @@ def batch_with_routes() -> TrainBatch:
 
 
 def test_replayed_routes_are_the_very_ones_that_training_uses():
-    """The log-probs under routes drawn at random, and a gradient for each expert that they name alone."""
+    """Under random routes, log-probs are right, and exactly the experts in the routes get a gradient."""
     batch, params = batch_with_routes(), params_on(ONE)
     context = LossContext(POLICY, NoDrafter(), SamplingLaw(), LOSS)
     output = jax.jit(lambda params: context.forward(params, batch))(params.policy)
@@ -238,6 +238,6 @@ def test_rollouts_of_a_mixture_follow_its_law(verifier: str, draft: str):
         head = Eagle3Config(**SMALL, feature_size=8, draft_vocab_size=4)
         drafter, init = make_eagle3(head, policy), partial(init_eagle3, head)
     params = Params(filled(partial(init_decoder, decoder), mesh, scale=1.0), filled(init, mesh))
-    # 64 rows: few enough tokens for the form in which rollouts compute the experts.
+    # 64 rows have few enough tokens for the implementation of experts that rollouts use.
     config = replace(CONFIG.rollout, group_size=64, max_new_tokens=4, stop_tokens=(3,), verifier=verifier)
     assert_lossless(policy, drafter, params, config, draws=2**15, total_variation=0.05)

@@ -27,7 +27,7 @@ FINITE = Params(jnp.bool(True), jnp.bool(True))
 
 
 def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[Params], params: Params):
-    """The parameters and the optimiser states after each of the gradients."""
+    """Return the parameters and the optimiser states after each gradient."""
     optimizers = make_optimizers(policy, draft)
     states = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
     history, step = [], jax.jit(functools.partial(apply_gradients, optimizers))
@@ -38,7 +38,7 @@ def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[
 
 
 def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Loshchilov and Hutter 2019, algorithm 2, in float64, after a clip of the norm."""
+    """Return parameters after AdamW (Loshchilov and Hutter 2019, algorithm 2) in float64, with the norm clipped."""
     w, m, v = w.astype(np.float64), 0.0, 0.0
     for t, g in enumerate(gradients):
         g = g * min(1.0, c.clip_norm / np.linalg.norm(g))
@@ -50,8 +50,10 @@ def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.
 
 
 def muon(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Jordan et al. 2024 in float64: five Newton-Schulz steps on the Nesterov momentum, at the size of AdamW's update
-    (equation 4 of arXiv 2502.16982).
+    """Return parameters after Muon (Jordan et al. 2024) in float64.
+
+    Five Newton-Schulz steps on the Nesterov momentum, scaled to the size of AdamW's update (arXiv 2502.16982,
+    equation 4).
     """
     w, m, b = w.astype(np.float64), 0.0, c.momentum
     for t, g in enumerate(gradients, start=1):
@@ -106,7 +108,7 @@ def _filled(shapes: PyTree, rng: np.random.Generator) -> PyTree:
 
 
 def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list[float]:
-    """Without momentum, decay and clipping AdamW's step is the rate, in the direction of the gradient's sign."""
+    """Return the learning rates. Without momentum, decay and clipping, AdamW's step is the rate times the sign."""
     optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
     weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
     for _ in range(count):
@@ -137,7 +139,7 @@ NETWORK = {
     "embed": {"embedding": (20, 12)},
     "head": {"kernel": (12, 20)},
 }
-# As matrices, what is contracted by what is given.
+# Shapes as matrices: contracted dimensions by output dimensions.
 HIDDEN = {("attention", "q"): (12, 8), ("attention", "o"): (8, 12), ("mlp", "up"): (12, 16)}
 
 
@@ -153,7 +155,7 @@ def test_muon_is_for_the_matrices_within_the_network_and_adam_for_the_rest() -> 
             for tree in (weights, once, final, *gradients)
         )
         np.testing.assert_allclose(last, muon(MUON, steps, start), rtol=1e-4, atol=1e-4)
-        # A step is nearly orthogonal: it goes about as far in every direction.
+        # A step is nearly orthogonal: its singular values are about equal.
         moved = ((1 - 0.1 * 0.2) * start - first) / (0.1 * 0.2 * np.sqrt(max(shape)))
         singular = np.linalg.svd(moved, compute_uv=False)
         assert 0.6 < singular.min() and singular.max() < 1.3

@@ -28,7 +28,7 @@ from tests.refusals import refuses
 def test_a_word_that_is_no_choice_is_refused(
     make: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Outside of tests no one checks types.
+    # Types are checked only in tests, so turn the checks off.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with refuses(said):
         make()

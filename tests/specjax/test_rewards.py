@@ -20,7 +20,7 @@ MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (2, 1, 2, 2)]
 
 
 class Recorder:
-    """A scorer that remembers what it was asked; a score tells row, length and prompt apart."""
+    """A scorer that records its requests. Its score identifies row, length and prompt."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

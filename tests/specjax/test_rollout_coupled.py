@@ -1,4 +1,4 @@
-"""`coupled` and greedy rollouts in float32: the same tokens whatever is drafted, by whom, and in which slot."""
+"""`coupled` and greedy rollouts in float32: the same tokens with any drafter, any draft and in any slot."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def greedy() -> Rollout:
 
 
 def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout):
-    """Samples differ, some stop at once, some later, some run into the budget, at several stop tokens."""
+    """Samples differ. Some stop at once, some later, some reach the budget; several stop tokens occur."""
     tokens, lengths, stopped = (np.asarray(x) for x in (plain.tokens, plain.lengths, plain.stopped))
     assert len(np.unique(tokens, axis=0)) > 0.9 * len(tokens)
     assert {1, BUDGET} < set(lengths.tolist())
@@ -53,7 +53,7 @@ def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout)
 
 
 def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
-    """The largest of the policy's law plus the noise of the token's own position, whatever came before."""
+    """It is the argmax of the policy's log-probs plus the noise of the token's own position."""
 
     @jax.jit
     def noise_of(batch: Prompts, run: SeedStep) -> jax.Array:

@@ -44,7 +44,7 @@ def rows_of_logits() -> np.ndarray:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_law_matches_float64(law: SamplingLaw, dtype: type):
-    """Over random, tied, constant, one-hot and partly impossible logits: of equals `top_k` keeps all, greedy one."""
+    """Logits are random, tied, constant, one-hot or partly -inf. Of equal logits `top_k` keeps all, greedy one."""
     logits = jnp.asarray(rows_of_logits(), dtype)
     log_p = np.asarray(jax.jit(process_logits, static_argnums=1)(logits, law))
     expected = np.stack([reference_law(row, law) for row in np.asarray(logits).astype(np.float64)])
@@ -56,7 +56,7 @@ def test_law_matches_float64(law: SamplingLaw, dtype: type):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_the_kth_token_is_found_among_all_numbers(dtype: type):
-    """From the largest of either sign to the smallest, zeros and infinities among them."""
+    """Numbers range from the largest to the smallest of both signs, with zeros and infinities."""
     most, least = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
     ordered = [jnp.inf, most, 2.0, 1.0, 0.5, least, 0.0, -least, -1.0, -1.5, -most, -jnp.inf]
     logits = jnp.asarray(np.random.default_rng(0).permutation(ordered), dtype)
@@ -67,7 +67,7 @@ def test_the_kth_token_is_found_among_all_numbers(dtype: type):
 
 @pytest.mark.parametrize("law", [LAWS[0], LAWS[2], LAWS[-1]], ids=str)
 def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
-    """Beside the logits and the law two arrays at most, weights and what XLA makes of them; none that is sorted."""
+    """Besides logits and law, at most two arrays of that size exist, and no sorted one."""
     shape = (8, 4, 4096)
     analysis = jax.jit(lambda x: process_logits(x, law)).lower(jnp.zeros(shape)).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < 2.1 * 4 * np.prod(shape)
@@ -75,7 +75,7 @@ def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9), SamplingLaw(0.7, min_p=0.1)])
 def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
-    """The token on the border is either in the law or out of it: what is kept sums to 1, however little XLA shares."""
+    """If XLA computes the cut twice with other rounding, the token at the border is still in or out consistently."""
     compiled = jax.jit(lambda x: process_logits(x, law))
     for seed in range(20):
         logits = np.random.default_rng(seed).normal(size=(24, 1, 23)).astype(np.float32) * 3
@@ -103,9 +103,9 @@ def test_truncation_cuts_what_it_says():
     assert support(top_p=0.69) == [0, 1]
     assert support(top_p=0.71) == [0, 1, 2]
     assert support(min_p=0.45) == [0, 1, 2]
-    # Renormalised after top-k, the nucleus of 0.55 is the first token alone: 0.4 / 0.7 of the mass.
+    # After top-k and renormalisation, the nucleus of 0.55 is only the first token, with 0.4 / 0.7 of the mass.
     assert support(top_k=2, top_p=0.55) == [0]
-    # A temperature below 1 sharpens before the nucleus is taken.
+    # The temperature applies before the nucleus is computed.
     assert support(temperature=0.5, top_p=0.5) == [0]
     assert support(temperature=1.0, top_p=0.5) == [0, 1]
 

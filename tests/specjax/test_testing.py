@@ -1,4 +1,4 @@
-"""The public assertions: each passes what is sound (see the README too) and fails what is not."""
+"""The public assertions pass for correct code (see also the README) and fail for faulty code."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ FEW, GREEDY = replace(CONFIG, group_size=4, max_new_tokens=10), SamplingLaw(temp
 def greedy_bonus(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """A rollout function whose token after a full accept is the policy's likeliest."""
+    """Faulty rollout function: the bonus token is the policy's likeliest."""
     assert isinstance(config.verifier, str)
     sound = VERIFIERS[config.verifier]
 
@@ -56,7 +56,7 @@ def greedy_bonus(
 
 
 class Liar(PolicyDrafter):
-    """Claims to have sampled from a sharper law than it did."""
+    """Faulty drafter that reports a sharper law than it sampled from."""
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -68,7 +68,7 @@ class Liar(PolicyDrafter):
 
 
 class Stopper(PolicyDrafter):
-    """Tells the truth, but stops before a token that it sampled and is not sure of."""
+    """Faulty drafter that drops a sampled token if it is not confident in it."""
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -79,7 +79,7 @@ class Stopper(PolicyDrafter):
 
 
 class Behind(PolicyDrafter):
-    """Rolls its cache back by one position too few once it drafts."""
+    """Faulty drafter that rolls its cache back by one position too few."""
 
     def observe(self, state: PolicyDraftState, features: Array, tokens: Array, emitted: Array) -> PolicyDraftState:
         late = jnp.where(emitted > 1, 1, 0) if tokens.shape[1] > 1 else 0
@@ -111,7 +111,7 @@ def test_what_cannot_be_proven_is_refused():
 
 
 class Silent(TableDrafter):
-    """Never proposes a token."""
+    """Drafter that never proposes a token."""
 
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         proposal, state = super().propose(params, state, gumbel, law)
@@ -148,7 +148,7 @@ def test_other_tokens_are_found_and_where_they_part():
 def late(
     params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, logits_at: Array | None = None
 ) -> PolicyOutput:
-    """The policy, writing what it verifies one position late."""
+    """Faulty policy that writes verified tokens one position too late."""
     return POLICY.apply(
         params, tokens, start + (1 if tokens.shape[1] == CONFIG.draft_length + 1 else 0), cache, logits_at
     )
@@ -158,14 +158,14 @@ NGRAM = NGramDrafter(4, min_n=1, max_n=3)
 
 
 class Mute(NGramDrafter):
-    """Takes in one token of each verification."""
+    """Faulty drafter that observes only one token of each verification."""
 
     def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
         return super().observe(state, features, tokens, jnp.minimum(emitted, 1))
 
 
 class Misspelt(HistoryDrafter):
-    """Writes other tokens than those emitted."""
+    """Faulty drafter that stores other tokens than those emitted."""
 
     def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
         return super().observe(state, features, (tokens + 1) % 4, emitted)
