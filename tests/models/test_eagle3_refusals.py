@@ -1,4 +1,4 @@
-"""EAGLE-3 heads that are refused: tensors and fields that describe none, and what a dialect cannot say."""
+"""EAGLE-3 heads that are refused: invalid tensors and fields, and options that a dialect cannot express."""
 
 from dataclasses import replace
 from pathlib import Path

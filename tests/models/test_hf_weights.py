@@ -42,7 +42,7 @@ def assert_same_bytes(a: dict, b: dict) -> None:
 
 
 def copy_of(case: str, tmp_path: Path, **changes: np.ndarray | None) -> Path:
-    """A golden checkpoint in one file with some tensors replaced, added, or (None) removed."""
+    """Copy a golden checkpoint into one file, with some tensors replaced, added or (None) removed."""
     directory = tmp_path / case
     shutil.copytree(GOLDEN / case, directory)
     tensors = {**read_tensors(directory), **changes}
