@@ -1,4 +1,4 @@
-"""Faults around a command line: who reads the output, and what the user's own files do."""
+"""Faults around a command line: closed output pipes, and recipes and modules that exit."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_row_23_output_that_nobody_reads_is_no_error(arguments: list[str], read:
         process.stdout.read(read)
         process.stdout.close()
         assert process.stderr.read() == ""
-        # All of it may fit into the pipe before it is closed.
+        # The whole output may fit into the pipe before it is closed.
         assert process.wait() in (141, 0 if read else 141)
 
 

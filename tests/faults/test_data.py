@@ -1,4 +1,4 @@
-"""Faults in what a run reads: problems, tokenizers, chat templates."""
+"""Faults in the inputs of a run: problems, tokenizers, chat templates."""
 
 import json
 from collections.abc import Callable

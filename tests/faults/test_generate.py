@@ -1,4 +1,4 @@
-"""Row 30: launch.generate shows an answer while it is generated, once, and says why it ended."""
+"""Row 30: launch.generate shows an answer while it is generated, generates it once, and prints why it ended."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def experiment() -> Experiment:
 
 
 def whole_answer(experiment: Experiment) -> tuple[str, int, bool]:
-    """Return text and length of the answer that one rollout gives, and whether a stop token ended it."""
+    """Return text and length of the answer of one rollout, and whether a stop token ended it."""
     sampler = Sampler(experiment, experiment.networks.drafter, 1, step=0)
     (prompts,) = fixed_batches(experiment.encode_prompts([Problem(prompt=PROMPT, answer="")]), 1)
     rollout, _ = sampler.generate(experiment.networks.params, prompts)
@@ -61,7 +61,7 @@ def test_row_30_several_answers_say_how_many_were_cut_off(experiment: Experiment
 def test_row_30_decoding_that_takes_text_back_loses_nothing(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As tokenizers do that join a space and the full stop after it."""
+    """Some tokenizers remove the space before a full stop when they decode it."""
     text, _, _ = whole_answer(experiment)
     decode = experiment.tokenizer.decode
 

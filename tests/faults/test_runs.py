@@ -1,4 +1,4 @@
-"""Faults that lose or damage a run."""
+"""Faults that could lose or damage a run."""
 
 import contextlib
 import json
@@ -82,7 +82,7 @@ def take_turns(directory: Path, entered: Any) -> None:
 
 
 def test_row_13_no_two_processes_hold_the_lock(tmp_path: Path) -> None:
-    """The directory and the lock's file are removed and made again all the time."""
+    """Meanwhile, the directory and the lock's file are repeatedly removed and created."""
     context = multiprocessing.get_context("spawn")
     entered = context.Semaphore(1)
     processes = [context.Process(target=take_turns, args=(tmp_path / "x", entered)) for _ in range(3)]
@@ -147,7 +147,7 @@ HOSTILE = [None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 2
 
 
 def damaged(value: Any, rng: random.Random) -> Any:
-    """Return a JSON value with something within it lost or replaced."""
+    """Return a JSON value with one part of it removed or replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         name = rng.choice(list(value))
         others = {other: value[other] for other in value if other != name}

@@ -1,4 +1,4 @@
-"""Faults that put a reward on the wrong sample, or lose it."""
+"""Faults that could assign a reward to the wrong sample, or lose it."""
 
 import sys
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def test_row_01_no_child_of_a_scorer_outlives_its_worker(monkeypatch: pytest.Mon
         children = [int(pid) for pid in score(pool, "daemon", "daemon bare", "orphan", "orphan")]
         assert not gone(children, within_s=0)
         if ending == "worker exits":
-            # A worker may start so slowly that the other one takes all of them.
+            # If one worker starts slowly, the other one may take all samples.
             assert any(score(pool, *["exit"] * 4) is not None and gone(children, within_s=2.0) for _ in range(20))
     assert gone(children, within_s=0)
 
