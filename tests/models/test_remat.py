@@ -60,8 +60,8 @@ def test_gradients_are_equal(results, dtype: str) -> None:
 
 def test_memory_falls(results, dtype: str) -> None:
     none, dots, full = (results[remat][1] for remat in ("none", "dots", "full"))
-    # Of a deep network it is what the layers keep: of each, attention's scores and the products.
-    # In bfloat16 some of it is float32 all the same: of attention, and products before they are rounded.
+    # Most memory of a deep network is what layers keep: attention's scores and matrix products.
+    # In bfloat16 some of it is still float32: in attention, and products before rounding.
     assert full < {"float32": 0.75, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
 
 
