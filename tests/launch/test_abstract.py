@@ -1,4 +1,4 @@
-"""An experiment whose networks are shapes has the state of the real one."""
+"""An experiment whose networks are shapes has the same state structure as the real one."""
 
 from pathlib import Path
 from typing import Any

@@ -235,7 +235,7 @@ def test_help_shows_the_recipes_values(capsys: pytest.CaptureFixture[str]):
     assert "--rollout.draft-lengths [INT ...]" in said and "--rollout.law.top-k INT|None" in said
 
 
-# What each paper is known for.
+# Characteristic options of each paper.
 SETTINGS = {
     "grpo": {"advantage.scale": "group", "loss.clip_high": 0.2, "loss.aggregate": "sequence"},
     "dapo": {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.groups": 3, "selection.overlong_buffer": 4},
@@ -249,7 +249,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Fields that the recipe set for another algorithm are reset; fields of no algorithm stay."""
+    """Fields that the recipe set for another algorithm are reset. Other fields stay."""
     kept = {"data.prompts": 3, "rollout.max_new_tokens": 20, "loss.importance_cap": 5.0}
     replaced = {
         **{"advantage.baseline": "batch", "advantage.scale": "batch", "selection.overlong_buffer": 9},
@@ -276,12 +276,12 @@ def test_options_win_over_the_algorithm(capsys: pytest.CaptureFixture[str]):
     assert (config.loss.kl_estimator, config.advantage.baseline) == ("k1", "batch")
     said = capsys.readouterr().out
     assert "clip_high = 0.3 (given)" in said and "clip_low = 0.2," in said
-    # data.prompts is how many DAPO generates; it trains on half of them.
+    # DAPO generates data.prompts prompts and trains on half of them.
     config = run(*"tiny --data.prompts 8 --algorithm dapo --rollout.max-new-tokens 50".split())
     assert (config.data.prompts, config.selection.groups, config.selection.overlong_buffer) == (8, 4, 10)
     config = run(*"tiny --data.prompts 8 --selection.groups 6 --algorithm dapo".split())
     assert (config.data.prompts, config.selection.groups) == (8, 6)
-    # Another algorithm after it trains on as many prompts as before, and generates no more.
+    # Another algorithm after it trains on the original number of prompts, and generates no more.
     assert with_algorithm(config, "grpo").data.prompts == 6
 
 
@@ -329,7 +329,7 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
-    """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
+    """This runs in a new process: no import of the program may initialise JAX's backends."""
     code = (
         "import jax, launch.train; from configs.override import override; from configs.tiny import config; "
         "from launch.build.experiment import build_experiment; "

@@ -54,7 +54,7 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
 def test_a_head_of_its_own_is_kept_though_the_config_ties_it(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """As others load such a checkpoint too; the copies state that nothing is tied."""
+    """Other libraries load such a checkpoint in the same way. The copies state that nothing is tied."""
     ours, back = tmp_path / "ours", tmp_path / "back"
     fields = json.loads((source / "config.json").read_text())
     assert not fields["tie_word_embeddings"]
@@ -109,7 +109,7 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
 def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
-    """Its config.json says so, and is otherwise as it was but for the policy that is named."""
+    """Its config.json states the new dtype and the policy's name, and is otherwise unchanged."""
     public.write(tmp_path / "draft", **{"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32)})
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     main([draft, ours])
@@ -119,7 +119,7 @@ def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     assert read_json(tmp_path / "back/config.json") == json.loads(text.replace("someone/tiny", "me"))
     floats = {x.dtype.name for x in load_file(tmp_path / "back/model.safetensors").values()} - {"int64", "bool"}
     assert floats == {"bfloat16"}
-    # On its way in it becomes the same.
+    # A conversion on import gives the same.
     main([draft, str(tmp_path / "narrow"), "--param-dtype", "bfloat16"])
     main([str(tmp_path / "narrow"), str(tmp_path / "again"), "--dialect", public.dialect, *verifier])
     assert tensors(tmp_path / "again") == tensors(tmp_path / "back")

@@ -26,7 +26,7 @@ from tests.refusals import assert_refused
 
 
 def drafting(accepted: float) -> Drafting:
-    """A round at draft length 2 costs 1.5 and 4 plain ones."""
+    """Return statistics with this acceptance. A round at draft length 2 costs 1.5 or 4 plain rounds, by phase."""
     acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([accepted, accepted / 2]) * 1e6, jnp.float32(0.72))
     none = jnp.zeros((2, 2))
     return Drafting(acceptance, Progress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))

@@ -1,4 +1,4 @@
-"""Each example runs through launch.train by the command in its header, as built-in parts do."""
+"""Each example runs in launch.train with the command in its header."""
 
 import ast
 import json
@@ -34,14 +34,14 @@ PROMPTS = Prompts(jnp.array([[0, 1, 0], [2, 1, 0]]), jnp.array([3, 2]), id=jnp.a
 
 
 def command(example: str) -> list[str]:
-    """The options of the first command in the example's header."""
+    """Return the options of the first command in the example's header."""
     header = ast.get_docstring(ast.parse((FOLDER / f"{example}.py").read_text())) or ""
     line = next(line for line in header.replace("\\\n", " ").splitlines() if "python -m launch.train tiny" in line)
     return shlex.split(line)[4:]
 
 
 def run(example: str | None, out: Path, *options: str) -> list[dict[str, Any]]:
-    """The metrics of a short run by the example's command, made small."""
+    """Run the example's command with few steps and small sizes. Return its metrics."""
     least = {name: value for name, value in LEAST.items() if name != "--draft.lookup.kind"}
     small = argv("tiny", least | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
     own = [] if example is None else command(example)
@@ -118,19 +118,19 @@ def test_a_family_trains_and_its_save_is_evaluated(
 
 
 def bare_rollout(*arguments: Any) -> Rollout:
-    """The built-in rollout, of which only what is required is returned."""
+    """Custom rollout that returns only the required fields."""
     rollout = speculative_rollout(*arguments)
     return Rollout(rollout.tokens, rollout.lengths)
 
 
 def short_rollout(*arguments: Any) -> Rollout:
-    """One column too few."""
+    """Faulty rollout with one column too few."""
     rollout = bare_rollout(*arguments)
     return replace(rollout, tokens=rollout.tokens[:, 1:])
 
 
 def mean_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
-    """Not per token."""
+    """Faulty loss that is not per token."""
     return LossOutput(jnp.mean(inputs.theta), {})
 
 
@@ -165,7 +165,7 @@ def test_unknown_kernels_are_refused(refusal: Refusal, tmp_path: Path, monkeypat
 
 
 def by_problems(context: DraftContext) -> Draft:
-    """A draft whose parameters have the shape of the problems."""
+    """Draft builder whose parameters have the shape of the problems."""
     return Draft(Bigram(), {"table": jnp.zeros((len(context.problems), context.policy.vocab_size))})
 
 
@@ -194,7 +194,7 @@ def test_the_bigram_drafter_is_lossless():
 
 
 def test_a_family_takes_back_refused_tokens():
-    """Its states are those of a prefill of the committed tokens, and its tokens those of plain decoding."""
+    """Its states equal those of a prefill of the committed tokens, and its tokens those of plain decoding."""
     shape = DecoderConfig(
         vocab_size=4, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
     )

@@ -1,4 +1,4 @@
-"""Runs over several processes of this machine: each does what one process does, and all end together."""
+"""Runs over several processes on this machine give the results of one process, and all processes end together."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def without_times(run: Path) -> list[dict[str, float | None]]:
 
 
 def assert_near(got: Path, expected: Path) -> None:
-    """Verify that two runs took the same steps, up to rounding."""
+    """Verify that the metrics of two runs are equal up to rounding."""
     for line, other in zip(without_times(got), without_times(expected), strict=True):
         assert line.keys() == other.keys()
         for name, value in other.items():
@@ -104,7 +104,7 @@ def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> None:
-    """Draft lengths by measured costs, probes, a scorer on the host, distillation, the closing comparison."""
+    """The run has measured costs, automatic draft lengths, probes, a host scorer, distillation and a comparison."""
     options = TWO | {"--steps": "4", "--probe-every": "2", "--checkpoint.every": "2", "--rollout.draft-lengths": "0 2"}
     options |= {"--distill.steps": "2", "--distill.answers": "8", "--distill.batch-size": "4"}
     options |= {"draft.lookup.kind": "none", "reward.scorer": "exact", "reward.workers": 1, "speedup.slots": (4,)}

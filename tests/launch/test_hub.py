@@ -1,4 +1,4 @@
-"""Names on the hub: checkpoints and data sets are fetched from a local server, once, at the commit of the run."""
+"""Names on the hub: checkpoints and data sets are fetched once from a local server, at the commit of the run."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ Sums.
 
 
 def write_gsm8k(directory: Path, train: int = 8) -> Path:
-    """Write a data set of one parquet file for each of three splits in two subsets."""
+    """Write a data set with one parquet file for each of three splits in two subsets."""
     pytest.importorskip("datasets")
     from pyarrow import Table, parquet
 
@@ -55,7 +55,7 @@ def write_gsm8k(directory: Path, train: int = 8) -> Path:
 
 
 def write_model(directory: Path) -> Path:
-    """Write a checkpoint beside what must not be fetched: code, pickles, other copies of the weights."""
+    """Write a checkpoint, and files that must not be fetched: code, pickles, other copies of the weights."""
     write_checkpoint(directory)
     (directory / "onnx").mkdir()
     others = ("pytorch_model.bin", "training_args.pt", "onnx/model.safetensors", "consolidated.safetensors")
@@ -170,7 +170,7 @@ def test_what_the_readme_states_is_what_is_read(
 
 
 def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
-    """Also when the hub has newer ones; other programs without the run read those."""
+    """It keeps them even if the hub has newer ones, which programs without the run then read."""
     empty = tmp_path / "work"
     old = [hub.push(kind, name, empty) for kind, name in NAMES]
     config = RunConfig(name="x", steps=1, model=ModelConfig(path=MODEL), data=DataConfig(train=DATA, held_out="here"))
@@ -191,7 +191,7 @@ def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
 
 @pytest.mark.slow
 def test_training_by_name_works_from_nothing(hub: LocalHub, tmp_path: Path):
-    """The hub's newest weights have another shape when the run goes on: it reads those that it started from."""
+    """When the run is resumed, the hub's newest weights have another shape. The run reads those it started from."""
     pytest.importorskip("math_verify")
     commit = hub.push("model", MODEL, write_model(tmp_path / "policy"))
     data = hub.push("dataset", DATA, write_gsm8k(tmp_path / "gsm8k"))

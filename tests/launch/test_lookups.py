@@ -1,4 +1,4 @@
-"""Lookups and small models as a run's configuration asks for them, and what of a run's memory other prompts see."""
+"""Lookups and small models built from a run's configuration, and the use of a run's memory for other prompts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_a_recipe_with_a_width_for_its_draft_runs_without_one():
 
 
 def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch):
-    """Their ids are those of other prompts in training."""
+    """Their ids belong to other prompts in training."""
     seen = []
 
     class Enough(Exception):

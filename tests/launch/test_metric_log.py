@@ -35,7 +35,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def events(directory: Path) -> list[Event]:
-    """The records of the TensorBoard files, oldest first: length, checksum, bytes, checksum."""
+    """Return the records of the TensorBoard files, oldest first: length, checksum, bytes, checksum."""
     found = []
     for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
         data = path.read_bytes()
@@ -93,7 +93,7 @@ def test_tensorboard(tmp_path: Path):
         if value.tag == "reward/mean"
     ]
     assert rewards == [(1, 0.1), (2, 0.2), (3, 0.3), (3, 0.3), (4, 0.4)]
-    # TensorBoard drops what it has of steps from here on.
+    # TensorBoard drops its records of this step and later ones.
     assert [event.step for event in events(tmp_path) if event.session_log.status] == [0, 3]
     assert not any(value.tag == "time/generation" for event in events(tmp_path) for value in event.summary.value)
 

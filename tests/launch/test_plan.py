@@ -26,7 +26,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
 
-# No axis of the mesh is left with a dimension that it does not divide.
+# Every axis of the mesh divides the dimensions that it shards.
 SMALL = FEW | changes(
     "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2 --microbatches 2 --rollout.group-size 2",
     "--model.architecture.num-kv-heads 2 --model.architecture.vocab-size 16",
@@ -50,7 +50,7 @@ def test_a_plan():
     gathered = {dims for line in collectives(loop) if "all-gather" in line.opcode for dims in line.arrays}
     assert gathered and not gathered & {x.shape for x in jax.tree.leaves(networks.params)}
     assert any("fsdp" in kind.axes for kind in update.count)
-    # A round verifies 5 tokens of each of 8 rows, with over 4,000 parameters of the policy.
+    # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
     assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
 

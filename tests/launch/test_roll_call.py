@@ -1,4 +1,4 @@
-"""Processes of a job find each other, or each ends with one line that says why."""
+"""Processes of a job find each other, or each ends with a one-line reason."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from tests.jobs import free_port
 
 
 def call_all(*processes: tuple[int, int], port: int | None = None, within_s: float = 20.0) -> list[str]:
-    """Call from threads, each an (index, count). Return what each refuses, without the coordinator; "" for nothing."""
+    """Call from one thread per (index, count). Return each one's error without the coordinator's address, or ""."""
     address = f"localhost:{port or free_port()}"
 
     def call(index: int, count: int) -> str:

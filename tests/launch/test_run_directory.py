@@ -30,7 +30,7 @@ def save(directory: Path) -> None:
 
 
 def start(config: RunConfig) -> Path:
-    """Open the directory of a run as the program does, and leave it again."""
+    """Open the directory of a run as the program does, and close it."""
     with open_run(config) as directory:
         record_config(directory, config)
         return directory
@@ -58,7 +58,7 @@ def test_a_new_run_never_takes_an_old_ones_place():
 def test_a_directory_of_ones_own(left: str):
     config = replace(CONFIG, out="a/b")
     assert start(config) == Path("a/b")
-    # Nothing to lose yet.
+    # Nothing can be lost yet.
     Path("a/b/metrics.jsonl").touch()
     assert start(replace(config, seed=1)) == Path("a/b")
     assert json.loads(Path("a/b/config.json").read_text())["seed"] == 1
@@ -129,7 +129,7 @@ def test_what_may_change_on_resume():
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
     assert_refused(refusal(elsewhere), "mesh.data = 2: ...1")
 
-    # As the run was, before there was such an option.
+    # The value of runs that were recorded before this option existed.
     stored = json.loads(path.read_text())
     del stored["loss"]["clip_low"]
     path.write_text(json.dumps(stored))

@@ -29,7 +29,7 @@ def rollout(step: int) -> Rollout:
 
 
 def run(guard: SkippedUpdates, skipped: list[tuple[int, int | None]]) -> None:
-    """skipped: of each step, how many updates of the policy and of the draft; None where no draft is trained."""
+    """Log steps with these skipped updates: (policy's, draft's) per step; None if no draft is trained."""
     for step, (policy, draft) in enumerate(skipped, start=1):
         metrics = {"update/skipped": jnp.int32(policy)} | ({} if draft is None else {"draft/skipped": jnp.int32(draft)})
         guard(Step(step, 0.0, metrics, PROMPTS, rollout(step)))
@@ -50,7 +50,7 @@ def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path
 
 
 def test_what_a_run_that_goes_on_from_before_left_is_dropped(tmp_path: Path) -> None:
-    """Else the batches that it saves again would be taken for the oldest. Without a limit a run goes on."""
+    """Otherwise batches that it saves again would count as the oldest. Without a limit, a run continues."""
     guard = SkippedUpdates(tmp_path, 0)
     run(guard, [(1, 0)] * 12)
     assert guard.reason is None and saved_steps(tmp_path) == list(range(13 - KEPT, 13))

@@ -1,4 +1,4 @@
-"""A supervisor starts again what a dead process of its job has ended, and nothing else."""
+"""The supervisor restarts a program that ended because another process of its job died, and no other program."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.supervision import Supervisor
 from tests.refusals import refuses
 
-# As JAX logs the death of another process. STARTS counts the starts.
+# A program that ends with JAX's log of another process's death. STARTS counts the starts.
 SCRIPT = """
 import os, pathlib, sys
 starts = pathlib.Path(sys.argv[1]) / "starts"
@@ -40,7 +40,7 @@ KILL = "os.kill(os.getpid(), 9)"
 
 
 def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[int, list[str], list[str]]:
-    """Return the exit code, the arguments of each start, and what the supervisor said."""
+    """Return the exit code, the arguments of each start, and the supervisor's output."""
     command, said = [sys.executable, "-c", SCRIPT.format(death=death, deaths=deaths), str(directory)], list[str]()
     code = Supervisor(command, directory, restarts, 0.0, said.append).supervise()
     return code, (directory / "starts").read_text().splitlines(), said
