@@ -20,7 +20,7 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
     try:
         function = getattr(importlib.import_module(module), function_name)
         if not callable(function):
-            raise TypeError(f"{function_name} is no function")
+            raise TypeError(f"{function_name} is not a function")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # importing a module runs it, and it may also exit

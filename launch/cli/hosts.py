@@ -44,7 +44,7 @@ def join_hosts(config: RunConfig) -> RunConfig:
                 shutdown_timeout_seconds=hosts.heartbeat,
             )
         except Exception as error:  # of several types, and of many lines
-            raise RunStopped(f"hosts: the processes do not connect: {str(error).splitlines()[0]}") from error
+            raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
         names, configs = zip(*processes.gather((platform.node(), alone)), strict=True)
         alone = common(configs)
         listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
@@ -61,7 +61,7 @@ def common(configs: Sequence[RunConfig]) -> RunConfig:
     """
     for number, config in enumerate(configs):
         if replace(config, resume=configs[0].resume) != configs[0]:
-            raise ConfigError(f"hosts.index = {number}: has other options than process 0; must have the same")
+            raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0; must be the same")
     return configs[0]
 
 

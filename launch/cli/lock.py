@@ -69,7 +69,7 @@ def _lock(named: str, directory: Path) -> IO[str]:
             holder = file.read().strip() or "another process"
             file.close()
             raise ConfigError(
-                f"{named}: {holder} is writing to it; must be another path, or wait until it ends"
+                f"{named}: {holder} is writing to it; choose another path, or wait until it ends"
             ) from None
         except OSError as error:
             file.close()

@@ -165,7 +165,7 @@ def parse_run_and(
     algorithm = values.pop("algorithm", None)
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
-            raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
+            raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
     with refusing():
         given = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: given.pop(field.path) for field in programs_own if field.default is MISSING}

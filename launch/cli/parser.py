@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].partition("=")[0]
             if not flag.startswith("-"):
-                self.error(f"{flag}: unexpected")
+                self.error(f"{flag}: unexpected argument")
             closest = difflib.get_close_matches(flag, [field.flag for field in fields], n=1, cutoff=0.5)
             hint = elsewhere.get(flag) or (f"did you mean {closest[0]}?" if closest else "")
             self.error(f"{flag}: unknown option{hint and '; ' + hint}")

@@ -49,24 +49,24 @@ class Unfinished:
         self.found = directory is not None and processes.on_primary(lambda: self._open(directory, or_start_again))
 
     def _open(self, directory: Path, or_start_again: bool) -> bool:
-        """Return whether an earlier process left something. Remove it, or raise ConfigError, if it is of no use."""
+        """Return True if an earlier process left states to continue with. Remove unusable ones, or raise ConfigError."""
         if not directory.exists():
             return False
         if not directory.is_dir():
-            raise ConfigError(f"{directory}: must be a directory, or be removed to start again")
+            raise ConfigError(f"{directory}: must be a directory; remove it to start again")
         if self._options is None:
             return True
         path = directory / OPTIONS
         if not path.exists():
-            # A process was killed while it removed them, before or after it wrote any.
+            # A process was killed before it wrote its options, or while it removed the directory.
             self.remove()
         elif path.read_text(encoding="utf-8", errors="replace") != self._options:
             if not or_start_again:
                 raise ConfigError(
-                    f"{directory}: an earlier process with other options stopped here; must be removed to start "
-                    "again, or give its options to go on"
+                    f"{directory}: left by an earlier process with other options; remove it to start again, or use "
+                    "the same options to continue"
                 )
-            console.print(f"{directory}: is of other options; starting again")
+            console.print(f"{directory}: left by a process with other options; starting again")
             self.remove()
         return True
 
@@ -116,7 +116,7 @@ class Unfinished:
         """If the saved state of a phase is damaged, set it aside, and those of later phases, which rest on it."""
         try:
             if phase.exists() and not phase.is_dir():
-                raise DamagedSave(f"{phase} is damaged: it is no directory")
+                raise DamagedSave(f"{phase} is damaged: it is not a directory")
             if (saved := newest_state(phase)) is not None:
                 check_manifest(saved)
         except DamagedSave as error:
@@ -124,7 +124,7 @@ class Unfinished:
                 if path.name not in (*self._opened, OPTIONS, LOCK_FILE) and path.suffix != DAMAGED:
                     shutil.rmtree(f"{path}{DAMAGED}", ignore_errors=True)
                     path.rename(f"{path}{DAMAGED}")
-            console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} starts again, and what came after it")
+            console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} and later phases start again")
 
 
 NOT_KEPT = Unfinished()

@@ -212,7 +212,7 @@ def test_a_family_takes_back_refused_tokens():
     [
         ("no_such.module:it", "No module named 'no_such'"),
         ("specjax.keys:no_such", "no attribute 'no_such'"),
-        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is no function"),
+        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is not a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused(option: str, name: str, reason: str, refusal: Refusal, tmp_path: Path):

@@ -107,7 +107,7 @@ def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None
     for words, program in (["--restarts", "1"], "None"), (["launch.distill", "tiny"], "launch.distill"):
         with refuses(f"PROGRAM = {program}: must be launch.train: python -m launch.supervise ...", ConfigError):
             supervise.main(words)
-    with refuses("out: must be given, for a restart to find the run", ConfigError):
+    with refuses("out: must be set", ConfigError):
         supervise.main(["launch.train", "tiny"])
     with refuses("hosts.heartbeat = soon: must be a whole number of seconds", ConfigError):
         supervise.main(["launch.train", "tiny", "--out", "run", "--hosts.heartbeat=soon"])
