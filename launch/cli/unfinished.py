@@ -49,7 +49,7 @@ class Unfinished:
         self.found = directory is not None and processes.on_primary(lambda: self._open(directory, or_start_again))
 
     def _open(self, directory: Path, or_start_again: bool) -> bool:
-        """Return True if an earlier process left states to continue with. Remove unusable ones, or raise ConfigError."""
+        """Return True if an earlier process left usable states. Remove others, or raise ConfigError."""
         if not directory.exists():
             return False
         if not directory.is_dir():
