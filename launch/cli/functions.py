@@ -23,7 +23,7 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
             raise TypeError(f"{function_name} is not a function")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # importing a module runs it, and it may also exit
+    except BaseException as error:  # importing a module runs it, and it may exit
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         allowed = ", ".join([*builtin, "package.module:name"])
         raise ConfigError(f"{option} = {name}: {reason}; must be {allowed}") from error

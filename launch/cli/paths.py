@@ -1,4 +1,4 @@
-"""Output files and directories named on the command line: checked before the work starts, written after it."""
+"""Checks of paths on the command line, made before the work starts, and the writer of result files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def make_directory(option: str, path: str) -> None:
 def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
     """Return the directory named by `--out`, without creating it.
 
-    Raises ConfigError unless it is new or empty. goes_on: or what a stopped process left to go on with is in it.
+    Raises ConfigError unless it is new or empty, or `goes_on`: a stopped process left states in it to continue with.
     """
     if not config.out:
         raise ConfigError(f"out = {config.out!r}: must be the directory to write into")
@@ -58,13 +58,13 @@ def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
 
 
 def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
-    """Raise ConfigError if neither a checkpoint nor model.path is given: the policy would have random weights."""
+    """Raise ConfigError if neither a checkpoint nor model.path is set: the policy would have random weights."""
     if checkpoint is None and config.model.path is None:
         raise ConfigError("checkpoint = None: must be a run directory, or model.path must be set to a policy")
 
 
 def check_checkpoint(run: str | None, which: Which) -> None:
-    """Raise ConfigError if a run directory holds no such checkpoint, without reading it; None passes."""
+    """Raise ConfigError if the run directory holds no such checkpoint. Does not read the checkpoint; None passes."""
     if run is None:
         return
     directory = Path(run) / CHECKPOINTS
