@@ -252,7 +252,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
 
 
 @pytest.mark.parametrize("head", ["classic", "speculators"], indirect=True)
-def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
+def test_rows_that_restart_use_only_later_tokens(head: Head):
     """Rows that did not observe some tokens drop all earlier ones. A row that observed all keeps them."""
     missed, counts = np.array([0, 1, 4]), np.array([2, 1, 3])
     rows, longest, budget = len(missed), 4, 14

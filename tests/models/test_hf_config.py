@@ -62,7 +62,7 @@ def test_transformers_5_and_export_mean_the_same(name: str):
     assert config_from_hf({**carried_fields(fields), **config_to_hf(config)}) == config
 
 
-def test_what_may_be_absent():
+def test_optional_fields():
     absent = "num_key_value_heads head_dim rope_theta rope_scaling torch_dtype architectures tie_word_embeddings"
     config = config_from_hf(changed(LLAMA32_1B, **dict.fromkeys(absent.split(), ...)))
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.dtype) == (32, 64, 10_000.0, "float32")
@@ -101,7 +101,7 @@ def test_sliding_windows(said: dict[str, Any], window: int | None, within: tuple
     assert config_from_hf({**carried_fields(fields), **config_to_hf(config)}) == config
 
 
-def test_what_no_family_has() -> None:
+def test_options_that_no_family_has() -> None:
     with refuses("qk_norm = True, qkv_bias = True: "):
         config_to_hf(replace(config_from_hf(QWEN3_8B), qkv_bias=True))
     config = replace(config_from_hf(LLAMA32_1B), sliding_window=8, sliding_layers=(1,))
@@ -119,7 +119,7 @@ def test_carried_fields():
     assert carried_fields(fields) == {name: fields[name] for name in carried.split()}
 
 
-def test_what_smollm2_adds_changes_nothing():
+def test_additional_fields_of_smollm2_change_nothing():
     """The fields are those of HuggingFaceTB/SmolLM2-135M-Instruct, and those that transformers adds for a GGUF file."""
     formats = {"kv_cache_dtype": {"q4f16": "float16"}}
     added = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": formats, "unk_token_id": 0}

@@ -54,7 +54,7 @@ def test_which_layers_have_experts():
     assert config_from_hf(again) == mixed
 
 
-def test_both_names_of_the_count_and_what_may_be_absent():
+def test_both_names_of_the_count_and_optional_fields():
     other = fields(num_experts=..., num_local_experts=64, norm_topk_prob=..., mlp_only_layers=None)
     experts = config_from_hf(other).experts
     assert experts is not None and (experts.num_experts, experts.norm_topk_prob) == (64, False)
@@ -129,7 +129,7 @@ def test_a_shard_of_experts_reads_its_part_of_its_experts():
     [
         (None, f"{EXPERT}: missing"),
         (np.ones((12, 15), np.float32), f"{EXPERT}: ...(12, 15)...(12, 16)"),
-        (np.ones((12, 16), np.float16), f"{EXPERT}: dtype F16, must be F32"),
+        (np.ones((12, 16), np.float16), f"{EXPERT}: dtype F16...F32"),
         (np.full((12, 16), np.nan, np.float32), "layer_2.mlp.experts.up: 192 of 1536"),
     ],
     ids=["missing", "shape", "dtype", "nan"],

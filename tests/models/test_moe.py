@@ -55,7 +55,7 @@ def in_float64(params: PyTree, x: np.ndarray, routes: np.ndarray | None = None) 
 
 
 @pytest.mark.parametrize("form", ["sorted", "dense", "gathered"])
-def test_every_way_to_compute_a_mixture_is_the_mixture(form: str, block, monkeypatch: pytest.MonkeyPatch):
+def test_all_implementations_of_a_mixture_agree(form: str, block, monkeypatch: pytest.MonkeyPatch):
     module, params, x = block
     taken = []
     for name in ("_sorted", "_dense", "_gathered"):
@@ -69,7 +69,7 @@ def test_every_way_to_compute_a_mixture_is_the_mixture(form: str, block, monkeyp
     np.testing.assert_allclose(jnp.sum(routing.probs, axis=-1), 1.0, rtol=1e-6)
 
 
-def test_given_routes_are_used_and_the_router_still_reports_its_own(block):
+def test_given_routes_are_used_and_the_routers_own_are_reported(block):
     module, params, x = block
     routes = np.random.default_rng(2).permuted(np.tile(np.arange(8, dtype=np.uint8), (2, 3, 1)), axis=-1)[..., :2]
     y, routing = module.apply(params, jnp.asarray(x), jnp.asarray(routes), decoding=False)
@@ -182,11 +182,11 @@ def test_experts_are_split_over_their_axes():
     "changes, message",
     [
         (dict(active=9), "active = 9: must be at most num_experts = 8"),
-        (dict(layers=()), "layers = (): must name a layer"),
+        (dict(layers=()), "layers = (): ...at least one layer"),
         (dict(num_experts=0), "num_experts = 0: "),
     ],
 )
-def test_mixtures_that_are_none(changes: dict, message: str):
+def test_invalid_mixtures_are_refused(changes: dict, message: str):
     with refuses(message):
         ExpertsConfig(**{**dict(num_experts=8, active=2, intermediate_size=12), **changes})
 

@@ -22,7 +22,7 @@ ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=4))
 
 
 @pytest.mark.parametrize("convention", FAMILIES)
-def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: str):
+def test_saving_a_head_with_its_policy_keeps_every_byte_and_name(tmp_path: Path, convention: str):
     source, out = tmp_path / "source", tmp_path / "out"
     tensors = write_checkpoint(source, convention)
     decoder = read_hf_config(source, ())
@@ -102,7 +102,7 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
     load_policy(directory, decoder, ONE)
 
 
-def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
+def test_a_config_with_too_few_layers_is_refused(tmp_path: Path):
     """A layer after the last one belongs to a head only if it has an `eh_proj`."""
     rewrite(tmp_path / "cut", "deepseek_v3", {}, {"model.layers.1.eh_proj.weight": None})
     with refuses("model.layers.1.embed_tokens.weight:...13"):

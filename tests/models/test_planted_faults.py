@@ -122,7 +122,7 @@ QUICK = "another map"
 @pytest.mark.parametrize(
     "fault", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAULTS]
 )
-def test_a_changed_file_is_caught(
+def test_a_changed_file_raises_the_alarm(
     tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, sound: float, fault: str
 ):
     fields, tensors = FAULTS[fault]
@@ -141,7 +141,9 @@ def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path
 
 
 @pytest.mark.slow
-def test_a_head_of_an_earlier_policy_is_caught(published: Path, weights: PyTree, tokens: jax.Array, sound: float):
+def test_a_head_of_an_earlier_policy_raises_the_alarm(
+    published: Path, weights: PyTree, tokens: jax.Array, sound: float
+):
     """The policy has changed by as much as its random weights differ from each other."""
     keys = jax.random.split(jax.random.key(5), len(jax.tree.leaves(weights)))
     keys = jax.tree.unflatten(jax.tree.structure(weights), list(keys))
@@ -150,7 +152,7 @@ def test_a_head_of_an_earlier_policy_is_caught(published: Path, weights: PyTree,
 
 
 @pytest.mark.slow
-def test_a_head_that_was_trained_one_off_is_caught(tmp_path: Path, weights: PyTree, tokens: jax.Array):
+def test_a_head_trained_one_position_off_raises_the_alarm(tmp_path: Path, weights: PyTree, tokens: jax.Array):
     """Its trainer paired each token with its own feature. That predicts well, but rollouts do not have it in time."""
     save_eagle3(tmp_path / "head", taught(weights, tokens, early=1), "specforge")
     head = load_eagle3(tmp_path / "head", ONE)

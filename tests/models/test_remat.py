@@ -65,7 +65,7 @@ def test_memory_falls(results, dtype: str) -> None:
     assert full < {"float32": 0.75, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
 
 
-def test_a_forward_with_a_cache_is_left_as_it_is(params: PyTree) -> None:
+def test_a_forward_with_a_cache_does_not_change(params: PyTree) -> None:
     def program(remat: Remat, *cache: Cache) -> str:
         return str(jax.make_jaxpr(make_policy(CONFIG, remat).apply)(params, TOKENS, START, *cache))
 
