@@ -63,7 +63,7 @@ def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int]
     ],
     ids=["rejection of rare", "rejection of common", "block", "coupled"],
 )
-def test_row_24_noise_of_few_bits_loses_the_law(
+def test_row_24_noise_of_few_bits_changes_the_law(
     verifier: VerifierName,
     drafter: Drafter,
     draft_length: int,
@@ -168,7 +168,7 @@ def as_float(x: Array) -> Array:
         "seed and step",
     ],
 )
-def test_row_25_sequences_that_share_a_key_are_noticed(keys_of: KeysOf) -> None:
+def test_row_25_sequences_that_share_a_key_are_detected(keys_of: KeysOf) -> None:
     assert shared_draws(keys_of) > 0
 
 
@@ -184,7 +184,7 @@ def test_row_25_sequences_that_share_a_key_are_noticed(keys_of: KeysOf) -> None:
     ],
     ids=["8 bits", "float positions", "purposes", "purpose in position", "indices", "no position"],
 )
-def test_row_25_draws_that_share_a_counter_are_noticed(noise_of: NoiseOf) -> None:
+def test_row_25_draws_that_share_a_counter_are_detected(noise_of: NoiseOf) -> None:
     assert shared_draws(noise_of=noise_of) > 0
 
 
@@ -222,7 +222,7 @@ def test_row_25_no_two_completions_share_noise(verifier: VerifierName) -> None:
     ],
     ids=["ids of 8 bits", "no step", "keys by row", "ids of 8 bits, coupled"],
 )
-def test_row_25_completions_that_share_noise_are_noticed(
+def test_row_25_completions_that_share_noise_are_detected(
     verifier: VerifierName, keys_of: KeysOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "sequence_keys", keys_of)

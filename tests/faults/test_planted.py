@@ -107,7 +107,7 @@ PLANTS = [
 
 
 @pytest.mark.parametrize(("verifier", "plant"), PLANTS, ids=[f"{name}-{plant.__name__}" for name, plant in PLANTS])
-def test_a_planted_fault_is_noticed(
+def test_a_planted_fault_is_detected(
     verifier: VerifierName, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

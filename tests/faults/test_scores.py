@@ -86,7 +86,7 @@ def test_row_05_numbers_are_written_out(tmp_path: Path, number: str, answer: str
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400])
-def test_row_05_numbers_that_are_none_are_refused(tmp_path: Path, number: str) -> None:
+def test_row_05_numbers_that_are_not_finite_are_refused(tmp_path: Path, number: str) -> None:
     path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
     with refuses("/...a.jsonl:2: field 'a'", ConfigError):
         read_problems(path, "q", "a")

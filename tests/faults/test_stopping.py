@@ -65,7 +65,7 @@ def before_rl(experiment: Experiment, work: Unfinished) -> tuple[Params, Distill
     return replace(params, draft=distilled.draft), distilled.cost
 
 
-def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
+def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
     expected, _ = before_rl(experiment, Unfinished())
     stops = 0
     while True:
@@ -100,12 +100,12 @@ def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experime
     assert again == cost
 
 
-def test_row_14_without_a_place_nothing_is_kept_and_it_is_said(experiment: Experiment) -> None:
+def test_row_14_without_a_directory_nothing_is_kept(experiment: Experiment) -> None:
     with pytest.raises(Stopped, match="nothing is kept"):
         before_rl(experiment, stopping_after(1))
 
 
-def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
+def test_row_14_states_of_other_options_are_refused(tmp_path: Path) -> None:
     with Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units") as phase:
         phase.finish({"x": {"y": np.arange(3)}}, save=True)
         phase.finish({"x": {"y": np.arange(3) + 1}})
@@ -154,7 +154,7 @@ def set_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda signals: monkeypatch.setattr("launch.evaluate.StopSignals", lambda say: nullcontext(signals))
 
 
-def test_row_14_an_evaluation_goes_on_where_it_stopped(
+def test_row_14_an_evaluation_continues_where_it_stopped(
     set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
