@@ -76,7 +76,7 @@ def same(tree: PyTree, other: PyTree) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
 
 
-def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_policy_in_all(run) -> None:
+def test_the_draft_is_trained_in_every_third_step_and_the_policy_in_all(run) -> None:
     for number, ((before, *_), (after, _, metrics)) in enumerate(zip(run, run[1:], strict=False)):
         trained = number % 3 == 0
         assert same(after.params.draft, before.params.draft) is not trained, number
@@ -87,7 +87,7 @@ def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_pol
         assert metrics["draft/trained"] == trained and metrics["draft/alarm"] == 0
 
 
-def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
+def test_only_the_last_rollouts_are_kept(run) -> None:
     prompts, (state, *_) = make_prompts(), run[5]
     replay = state.adaptation.replay
     for number in (3, 4):
@@ -128,7 +128,7 @@ def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_a
     assert relative_gap(last_gradients(after).draft, alone) > 1e-2
 
 
-def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_policy(step, run) -> None:
+def test_a_fall_of_acceptance_triggers_training_and_does_not_change_the_policy(step, run) -> None:
     """A step that does not train is run again with a higher best acceptance, below which it then lies."""
 
     def placed(best: float) -> TrainState:
@@ -154,7 +154,7 @@ def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_pol
     assert fell[0].adaptation.best == 0 < rests[0].adaptation.best
 
 
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: Path) -> None:
+def test_a_restored_state_continues_identically(step, run, tmp_path: Path) -> None:
     state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run[2][0], fresh())
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(2, state, {}, {})
@@ -215,7 +215,7 @@ def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) 
     return seen
 
 
-def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
+def test_the_best_acceptance_is_a_running_mean_since_the_last_training() -> None:
     seen = watch([(10, 8, 0.8), (10, 4, 0.8), (10, 2, 0.8), (10, 5, 0.8)], (False, False, True))
     np.testing.assert_allclose([x.best for x, _ in seen], [0.8, 0.8, 0, 0.5], rtol=1e-6)
     np.testing.assert_allclose([x.drafted for x, _ in seen], [10, 18, 0, 10], rtol=1e-6)
@@ -223,7 +223,7 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 
 
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
-def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
+def test_a_step_with_acceptance_far_below_the_best_triggers_training(accepted: int, trains: bool) -> None:
     """The threshold is reduced by two standard deviations of the noise, 8.8 of 100 drafts."""
     best = replace(init_adaptation(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
     config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
@@ -258,7 +258,7 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     assert max(np.diff([step for step in trained if step > 900])) == 16
 
 
-def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
+def test_a_loss_of_nan_does_not_change_the_schedule() -> None:
     config = DraftTrainingConfig(every=2, max_every=8)
     state = state_of(0, init_adaptation(config, None))
     for predicted in (0.5, np.nan, 0.5):
@@ -266,7 +266,7 @@ def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
     assert float(state.adaptation.fast) == 0.5 and int(state.adaptation.interval) == 2
 
 
-def test_what_is_known_beforehand_is_not_traced() -> None:
+def test_a_fixed_schedule_is_not_traced() -> None:
     always = DraftTrainingConfig(max_every=1)
     state, batch = state_of(0, init_adaptation(always, None)), batch_with(10, 5)
     assert draft_is_due(always, state, batch) is True
@@ -275,7 +275,7 @@ def test_what_is_known_beforehand_is_not_traced() -> None:
         draft_is_due(DraftTrainingConfig(), replace(state, adaptation=None), batch)
 
 
-def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
+def test_the_alarm_needs_successive_steps_and_allows_for_noise() -> None:
     short, well = (100, 55, 0.8), (100, 75, 0.8)
     raised = [int(metrics["draft/alarm"]) for _, metrics in watch([short, short, well, short, short, short, well])]
     assert raised == [0, 0, 0, 0, 0, 1, 0]
@@ -294,6 +294,6 @@ def test_options_out_of_range_are_refused(option: dict) -> None:
         DraftTrainingConfig(**option)
 
 
-def test_rollouts_are_kept_only_in_a_shape_that_is_known() -> None:
+def test_replay_needs_the_shape_of_the_prompts() -> None:
     with refuses("replay = 2:"):
         init_train_state(params_on(MESH), ADAPTIVE, MESH)

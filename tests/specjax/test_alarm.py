@@ -147,7 +147,7 @@ def watched(
         pytest.param("none beside a lookup", "random", marks=pytest.mark.slow),
     ],
 )
-def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: str) -> None:
+def test_rejection_accepts_as_often_as_training_predicts(drafter: str, draft: str) -> None:
     """Only the head's own drafts count, not those of a lookup beside it."""
     seen = watched(drafter, draft)
     assert all(0.2 < step["of_all"] < 0.8 if "lookup" in drafter else step["of_all"] == 1 for step in seen)
@@ -160,7 +160,7 @@ def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: s
     assert not any(step["draft/alarm"] for step in seen)
 
 
-def test_coupled_accepts_between_the_bounds_of_what_training_promises() -> None:
+def test_coupled_acceptance_lies_within_the_predicted_bounds() -> None:
     seen = watched("none", verifier="coupled")
     assert not any(step["draft/alarm"] for step in seen)
     for step in seen:
@@ -179,7 +179,7 @@ def test_stale_weights_raise_the_alarm(anchors: int) -> None:
     assert watched("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
 
 
-def test_anchors_promise_what_all_tokens_promise() -> None:
+def test_anchors_predict_the_acceptance_of_all_tokens() -> None:
     (every, *_), (drawn, *_) = (watched("none", anchors=anchors) for anchors in (0, 4))
     assert abs(drawn["draft/promised_acceptance"] - every["draft/promised_acceptance"]) < 0.1
     assert abs(drawn["draft/measured_acceptance"] - every["draft/measured_acceptance"]) < 0.1

@@ -31,7 +31,7 @@ def job() -> tuple[Prompts, Rollout, jax.Array]:
     return prompts, rollout, jnp.arange(rows, dtype=jnp.float32).at[2].set(jnp.nan)
 
 
-def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
+def test_rows_hold_a_prompt_its_completion_and_zeros() -> None:
     prompts, rollout, reward = job()
     batch = join_completions(prompts, rollout, reward)
     assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET) and batch.mu is not None

@@ -69,7 +69,7 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
     assert_same(params, state.params)
 
 
-def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
+def test_the_policy_can_be_restored_with_any_draft(tmp_path: Path):
     state = make_state()
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(1, state, DATA, EXTRA)
@@ -117,7 +117,7 @@ def two_saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut", "emptied", "changed"])
-def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, how: str):
+def test_damage_to_any_file_is_detected(two_saves: Path, tmp_path: Path, how: str):
     files = [path.relative_to(two_saves) for path in sorted((two_saves / "2").rglob("*")) if path.is_file()]
     # A restore does not need these two files.
     files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
@@ -152,7 +152,7 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
     assert sorted(path.name for path in copy.iterdir()) == ["1", "2.damaged"]
 
 
-def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_path: Path):
+def test_a_damaged_older_save_is_not_moved(two_saves: Path, tmp_path: Path):
     """It may be partly deleted. It is never the best, and the next process deletes it."""
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     (copy / "1" / "files.json").unlink()
@@ -190,7 +190,7 @@ def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkey
             saves.restore_policy(like.params.policy)
 
 
-def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
+def test_if_all_saves_are_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     assert set_damaged_aside(tmp_path / "nowhere") == []
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     for step in ("1", "2"):
@@ -218,7 +218,7 @@ def test_the_newest_are_kept(tmp_path: Path):
             saves.restore(abstract(state), "best")
 
 
-def test_the_best_is_never_swept(tmp_path: Path):
+def test_the_best_checkpoint_is_never_deleted(tmp_path: Path):
     state = make_state(with_draft=False)
     scores = {1: 0.25, 2: 0.75, 3: None, 4: 0.5, 5: 0.75, 6: 0.5, 7: None}
     kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}
@@ -290,7 +290,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
+def test_a_killed_save_leaves_the_previous_one(tmp_path: Path):
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
     assert killed.returncode == -signal.SIGKILL

@@ -56,11 +56,11 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
         CostModel(1e-3, 0, 0, 0, 0, 0),
     ],
 )
-def test_the_constants_are_found_again(model: CostModel):
+def test_the_constants_of_the_cost_model_are_recovered(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
 
 
-def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
+def test_a_mixture_costs_the_experts_that_tokens_use():
     """One row, 128 experts, 8 per token: a verification of 4 tokens reads more experts than a plain round."""
     mixture = Mixture(layers=48, experts=128, active=8)
     touched = [experts_touched(tokens, mixture) for tokens in (1, 4, 32)]
@@ -82,7 +82,7 @@ def test_a_table_holds_the_seconds_of_every_phase_and_length():
     np.testing.assert_allclose(table, expected, rtol=1e-5)
 
 
-def test_a_round_that_was_measured_takes_what_it_took():
+def test_a_measured_round_costs_its_median():
     """It was measured three times, once with a disturbance. The model alone would predict another value."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     odd = [Cell(4, 128, 1, seconds) for seconds in (0.05, 0.9, 0.04)]
@@ -90,7 +90,7 @@ def test_a_round_that_was_measured_takes_what_it_took():
     np.testing.assert_allclose(round_seconds([*known, *odd], [Phase(4, 128)], (1,)), [[0.05]], rtol=1e-6)
 
 
-def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
+def test_an_error_of_all_rounds_of_a_phase_favours_no_draft_length():
     """A phase is twice as slow as the model predicts, and one of its draft lengths was not measured."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     slow = [Cell(8, 256, k, 2 * model.seconds(8, 256, k)) for k in (0, 3)]
@@ -107,7 +107,7 @@ def test_no_constant_is_negative_and_noise_is_averaged_out():
         assert abs(found.seconds(*shape) / model.seconds(*shape) - 1) < 0.15
 
 
-def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it():
+def test_without_counts_rates_follow_the_prediction_geometrically():
     none = init_drafting((0, 3), np.ones((1, 2))).acceptance
     np.testing.assert_array_equal(expected_rates(none), [0, 0, 0])
     predicted = Acceptance(none.drafted, none.accepted, jnp.float32(0.8))
@@ -158,7 +158,7 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
     assert known.acceptance.predicted == 0
 
 
-def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
+def test_a_rollout_may_lack_counts_but_not_have_those_of_other_phases():
     known = init_drafting((0, 2), np.ones((2, 2)))
     same = update_drafting(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
@@ -167,7 +167,7 @@ def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
         update_drafting(known, foreign, None, (0, 2))
 
 
-def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
+def test_a_batchs_gain_is_measured_or_else_estimated_from_its_rows():
     """Rows gain 1.9 tokens per round, but the batches of the first phase only 1.5."""
     many = 1e4
     trips = jnp.array([[0, many], [0, 0]])
@@ -179,7 +179,7 @@ def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
     np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 + 1.7) / 2, rtol=1e-3)
 
 
-def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promised():
+def test_unmeasured_lengths_are_expected_to_reach_the_same_fraction():
     """A draft of 1 gained 0.3 of 0.6 expected tokens, so a draft of 3 is expected to gain 0.525 of 1.05."""
     many = counted(10**6, 600_000, 300_000, 150_000)
     trips = jnp.array([[0, 1e4, 0]])
@@ -189,7 +189,7 @@ def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promis
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
 
 
-def test_what_was_found_out_in_vain_is_not_soon_tried_again():
+def test_a_length_that_lost_is_not_soon_tried_again():
     """A draft that costs a quarter more is given up, because its predicted gain never materialises."""
     lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
     state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
@@ -219,7 +219,7 @@ def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: 
     np.testing.assert_array_equal(choose(known, (0, 1, 3)), expected)
 
 
-def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
+def test_expected_speed_is_relative_to_the_first_length():
     known = drafting(counted(10**6, 600_000, 300_000), [[1.0, 1.6], [1.0, 3.8]])
     np.testing.assert_allclose(expected_speedup(known, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
     assert choose(known, (0, 2)).tolist() == [1, 0]
@@ -228,21 +228,21 @@ def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
 @pytest.mark.parametrize(
     "gain, ran, expected", [(1.13, 0, 0), (1.17, 0, 1), (1.06, 10**6, 0), (1.1, 10**6, 1), (1.1, 1, 0), (1.12, 20, 1)]
 )
-def test_a_longer_draft_must_promise_more_than_a_margin_that_shrinks_as_it_runs(gain: float, ran: int, expected: int):
+def test_a_longer_draft_must_beat_a_margin_that_shrinks_with_measurements(gain: float, ran: int, expected: int):
     many, trips = counted(10**8, 10**8, predicted=1.0), jnp.array([[0.0, ran]])
     known = Drafting(many, Progress(2 * trips, trips), jnp.array([[1.0, 2.0 / gain]]))
     assert choose(known, (0, 1))[0] == expected
 
 
 @pytest.mark.parametrize("ran, expected", [(0.0, 1), (1e6, 2)])
-def test_a_shorter_draft_that_does_well_is_kept_until_a_longer_one_has_done_better(ran: float, expected: int):
+def test_a_good_short_draft_is_kept_until_a_longer_one_measures_better(ran: float, expected: int):
     """A draft of 1 measured 1.2 times the speed of plain decoding; a draft of 3 predicts 1.35."""
     trips = jnp.array([[0.0, 1e6, ran]])
     seen = Progress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
     assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.74]])), (0, 1, 3))[0] == expected
 
 
-def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
+def test_the_margin_covers_the_wait_for_the_slowest_row():
     """32 rows of 256 tokens with acceptance 0.75: the batch gains a tenth less than its mean row."""
 
     def rounds(key: jax.Array) -> jax.Array:
@@ -254,7 +254,7 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
     assert 1.07 < taken.max(axis=1).mean() / taken.mean() < UNTRIED_MARGIN - 0.02
 
 
-def test_where_no_loss_foretells_anything_hindsight_does():
+def test_hindsight_replaces_a_missing_prediction():
     """Counts of two shards are added. The tokens that were drafted are not counted a second time."""
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
@@ -267,7 +267,7 @@ def test_where_no_loss_foretells_anything_hindsight_does():
 
 
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
-def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
+def test_a_lookup_is_used_only_if_hindsight_says_that_it_pays(right: int, expected: list[int]):
     """With only 10 tokens, a batch gains as much as its mean row."""
     lengths, chosen = (0, 1), []
     state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])

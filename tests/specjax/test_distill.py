@@ -55,7 +55,7 @@ def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tu
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
 
 
-def test_a_policy_is_read_for_drafts_without_features(params: Params, batch: Sequences) -> None:
+def test_distillation_works_for_drafts_without_features(params: Params, batch: Sequences) -> None:
     """Small models and MTP heads are such drafts."""
     reads = make_read(make_policy(replace(DECODER, feature_layers=())), MESH, microbatches=2)(params.policy, batch)
     whole = make_read(POLICY, MESH)(params.policy, batch)
@@ -116,7 +116,7 @@ def test_microbatches_chunks_and_mesh_give_the_same_gradient(shape, options, bat
     np.testing.assert_allclose(metrics["grad_norm/draft"], expected[1]["grad_norm/draft"], rtol=1e-5)
 
 
-def test_steps_teach_the_draft_without_another_trace(step, params, batch) -> None:
+def test_steps_train_the_draft_with_one_trace(step, params, batch) -> None:
     state, seen = init_distill_state(params.draft, DESCENT, MESH), []
     before, reads = jax.tree.map(np.array, params.draft), make_read(POLICY, MESH)(params.policy, batch)
     for _ in range(8):

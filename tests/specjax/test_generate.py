@@ -83,7 +83,7 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
     assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
 
 
-def test_parameters_without_a_mesh_are_prepared_where_they_lie() -> None:
+def test_parameters_without_a_mesh_are_prepared_in_place() -> None:
     params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
     ready = make_prepare(POLICY, DRAFTER, params)(params)
     jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
@@ -122,7 +122,7 @@ def test_one_and_eight_devices_find_the_same_greedy_tokens_at_any_draft_length()
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_second_call_compiles_nothing_and_another_seed_or_step_says_something_else(single, expected) -> None:
+def test_a_second_call_compiles_nothing_and_seed_and_step_change_tokens(single, expected) -> None:
     params, seen = params_on(mesh_of(1, 1, 1)), [np.asarray(expected.tokens).tobytes()]
     for seed, step in ((7, 0), (7, 1), (8, 0)):
         noise = seed_step(seed, step)

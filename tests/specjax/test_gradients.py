@@ -119,7 +119,7 @@ def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradie
     chex.assert_trees_all_close(part_sums, whole_sums, rtol=1e-5)
 
 
-def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
+def test_losses_per_sequence_do_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
     """Test GSPO's ratio, an importance weight per sequence, and equal weights of sequences."""
     loss = LossConfig(ratio="sequence", importance="sequence", importance_cap=1.5, aggregate="sequence")
     contexts = (replace(CONTEXT, loss=loss, microbatches=count) for count in (1, 4))
@@ -136,7 +136,7 @@ def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batc
         np.testing.assert_allclose(sums.policy.loss, expected, rtol=1e-4)
 
 
-def test_a_loss_of_ones_own_reads_clean_tokens_and_reports_by_its_names(params, batch, reference) -> None:
+def test_a_custom_loss_reads_only_masked_tokens_and_logs_its_metrics(params, batch, reference) -> None:
     """A custom REINFORCE loss: values outside the mask reach neither loss nor gradient."""
 
     def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutput:
@@ -167,7 +167,7 @@ def test_the_policy_gradient_is_the_slope_of_the_loss(gradients, params, batch, 
     np.testing.assert_allclose((moved(step) - moved(-step)) / (2 * step), norm, rtol=1e-2)
 
 
-def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, reference, log_probs) -> None:
+def test_the_sums_equal_a_slow_reference(gradients, params, batch, reference, log_probs) -> None:
     _, sums = gradients(params, batch, reference)
     law, tokens = log_probs(params, batch.tokens), trained_tokens(batch)
     old = np.array([law[row, t - 1, int(batch.tokens[row, t])] for row, t in tokens])
@@ -204,7 +204,7 @@ def test_training_the_draft_leaves_every_bit_of_the_policy_gradient(params, batc
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
 
 
-def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params, batch, reference) -> None:
+def test_neither_gradient_depends_on_the_others_inputs(gradients, params, batch, reference) -> None:
     before, _ = gradients(params, batch, reference)
     other_draft = replace(params, draft=jax.tree.map(lambda x: x * 1.5, params.draft))
     after, _ = gradients(other_draft, batch, reference)
@@ -224,7 +224,7 @@ def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> 
     assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
 
 
-def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
+def test_a_failed_sample_trains_only_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
     absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))
     without, sums_without = gradients(params, absent, reference)

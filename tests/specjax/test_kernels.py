@@ -145,7 +145,7 @@ def test_every_tuned_operation_has_a_case():
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.shapes[0]}")
-def test_tuned_is_plain(case: Case, dtype: str, sharded: bool):
+def test_tuned_kernels_equal_plain_ones(case: Case, dtype: str, sharded: bool):
     args = arguments(case, dtype)
     wanted, slopes = run(plain, case, *args), gradients(plain, case, *args) if case.smooth else ()
     mesh = mesh_of(2, 2, 2) if sharded else mesh_of(1, 1, 1)
@@ -195,14 +195,12 @@ def test_only_bfloat16_programs_use_ynnpack(dtype: str, used: bool):
 
 
 @pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
-def test_a_matmul_is_spread_where_each_of_eight_devices_has_cores_to_spare(
-    monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
-):
+def test_a_matmul_is_parallel_if_devices_have_enough_cores(monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert kernels.compiler_options(jnp.dtype("float32"))["xla_cpu_multi_thread_eigen"] is spread
 
 
-def test_the_platform_traced_for_and_the_environment_choose(monkeypatch: pytest.MonkeyPatch):
+def test_platform_and_environment_select_the_kernels(monkeypatch: pytest.MonkeyPatch):
     x, mesh = jnp.ones((3, 6), "bfloat16"), mesh_of(1, 1, 1).abstract_mesh
     assert mesh.abstract_device is not None
 

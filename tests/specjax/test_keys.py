@@ -23,7 +23,7 @@ def round_noise(verifier: str, keys: jax.Array, start: jax.Array) -> Noise:
     return VERIFIERS[verifier].noise(keys, start, 3, 5)
 
 
-def test_every_coordinate_of_a_draw_changes_it():
+def test_every_coordinate_of_a_draw_changes_the_noise():
     runs = [seed_step(seed, step) for seed in (0, 1) for step in (0, 1)]
     keys = np.concatenate([sequences(run, IDS, SAMPLES) for run in runs])
     assert len(np.unique(keys, axis=0)) == 16
@@ -70,7 +70,7 @@ def test_the_noise_of_a_row_does_not_depend_on_its_neighbours(verifier: str):
         np.testing.assert_array_equal(some, all_rows[order])
 
 
-def test_rejection_draws_everything_anew_each_round():
+def test_rejection_uses_new_noise_in_each_round():
     """Successive rounds overlap in positions, but must share no noise."""
     keys = sequences(seed_step(0, 0), IDS[:1], SAMPLES[:1])
     drawn = [round_noise("rejection", keys, np.array([start])) for start in (4, 5, 6, 7, 8)]
@@ -78,7 +78,7 @@ def test_rejection_draws_everything_anew_each_round():
     assert len(np.unique(values)) == len(values) == 5 * (3 * 5 + 1 + 5)
 
 
-def test_gumbels_follow_their_law_and_resolve_its_tail():
+def test_gumbels_follow_their_distribution_including_its_tail():
     keys = sequences(seed_step(0, 0), IDS[:1], SAMPLES[:1])
     noise = np.ravel(draws(keys, np.array([3]), Purpose.DRAFT, 1 << 21))
     assert noise.dtype == np.float32

@@ -119,7 +119,7 @@ def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded
 @pytest.mark.parametrize(
     "lengths, window", [((0,), 3), ((3, 1), 3), ((2, 4), 5), ((5, 5), 5), ((6, 2), 12), ((13,), 24), ((24, 1), 24)]
 )
-def test_the_rung_is_the_smallest_that_fits(lengths, window) -> None:
+def test_the_window_is_the_smallest_that_fits(lengths, window) -> None:
     choices = (3, 5, 12, 24)
     assert choices[int(rung(jnp.array(lengths), choices))] == window
 
@@ -150,7 +150,7 @@ def test_every_shard_sorts_its_own_rows(shape) -> None:
         np.testing.assert_array_equal(order, np.sort(order))
 
 
-def test_rows_and_what_comes_with_them_are_cut_to_their_window() -> None:
+def test_rows_and_their_arrays_are_cut_to_their_window() -> None:
     batch = long_tailed()
     np.testing.assert_array_equal(batch.lengths, lengths_of(batch))
     assert batch.lengths[EMPTY] == 0 and max(batch.lengths) == LADDER[1]

@@ -76,7 +76,7 @@ def words_of(text: Text) -> list[Words]:
     return [[None if t == 0 else t - 1 for t in row] for row in np.asarray(text.cache.tokens).tolist()]
 
 
-def test_a_text_grows_by_what_is_emitted():
+def test_a_text_grows_by_the_emitted_tokens():
     text = prompt_text(prompts_of([0, 1], [2]))
     text = kv.resize(text, 5)
     text = with_tokens(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
@@ -121,7 +121,7 @@ def test_ngrams_are_looked_up_in_the_rows_own_text():
     assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
 
 
-def test_the_overlap_is_the_probability_of_what_would_be_proposed():
+def test_the_overlap_is_the_probability_of_the_proposed_token():
     tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 12)).astype(np.int32)
     logits = np.random.default_rng(1).normal(size=(2, 12, VOCAB)).astype(np.float32)
     mask = np.arange(12)[None] >= np.array([[3], [5]])
@@ -158,7 +158,7 @@ def test_the_newest_completions_of_each_prompt_are_remembered():
     assert drafter.memory.remember((), prompts, rollout_of([0], [0])) == ()
 
 
-def test_history_is_what_the_same_prompt_led_to_before():
+def test_history_holds_earlier_completions_of_the_same_prompt():
     """The prompt is part of the text, so a match may begin in it. Other prompts and filler rows find nothing."""
     drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
     remembered = drafter.memory.remember(
@@ -181,7 +181,7 @@ def test_siblings_are_rows_of_the_same_prompt():
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
-def test_samples_that_have_ended_are_searched_behind_their_prompt():
+def test_finished_samples_are_searched_after_their_prompt():
     """They are ordered by sample. Rows with a negative id have none. The same holds beside a draft."""
     history = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of([2, 0], [2, 0], ids=(3, -1))
@@ -201,7 +201,7 @@ def test_samples_that_have_ended_are_searched_behind_their_prompt():
 @pytest.mark.parametrize(
     "factor, offset, lengths", [(1.0, 0, [2, 3]), (0.5, 0, [1, 1]), (0.0, 3, [3, 3]), (9.0, 0, [3, 3])]
 )
-def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, lengths: list[int]):
+def test_draft_length_follows_the_length_of_the_match(factor: float, offset: int, lengths: list[int]):
     drafter = HistoryDrafter(VOCAB, min_n=1, max_n=4, factor=factor, offset=offset)
     state = started(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
     assert [len(tokens) for tokens in proposed(drafter, state, 3)] == lengths
@@ -215,7 +215,7 @@ class Sampled(NGramDrafter):
         return Proposal(tokens, jnp.full(gumbel.shape, -jnp.log(3.0)), jnp.full(len(tokens), gumbel.shape[1])), state
 
 
-def test_a_row_takes_what_was_found_else_what_was_drafted():
+def test_a_row_proposes_the_lookups_tokens_or_else_the_drafts():
     """Laws and lengths belong to what is proposed. Training predicts the acceptance of drafted tokens only."""
     found = one_hot_proposal(jnp.array([[0, 2], [0, 0], [0, 0]]), jnp.array([1, 0, 0]), VOCAB)
     drafted = Proposal(jnp.ones((3, 2), jnp.int32), jnp.full((3, 2, VOCAB), -jnp.log(3.0)), jnp.array([2, 2, 0]))

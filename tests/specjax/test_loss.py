@@ -160,13 +160,13 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
         (lambda x: LossOutput(x, {"draft": x}), "loss_fn: ...named draft"),
     ],
 )
-def test_a_loss_that_is_not_per_token_or_takes_a_name_is_refused(output, message: str) -> None:
+def test_a_loss_of_the_wrong_shape_or_with_a_taken_metric_name_is_refused(output, message: str) -> None:
     with refuses(message):
         per_token_loss(lambda inputs, _: output(inputs.theta), Case().inputs(), LossConfig())
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_estimates_of_kl_are_zero_at_the_reference_and_what_they_are_said_to_be(estimator) -> None:
+def test_kl_estimators_are_zero_at_the_reference_and_match_their_formulas(estimator) -> None:
     log_p = jax.nn.log_softmax(jnp.array([0.3, -1.0, 2.0, 0.1]))
     log_r = jax.nn.log_softmax(jnp.array([1.0, 0.0, 1.5, -0.4]))
     estimate = kl_estimate(log_p, log_r, estimator)

@@ -76,7 +76,7 @@ def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
 
 
 @pytest.mark.slow
-def test_what_is_remembered_is_saved_and_restored_but_for_generation(history, tmp_path: Path):
+def test_the_memory_is_saved_and_restored_except_for_generation(history, tmp_path: Path):
     state = history[1]
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpointer(tmp_path, keep=1) as saves:

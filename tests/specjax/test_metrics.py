@@ -39,7 +39,7 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
     ), rounds
 
 
-def test_rollout_metrics_read_slowly() -> None:
+def test_rollout_metrics_equal_a_slow_reference() -> None:
     rollout, rounds = spoken_rollout()
     verifications = [v for row in rounds for v in row]
     expected = {
@@ -72,7 +72,7 @@ def test_rollout_metrics_when_nothing_was_drafted(drafts: int, rounds: list[int]
     np.testing.assert_equal([float(x) for name, x in metrics.items() if "rate_pos" in name], [np.nan] * drafts)
 
 
-def test_reward_metrics_read_slowly() -> None:
+def test_reward_metrics_equal_a_slow_reference() -> None:
     value = np.array([0.0, 2.0, np.nan, 5.0, 1.0, 1.0, 1.0, np.nan], np.float32)
     correct = np.array([0, 1, 1, 1, 0, 0, 0, 1], np.float32)
     scored = ~np.isnan(value)
@@ -169,7 +169,7 @@ def test_a_gap_that_is_not_finite_raises_the_alarm(name: str, gap: float) -> Non
         ),
     ],
 )
-def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None:
+def test_missing_measurements_are_left_out(absent: str, names: set[str]) -> None:
     options = dict(with_draft=True, train_draft=True)
     batch = replace(RECORDED, **({} if absent in options else {absent: None}))
     fewer = options | ({absent: False} if absent in options else {})

@@ -97,14 +97,14 @@ def plain() -> Rollout:
     ],
     ids=["mtp", "4 experts", "2 experts, data, tensor", "slots"],
 )
-def test_coupled_tokens_and_routes_depend_on_no_mesh_and_no_draft(mesh, draft: str, options: dict, plain: Rollout):
+def test_coupled_tokens_and_routes_do_not_depend_on_mesh_or_draft(mesh, draft: str, options: dict, plain: Rollout):
     rollout = rollout_on(mesh, draft, **options)
     for name in ("tokens", "lengths", "routes"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(plain, name), err_msg=name)
     assert rollout.accepted is not None and jnp.sum(rollout.accepted) > 0
 
 
-def test_the_routes_of_a_rollout_are_those_of_a_forward_over_it(plain: Rollout):
+def test_the_routes_of_a_rollout_equal_those_of_a_forward(plain: Rollout):
     prompts = make_prompts()
     rows = join_completions(prompts, plain, jnp.zeros(len(plain.lengths)))
     assert rows.routes is not None and rows.routes.dtype == "uint8"
@@ -164,7 +164,7 @@ def batch_with_routes() -> TrainBatch:
     return replace(batch, routes=jnp.asarray(routes.astype(np.uint8)))
 
 
-def test_replayed_routes_are_the_very_ones_that_training_uses():
+def test_training_uses_exactly_the_replayed_routes():
     """Under random routes, log-probs are right, and exactly the experts in the routes get a gradient."""
     batch, params = batch_with_routes(), params_on(ONE)
     context = LossContext(POLICY, NoDrafter(), SamplingLaw(), LOSS)
@@ -182,7 +182,7 @@ def test_replayed_routes_are_the_very_ones_that_training_uses():
 
 
 @pytest.mark.slow
-def test_the_balance_loss_is_of_each_sequence_whatever_the_microbatches():
+def test_the_balance_loss_per_sequence_does_not_depend_on_microbatches():
     batch, params = ragged_batch(8, 14), Params(params_on(ONE).policy, {})
     loss = LossConfig(router_aux_loss_coef=1.0)
     still = replace(batch, advantage=jnp.zeros_like(batch.advantage))
@@ -205,7 +205,7 @@ def test_the_balance_loss_is_of_each_sequence_whatever_the_microbatches():
 
 
 @pytest.mark.parametrize("options", [dict(routing="replay"), dict(router_aux_loss_coef=0.1)])
-def test_options_of_a_mixture_need_one(options: dict):
+def test_options_of_a_mixture_need_a_mixture(options: dict):
     policy, drafter = networks()
     (name, value), *_ = options.items()
     with refuses(f"loss.{name} = {value}: must be ..."):

@@ -71,14 +71,14 @@ def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) 
     np.testing.assert_array_equal(job.made["reward"].value, alone()["reward"].value)
 
 
-def test_values_cross_processes_whole(job: Job) -> None:
+def test_values_are_exchanged_between_processes_unchanged(job: Job) -> None:
     for index, each in enumerate(found["talk"] for found in job.found):
         assert each["agreed"] == ["from", 0] and each["gathered"] == [0, 1] and each["on_primary"] == 0
         assert each["fetched"] == {"x": list(range(8)), "y": 28, "z": 1.5}
         assert each["owned"] == [4 * index + row for row in range(4)] and each["joined"] == list(range(0, 16, 2))
 
 
-def test_an_error_of_the_primary_and_a_signal_to_another_process_reach_all(job: Job) -> None:
+def test_errors_of_the_primary_and_signals_reach_all_processes(job: Job) -> None:
     for each in (found["talk"] for found in job.found):
         assert each["error"] == "not here"
         assert each["signals"] == [None, 15]

@@ -50,7 +50,7 @@ def test_every_weight_is_within_half_a_step_of_its_channel(shape: tuple[int, ...
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_is_that_of_the_values_times_the_scale(to, shape, contract, dtype) -> None:
+def test_a_product_is_scaled_after_the_matmul(to, shape, contract, dtype) -> None:
     rng = np.random.default_rng(1)
     kernel = quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), contract, to)
     x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)

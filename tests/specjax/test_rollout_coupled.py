@@ -70,7 +70,7 @@ def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
 
 @pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
-def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
+def test_coupled_tokens_do_not_depend_on_the_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
 
@@ -84,7 +84,7 @@ def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[
         pytest.param("model", "stranger", 2, marks=pytest.mark.slow),
     ],
 )
-def test_coupled_tokens_depend_on_no_kind_of_draft(plain: Rollout, drafter: str, draft: str, k: int):
+def test_coupled_tokens_do_not_depend_on_the_kind_of_draft(plain: Rollout, drafter: str, draft: str, k: int):
     rollout = WORLD.rollout(drafter, draft, config(k), RUN)
     assert_same(rollout, plain)
     assert np.sum(rollout.accepted) > 0
@@ -108,7 +108,7 @@ def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
         ("rejection", "eagle3", 3, 0.0),
     ],
 )
-def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, temperature: float):
+def test_tokens_do_not_depend_on_the_slot_order(verifier: str, drafter: str, k: int, temperature: float):
     program = WORLD.program(drafter, config(k, verifier, temperature))
     params = WORLD.params("random" if k else "none")
     order = np.array([3, 0, 5, 1, 4, 2])
@@ -120,12 +120,12 @@ def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, tem
 
 @pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
-def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
+def test_greedy_tokens_do_not_depend_on_the_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k, "rejection", 0.0), RUN, seed), greedy)
 
 
-def test_greedy_tokens_depend_on_no_verifier(greedy: Rollout):
+def test_greedy_tokens_do_not_depend_on_the_verifier(greedy: Rollout):
     assert_same(WORLD.rollout("eagle3", "random", config(3, "coupled", 0.0), RUN), greedy)
 
 

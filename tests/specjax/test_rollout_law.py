@@ -94,7 +94,7 @@ def exact(law: str) -> Cells:
 
 
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "greedy"])
-def test_the_law_is_worth_sampling(law: str):
+def test_the_exact_law_gives_the_test_power(law: str):
     """The test has power: all lengths occur, no completion dominates, and the enumeration is complete."""
     cells = exact(law)
     assert 20 < len(cells) <= 300

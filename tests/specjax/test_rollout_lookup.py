@@ -74,7 +74,7 @@ def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout
 @pytest.mark.parametrize(
     "drafter", [pytest.param(NGRAM, marks=pytest.mark.slow, id="ngram"), pytest.param(HISTORY, id="history")]
 )
-def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
+def test_tokens_do_not_depend_on_a_lookup(plain: Rollout, drafter: Drafter):
     """The same holds if drafting starts late, stops and starts again."""
     memory = () if drafter is NGRAM else remembered(plain)
     rollouts = [phased(drafter)(chosen, memory) for chosen in ([1] * 3, [0, 1, 1], [1, 0, 1])]
@@ -133,7 +133,7 @@ def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
 
 
 @pytest.mark.slow
-def test_a_greedy_policy_says_what_it_said_the_epoch_before():
+def test_greedy_text_of_the_last_epoch_is_fully_accepted():
     """The whole completion is drafted and accepted, from the first round on."""
     drafter = HistoryDrafter(5, min_n=1, max_n=2 * BUDGET, siblings=0, offset=3)
     before = run(NoDrafter(), replace(GREEDY, draft_length=0))
@@ -201,7 +201,7 @@ TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="
 
 
 @pytest.mark.slow
-def test_no_token_depends_on_a_small_model():
+def test_tokens_do_not_depend_on_a_small_model():
     """The same holds if drafting starts late."""
     plain = WORLD.rollout("none", "none", TINY, RUN)
     options = replace(TINY, draft_lengths=(0, 2), phases=((12, 8), (12, 99)))
@@ -212,7 +212,7 @@ def test_no_token_depends_on_a_small_model():
     assert 0 < np.asarray(late.drafted).sum() < np.asarray(whole.drafted).sum()
 
 
-def test_a_model_that_is_the_policy_drafts_what_it_says():
+def test_a_draft_model_equal_to_the_policy_is_always_accepted():
     """Its proposals are right in every round, so its own cache is right too."""
     rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
@@ -221,7 +221,7 @@ def test_a_model_that_is_the_policy_drafts_what_it_says():
 
 
 @pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
-def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, drafter: Drafter):
+def test_a_lookup_that_starts_late_knows_all_earlier_tokens(plain: Rollout, drafter: Drafter):
     """It knows the prompt, earlier completions and tokens of draft length 0, so it drafts as if it always had."""
     options = replace(CONFIG, draft_lengths=(0, 3), phases=((16, 8), (16, 99)))
     memory = () if drafter is NGRAM else remembered(plain)
@@ -242,7 +242,7 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
 
 @pytest.mark.parametrize("chosen", [0, 1])
 @pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0, offset=9)], ids=["ngram", "history"])
-def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
+def test_hindsight_counts_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
     """Hindsight counts all positions of completions, drafted or not. Drafting then starts if it pays."""
     memory = () if drafter is NGRAM else remembered(plain)
     options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([chosen]))
@@ -266,7 +266,7 @@ def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout
     assert choose(known, (0, 2)).tolist() == [1]
 
 
-def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
+def test_an_ended_row_does_not_search_its_own_completion(plain: Rollout):
     """Otherwise hindsight would find the completion itself as a match."""
     options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}), options)
@@ -284,7 +284,7 @@ def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
 
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
-def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(name: str):
+def test_draft_length_0_does_not_call_the_draft_and_a_lookup_catches_up(name: str):
     """The lookup adds all tokens that were emitted meanwhile. A trained draft's state stays blank."""
     options = ChosenConfig(**vars(replace(TINY, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     drafter, params = WORLD.drafters[name], WORLD.params("random")

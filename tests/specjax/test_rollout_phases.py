@@ -60,21 +60,21 @@ def these(*plans: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("plan", these("shrinking"))
-def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
+def test_autoregressive_tokens_do_not_depend_on_the_plan(plain: Rollout, plan: str):
     assert_same(
         WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "row_rounds", "writer"
     )
 
 
 @pytest.mark.parametrize("plan", these("queue of part groups", "down to one"))
-def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
+def test_drafted_tokens_do_not_depend_on_the_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection`, tokens depend on the drafts, so this also tests every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     assert_same(rollout, drafted["rejection"], "row_rounds", "drafted", "accepted", "writer")
 
 
 @pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
-def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str):
+def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: str):
     """One program serves all choices. In some, drafting starts, stops and starts again."""
     options = config(draft_lengths=(0, 2), **PLANS[plan])
     phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
@@ -89,7 +89,7 @@ def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str
 
 
 @pytest.mark.slow
-def test_drafting_that_begins_late_is_as_good_as_any():
+def test_drafting_that_starts_late_is_accepted_too():
     """Acceptance is comparable, although the draft has not read the earlier tokens."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
     rollout = WORLD.choosing("eagle3", options)(WORLD.params("trained"), WORLD.batch, RUN, jnp.array([0, 1]))
@@ -100,7 +100,7 @@ def test_drafting_that_begins_late_is_as_good_as_any():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter, draft", [("eagle3", "random"), ("model", "stranger")])
-def test_a_draft_that_began_late_is_not_held_against_what_training_promises(drafter: str, draft: str):
+def test_drafts_after_a_gap_do_not_count_for_the_alarm(drafter: str, draft: str):
     """Drafts count only if the draft has read all earlier tokens, as in training."""
     options = config("rejection", draft_lengths=(0, 2), phases=((SEQUENCES, 6), (SEQUENCES, 9), (SEQUENCES, LONGEST)))
     program = WORLD.choosing(drafter, options)
@@ -152,19 +152,19 @@ def test_a_profile_shows_what_happens_between_the_rounds(plan: str, name: str):
 
 
 @pytest.mark.parametrize("plan", ["shrinking", "growing", "queue"])
-def test_a_phase_gains_the_rounds_that_draft_length_0_takes(plan: str):
+def test_a_phase_gains_the_rounds_of_draft_length_0(plan: str):
     """At draft length 0, these equal the measured rounds, for any sequences."""
     rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN)
     np.testing.assert_array_equal(rollout.plain_rounds, rollout.loop_rounds)
 
 
-def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
+def test_a_drafting_batch_gains_the_rounds_of_its_longest_row(drafted: dict[str, Rollout]):
     rollout = drafted["rejection"]
     np.testing.assert_array_equal(rollout.plain_rounds, [[np.max(rollout.lengths) - 1]])
     assert (np.asarray(rollout.plain_rounds) > np.asarray(rollout.loop_rounds)).all()
 
 
-def test_a_queue_gains_what_its_mean_row_does():
+def test_a_queue_gains_the_rounds_of_its_mean_row():
     """Only rounds of active rows count, and not the first token of a sequence, which comes from the prefill."""
     plan = PLANS["queue of part groups"]
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **plan), RUN)
@@ -175,7 +175,7 @@ def test_a_queue_gains_what_its_mean_row_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["shrinking", "growing"])
-def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
+def test_no_gain_is_counted_in_two_phases(plan: str):
     """A phase ends by one of the fastest rows. The batch waits for the other rows in a later phase."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     gained, trips = np.asarray(rollout.plain_rounds), np.asarray(rollout.loop_rounds)
@@ -209,7 +209,7 @@ def test_bad_plans_are_refused(options: dict[str, Any], message: str):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_choice_for_another_number_of_phases_is_refused(count: int):
+def test_a_choice_of_the_wrong_length_is_refused(count: int):
     """Otherwise a missing index would be replaced by its neighbour, and an additional one ignored."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, LONGEST), (16, LONGEST)))
     given = WORLD.params("none"), WORLD.batch, RUN

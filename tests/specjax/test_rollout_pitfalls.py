@@ -189,14 +189,12 @@ def switched() -> Callable[[Fault, Tamper], Rollout]:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-def test_a_wrong_law_at_any_emission_site_is_noticed(switched: Callable[[Fault, Tamper], Rollout], fault: Fault):
+def test_a_wrong_law_at_any_emission_site_is_detected(switched: Callable[[Fault, Tamper], Rollout], fault: Fault):
     assert (p_value(switched(fault, Tamper.NONE), PLAIN) > LEVEL) == (fault == Fault.NONE)
 
 
 @pytest.mark.parametrize("tamper", Tamper, ids=lambda tamper: tamper.name)
-def test_proposals_that_are_not_what_they_claim_are_noticed(
-    switched: Callable[[Fault, Tamper], Rollout], tamper: Tamper
-):
+def test_wrong_proposals_are_detected(switched: Callable[[Fault, Tamper], Rollout], tamper: Tamper):
     assert (p_value(switched(Fault.NONE, tamper), PLAIN) > LEVEL) == (tamper in LOSSLESS)
 
 
@@ -219,7 +217,7 @@ REAL_LAW = rounds_module.process_logits
 
 
 @pytest.mark.slow
-def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_a_nucleus_computed_before_the_temperature_is_detected(monkeypatch: pytest.MonkeyPatch):
     law = SamplingLaw(temperature=0.7, top_p=0.9)
     monkeypatch.setattr(rounds_module, "process_logits", nucleus_before_temperature)
     program = rollouts(PolicyDrafter(WORLD.policy), config(law), faulty)
@@ -270,7 +268,7 @@ def block_rollouts() -> Callable[[Params, int, int], Rollout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BlockFault, ids=lambda fault: fault.name)
-def test_a_faulty_block_verification_is_noticed(
+def test_a_faulty_block_verification_is_detected(
     block_rollouts: Callable[[Params, int, int], Rollout], fault: BlockFault
 ):
     """One fault keys noise only by absolute position, so the next round reuses noise that decided where to stop."""

@@ -47,7 +47,7 @@ def test_the_rounds_are_ragged(history: list[RoundState]):
     assert len(history) > 5
 
 
-def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], check: CacheCheck):
+def test_a_roll_back_that_is_off_by_one_is_detected(history: list[RoundState], check: CacheCheck):
     """Faults of both caches, in both directions, are found in every state that they affect."""
     for state in history[1:-1]:
         check(state)
@@ -58,7 +58,7 @@ def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], ch
                     check(faulty)
 
 
-def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(check: CacheCheck):
+def test_admitted_moved_or_resized_rows_have_right_caches(check: CacheCheck):
     """The caches of both networks are right after each of these operations and after the next round."""
     world, slots, few = WANDERING, 8, 4
     decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
@@ -97,7 +97,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     check(advance(params, state))
 
 
-def test_finished_rows_stand_still(history: list[RoundState]):
+def test_finished_rows_do_not_change(history: list[RoundState]):
     for before, after in itertools.pairwise(history):
         for name in ("emitted", "pending", "done", "stopped", "drafted", "accepted", "row_rounds"):
             then, now = getattr(before, name), getattr(after, name)
@@ -196,7 +196,7 @@ def read_counts(
     return drafted, accepted, rounds, wrote
 
 
-def test_counts_are_those_of_a_slow_reading():
+def test_counts_equal_a_slow_reference():
     config = RolloutConfig(group_size=256, max_new_tokens=9, draft_length=K, stop_tokens=(2, 4))
     rollout = ENUMERABLE.rollout("table", "none", config, RUN)
     counts = [

@@ -66,7 +66,7 @@ def test_the_kth_token_is_found_among_all_numbers(dtype: type):
 
 
 @pytest.mark.parametrize("law", [LAWS[0], LAWS[2], LAWS[-1]], ids=str)
-def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
+def test_the_law_needs_little_temporary_memory(law: SamplingLaw):
     """Besides logits and law, at most two arrays of that size exist, and no sorted one."""
     shape = (8, 4, 4096)
     analysis = jax.jit(lambda x: process_logits(x, law)).lower(jnp.zeros(shape)).compile().memory_analysis()
@@ -74,7 +74,7 @@ def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
 
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9), SamplingLaw(0.7, min_p=0.1)])
-def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
+def test_the_cut_is_consistent_if_the_compiler_rounds_twice(law: SamplingLaw):
     """If XLA computes the cut twice with other rounding, the token at the border is still in or out consistently."""
     compiled = jax.jit(lambda x: process_logits(x, law))
     for seed in range(20):
@@ -84,7 +84,7 @@ def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
 
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9)], ids=str)
-def test_a_vocabulary_spread_over_devices_is_cut_alike(law: SamplingLaw):
+def test_a_sharded_vocabulary_is_cut_in_the_same_way(law: SamplingLaw):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32) * 3)
     spread = jax.device_put(logits, NamedSharding(mesh_of(1, 1, 8), P(None, "tensor")))
     whole, parts = (np.asarray(jax.jit(process_logits, static_argnums=1)(x, law)) for x in (logits, spread))
@@ -92,7 +92,7 @@ def test_a_vocabulary_spread_over_devices_is_cut_alike(law: SamplingLaw):
     np.testing.assert_allclose(np.exp(parts), np.exp(whole), atol=1e-6)
 
 
-def test_truncation_cuts_what_it_says():
+def test_truncation_keeps_the_right_tokens():
     logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
 
     def support(**options: float) -> list[int]:
@@ -110,7 +110,7 @@ def test_truncation_cuts_what_it_says():
     assert support(temperature=1.0, top_p=0.5) == [0, 1]
 
 
-def test_of_equals_the_kth_are_kept_and_greedy_takes_the_first():
+def test_top_k_keeps_equal_logits_and_greedy_takes_the_first():
     kept = process_logits(jnp.array([2.0, 1.0, 1.0, 1.0, 0.0]), SamplingLaw(top_k=2)) > -jnp.inf
     np.testing.assert_array_equal(kept, [True, True, True, True, False])
     greedy = process_logits(jnp.array([0.0, 3.0, 3.0]), SamplingLaw(temperature=0.0))
@@ -133,12 +133,12 @@ def test_sample_adds_noise_and_never_leaves_the_support():
     np.testing.assert_array_equal(pick(log_p, tokens), [log_p[0, 1], log_p[1, 0]])
 
 
-def test_of_equals_the_first_is_drawn():
+def test_the_first_of_equal_maxima_is_drawn():
     even, noise = jnp.zeros((3, 4)), jnp.array([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
     np.testing.assert_array_equal(jax.jit(sample)(even, noise), [1, 0, 3])
 
 
-def test_a_cpu_draws_noise_before_it_looks_for_the_highest():
+def test_on_cpu_noise_is_computed_before_the_argmax():
     def draw(log_p: jax.Array, keys: jax.Array, positions: jax.Array) -> jax.Array:
         return sample(log_p, gumbels(keys, positions, Purpose.RESIDUAL, 4096))
 
@@ -158,7 +158,7 @@ def test_options_outside_their_range_are_named(field: str, value: float):
         SamplingLaw(**{field: value})
 
 
-def test_truncates_tells_which_laws_cut_tokens():
+def test_truncates_is_true_for_laws_that_cut_tokens():
     assert not SamplingLaw(temperature=0.3).truncates
     for cut in ({"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
         assert dataclasses.replace(SamplingLaw(), **cut).truncates

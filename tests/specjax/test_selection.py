@@ -78,7 +78,7 @@ def test_the_first_groups_that_differ_are_kept_whatever_the_mesh(shape: tuple[in
 
 
 @pytest.mark.parametrize("groups", [3, 10])
-def test_groups_that_cannot_be_shared_out_are_refused(groups: int) -> None:
+def test_a_number_of_groups_that_shards_do_not_divide_is_refused(groups: int) -> None:
     batch = batch_of(np.zeros(24))
     with refuses(f"groups = {groups}: ...2...8"):
         keep_groups(batch, jnp.zeros(8, bool), groups, mesh_of(2, 1, 1))

@@ -94,13 +94,13 @@ class Behind(PolicyDrafter):
         pytest.param(Stopper(POLICY), speculative_rollout, marks=pytest.mark.slow),
     ],
 )
-def test_what_loses_the_law_fails_with_the_evidence(drafter: Drafter, rollout_fn: object):
+def test_faults_that_change_the_law_fail_with_the_evidence(drafter: Drafter, rollout_fn: object):
     evidence = r"^.*chi-square .*32768 .*p = .*1e-06.* (0\.9|1)"
     with pytest.raises(AssertionError, match=evidence):
         assert_lossless(POLICY, drafter, FLAT, CONFIG, rollout_fn=rollout_fn, draws=2**15, total_variation=0.05)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_cannot_be_proven_is_refused():
+def test_tests_that_cannot_prove_anything_are_refused():
     proof = POLICY, NoDrafter(), Params(WEIGHTS, {})
     with refuses("draws = 16384: ...0.01...0.00"):
         assert_lossless(*proof, CONFIG, draws=1000, total_variation=0.01)
@@ -118,7 +118,7 @@ class Silent(TableDrafter):
         return proposal._replace(length=jnp.zeros_like(proposal.length)), state
 
 
-def test_a_proof_without_proposals_is_refused():
+def test_a_test_without_proposals_is_refused():
     drafter, message = Silent((1, 2, 3, 0)), "draft_length = 2: "
     with refuses(message):
         assert_lossless(POLICY, drafter, FLAT, CONFIG, draws=2**15, total_variation=0.05)
@@ -134,12 +134,12 @@ def test_a_proof_without_proposals_is_refused():
         pytest.param(TableDrafter((1, 2, 3, 0)), replace(FEW, verifier="block", law=GREEDY), marks=pytest.mark.slow),
     ],
 )
-def test_the_same_tokens_are_found_to_be_the_same(drafter: Drafter, config: RolloutConfig):
+def test_equal_tokens_pass(drafter: Drafter, config: RolloutConfig):
     rollout = assert_same_rollout(POLICY, drafter, FLAT, PROMPTS, config, run=seed_step(1, 2))
     assert np.sum(rollout.accepted) > 0
 
 
-def test_other_tokens_are_found_and_where_they_part():
+def test_different_tokens_are_found_with_their_first_position():
     config = replace(FEW, verifier="coupled")
     with pytest.raises(AssertionError, match=r"row \d+ "):
         assert_same_rollout(POLICY, PolicyDrafter(POLICY), FLAT, PROMPTS, config, rollout_fn=greedy_bonus)
@@ -183,7 +183,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_caches_and_texts_in_place_pass_and_so_does_what_has_no_state(name: str):
+def test_correct_caches_and_texts_and_drafters_without_state_pass(name: str):
     drafter, k = SOUND[name]
     states = assert_cache_consistent(POLICY, drafter, FLAT, PROMPTS, replace(FEW, draft_length=k))
     assert len(states) > 4 and states[-1].done.all()
@@ -201,7 +201,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_a_cache_or_text_that_is_not_what_was_said_fails(name: str):
+def test_a_wrong_cache_or_text_fails(name: str):
     policy, drafter, evidence = FAULTY[name]
     wide = replace(PROMPTS, tokens=jnp.pad(PROMPTS.tokens, ((0, 0), (0, 1))))
     with pytest.raises(AssertionError, match=rf"(?m)row \d+, {evidence}"):

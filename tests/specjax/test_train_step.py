@@ -100,7 +100,7 @@ def test_the_state_is_donated(step, first) -> None:
     assert jax.tree.map(lambda x: x.sharding, new) == jax.tree.map(lambda x: x.sharding, state_on(MESH))
 
 
-def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
+def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
     state, rollout, metrics = first
     start = host_copy(params_on(MESH))
     assert relative_gap(state.params.policy, start.policy) > 1e-4
@@ -127,7 +127,7 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
 
 
 @pytest.mark.slow
-def test_draft_training_changes_no_bit_of_the_policy_and_a_frozen_draft_stays_as_it_is() -> None:
+def test_draft_training_does_not_change_the_policy_and_a_frozen_draft_stays() -> None:
     def stepped(config: TrainConfig) -> StepResult:
         state = state_on(MESH, config)
         step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH).lower(state, make_prompts())
@@ -167,7 +167,7 @@ def scored(tokens: jax.Array, completion: jax.Array, reward: jax.Array, mu: jax.
     return ScoredSequences(tokens, completion, reward=reward, counted=jnp.isfinite(reward), mu=mu)
 
 
-def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
+def test_old_is_the_generating_policy_or_the_one_before_the_updates() -> None:
     tokens = jnp.tile(jnp.arange(8, dtype=jnp.int32) % 5 + 1, (8, 1))
     completion = jnp.broadcast_to(jnp.arange(8) >= 3, tokens.shape)
     mu = jnp.where(completion, -9.0, 0.0)

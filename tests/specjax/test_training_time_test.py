@@ -35,7 +35,7 @@ def test_a_pass_attends_by_the_published_mask(window: int | None):
         np.testing.assert_allclose(attend_unrolled(q, cache, window), kernels.attend(q, cache, mask), atol=1e-5)
 
 
-def test_a_pass_stands_one_position_later_and_writes_behind_the_others():
+def test_each_pass_is_one_position_later_and_appends_to_the_cache():
     view = unrolled_view(ROWS, COUNT, 2)
     np.testing.assert_array_equal(view.positions, np.tile(np.arange(COUNT) + 2, (ROWS, 1)))
     np.testing.assert_array_equal(view.write, np.full(ROWS, 2 * COUNT))

@@ -88,7 +88,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None
     assert not np.isfinite(seen.norms.policy) and np.isfinite(seen.norms.draft)
 
 
-def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
+def test_a_loss_that_is_not_finite_skips_only_its_network() -> None:
     def infinite(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
         found, sums = gradients(params, batch, replay)
         return found, sums._replace(draft=sums.draft._replace(loss=jnp.float32(jnp.inf)))
@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
         assert run_updates(infinite, OPTIMIZERS, *given, resting, config)[2].skipped.draft == 0
 
 
-def test_one_update_is_not_several() -> None:
+def test_options_of_several_updates_are_off_with_one() -> None:
     assert not UpdateConfig().several and UpdateConfig(epochs=2).several and UpdateConfig(minibatches=2).several
     with refuses("epochs = 0:...1"):
         replace(UpdateConfig(), epochs=0)

@@ -62,7 +62,7 @@ def thresholds(p: np.ndarray, q: np.ndarray, draft: np.ndarray, length: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["random", "with impossible tokens", "one-hot"])
-def test_block_stops_where_the_last_of_independent_uniforms_is_below_its_threshold(kind: str):
+def test_block_stops_at_the_last_uniform_below_its_threshold(kind: str):
     p, q = case(kind, 3, 3)
     drafts = every_draft(3, 3)[chances(q, 3) > 0]
     log_p, log_q = logs(p, drafts), logs(q[:3], drafts)
@@ -104,7 +104,7 @@ def test_the_example_of_the_paper():
 
 
 @pytest.mark.parametrize("kind", ["random", "one-hot"])
-def test_what_lies_beyond_a_draft_counts_for_nothing(kind: str):
+def test_values_beyond_a_draft_do_not_count(kind: str):
     """Values beyond the draft may be anything, even no distribution."""
     p, q = case(kind, 3, 3)
     drafts = every_draft(3, 3)
@@ -138,7 +138,7 @@ def test_a_draft_may_stop_after_a_sampled_token_but_not_before(law: LawOf):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_what_is_verified_must_be_what_was_drawn(law: LawOf):
+def test_a_proposal_chosen_after_sampling_is_detected(law: LawOf):
     p, q = case("random", 3, 3)
     (emitted,) = emitted_laws(law, p, case("one-hot", 3, 3)[1], every_length(3, 3)[-1:], verified=q)
     assert distance(emitted, following(p)[0]) > 0.01
@@ -169,7 +169,7 @@ def unweighted(law: AcceptLaw) -> AcceptLaw:
         (block_law, stopping_at_the_first_failure),
     ],
 )
-def test_a_faulty_law_is_noticed(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
+def test_a_faulty_law_is_detected(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
     with pytest.raises(AssertionError, match=r"draft .*\d+ rounds"):
         assert_verifier_lossless(lambda *proposal: fault(law(*proposal)), trees=1)
 
@@ -237,7 +237,7 @@ def one_round(p: list[float], q: list[float], drafted: int, uniform: float) -> t
     return int(accepted[0]), int(token[0])
 
 
-def test_no_uniform_accepts_an_impossible_token_or_refuses_one_the_policy_likes_more():
+def test_impossible_tokens_are_rejected_and_likelier_ones_accepted():
     largest = float(np.nextafter(np.float32(1), np.float32(0)))
     assert one_round([0.0, 1.0], [1.0, 0.0], drafted=0, uniform=0.0) == (0, 1)
     assert one_round([0.5, 0.5], [0.5, 0.5], drafted=0, uniform=0.0)[0] == 1
