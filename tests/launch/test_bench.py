@@ -137,7 +137,9 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
 
 
 @pytest.mark.slow
-def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rounds_are_timed_and_put_in_tables_and_plots(
+    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     sections: dict[str, Section] = {}
     for measure in (floor, verify, draft, acceptance):
         section = sections[measure.__name__] = measure(networks, SMALL)
@@ -159,7 +161,7 @@ def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_layout_is_tabled(networks: Networks):
+def test_layouts_are_put_in_a_table(networks: Networks):
     section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
     assert [row["what"] for row in section.rows] == ["phases", "windows", "queue", "prefill shared by a group"]
     assert section.notes[-1].startswith("the ladder is left out")
@@ -171,7 +173,7 @@ def test_a_layout_is_tabled(networks: Networks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [layout.phases, layout.windows, layout.queue, layout.shared_prefill])
-def test_rollouts_off_and_on_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
+def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
     """Completions have the same lengths in both; only rounds, slots or prompts differ."""
 
     def lengths(run: Callable[[], Any]) -> np.ndarray:
@@ -197,7 +199,7 @@ def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monke
         np.testing.assert_allclose(cut, padded, rtol=1e-3, atol=1e-6)
 
 
-def test_the_cost_model_says_how_far_it_is_off():
+def test_the_cost_model_reports_its_error():
     exact = [Cell(slots, 100, k, 1e-3 + 1e-5 * slots * (k + 1)) for slots in (1, 4) for k in (0, 3)]
     (note,) = _cost_model_note(exact)
     assert "fixed 1e+03, " in note and note.endswith("relative error 0% in the median cell, at most 0%")
@@ -206,7 +208,7 @@ def test_the_cost_model_says_how_far_it_is_off():
     assert _cost_model_note(exact[:1]) == []
 
 
-def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):
+def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.CaptureFixture[str]):
     def fails(message: str) -> list[Row]:
         raise jax.errors.JaxRuntimeError(message)
 

@@ -59,7 +59,7 @@ def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, list[int]]] = []
 
     def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
@@ -82,7 +82,9 @@ def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, m
     assert section.notes[0].startswith("16 completions, one in 4 of 16 tokens, the others around 4; prompts of ")
 
 
-def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_peer_that_fails_does_not_end_the_benchmark(
+    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """This holds if it breaks while it is loaded or while it runs."""
     pytest.importorskip("safetensors")
 
@@ -102,7 +104,7 @@ def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, mon
     assert isinstance(rows[PLAIN]["tokens/s"], float)
 
 
-def test_vllm_is_told_the_length_of_each_row():
+def test_vllm_gets_the_length_of_each_row():
     class Law(NamedTuple):
         temperature: float
         max_tokens: int

@@ -75,7 +75,7 @@ def test_a_machine_that_slows_down_does_not_choose_the_plan():
     assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (3, 3)
 
 
-def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
+def test_a_plan_is_chosen_by_total_tokens_over_total_time():
     class Bimodal(Fake):
         def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
             measured = super().measure(draft_lengths, turn)
@@ -87,7 +87,7 @@ def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
     assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (0, 3)
 
 
-def test_parameters_are_prepared_anew_before_every_pass_of_one_program():
+def test_parameters_are_prepared_before_every_pass_of_a_program():
     policy, weights = tiny_policy(vocab_size=4)
     calls = 0
 

@@ -73,7 +73,7 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
     assert all(jax.tree.leaves(same))
 
 
-def test_a_head_as_the_options_make_it(shrunk: Options):
+def test_options_determine_a_random_head(shrunk: Options):
     options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
     draft = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.draft
     assert isinstance(draft, Eagle3Draft)
@@ -83,7 +83,7 @@ def test_a_head_as_the_options_make_it(shrunk: Options):
 
 
 @pytest.mark.slow
-def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
+def test_a_head_without_stated_layers_reads_eagle3s(tmp_path: Path):
     """The layers in the policy's directory are not used: they belong to another head, although the shapes fit."""
     shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
     decoder, mesh = DecoderConfig(**shape, num_layers=8, feature_layers=(0, 1, 3)), make_mesh(MeshConfig())
@@ -133,7 +133,7 @@ def test_a_head_is_written_with_the_length_of_its_policy(
     assert fields["max_positions" if dialect is None else "max_position_embeddings"] == draft.decoder.max_positions
 
 
-def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, write: Write, tmp_path: Path):
+def test_made_for_is_checked_before_anything_is_built(shrunk: Options, write: Write, tmp_path: Path):
     path, stated = Path(write()), MadeFor("runs/tiny", 16, 2, 1.0, 0.75)
     state_made_for(path, stated)
     options = shrunk | {"--draft.path": str(path)}
@@ -189,6 +189,6 @@ def test_published_drafts_that_do_not_fit(
         run(shrunk | publish(tmp_path / "draft", changes, embedding))
 
 
-def test_a_policy_is_no_draft(shrunk: Options, files: Path):
+def test_a_policy_as_the_draft_is_refused(shrunk: Options, files: Path):
     with refuses("policy:...config.json", ConfigError):
         run(shrunk | {"--draft.path": str(files / "policy")})

@@ -69,6 +69,6 @@ def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTre
         ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "draft.mtp_convention = mimo:...None"),
     ],
 )
-def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):
+def test_options_that_an_mtp_head_does_not_allow(shrunk: Options, options: Options, message: str):
     with refuses(message, ConfigError):
         run(shrunk | MTP | options)

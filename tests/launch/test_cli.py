@@ -139,7 +139,7 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
     assert_refused(said, message)
 
 
-def test_a_recipe_reaches_what_options_do_not():
+def test_a_recipe_can_set_fields_without_options():
     recipe = load_recipe("tiny")
     assert recipe.model.architecture is not None
     path = "model.architecture.num_layers"
@@ -195,7 +195,7 @@ def test_a_plain_dataclass(capsys: pytest.CaptureFixture[str]):
     "name, most",
     [("TRAIN", 137), ("COMPARE", 120), ("DISTILL", 65), ("EVALUATE", 56), ("GENERATE", 45), ("EXPORT", 33)],
 )
-def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
+def test_each_program_shows_only_its_options_within_the_help_limits(
     name: str, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "100")
@@ -222,7 +222,7 @@ def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
             assert_refused(refusal("tiny", field.flag, "1", reading=reading), f"{field.flag}: ")
 
 
-def test_a_program_tells_which_options_are_anothers():
+def test_options_of_other_programs_are_named_in_errors():
     reading = reads.GENERATE
     assert_refused(refusal("tiny", "--warmup.steps", "3", reading=reading), "--warmup.steps...launch.train")
     assert_refused(refusal("tiny", "--algorithm", "dapo", reading=reading), "--algorithm: ")
@@ -248,7 +248,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_one_option_sets_an_algorithm(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Fields that the recipe set for another algorithm are reset. Other fields stay."""
     kept = {"data.prompts": 3, "rollout.max_new_tokens": 20, "loss.importance_cap": 5.0}
     replaced = {
@@ -305,7 +305,7 @@ def test_exit_codes(error: BaseException | None, code: int, said: str, capsys: p
     assert capsys.readouterr() == ("", said)
 
 
-def test_a_fault_of_the_program_passes():
+def test_a_bug_of_the_program_propagates():
     with pytest.raises(ZeroDivisionError):
         run_program(lambda argv: 1 // 0)
 

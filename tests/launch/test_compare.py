@@ -82,7 +82,7 @@ def test_stages_sum_to_the_step_and_speedups_are_those_of_the_same_turns(compare
     assert plain["generation_speedup"] == plain["step_speedup"] == [1, 1, 1]
 
 
-def test_a_step_has_its_part_of_draft_training():
+def test_the_steady_step_includes_a_part_of_draft_training():
     """Training adds 2 s to the first step. The steady speed-up adds an eighth of this to every step."""
     train_s = [3.0, 1.0, 1.0, 1.0]
     steps = [{"step_s": 1.75 + s, "seconds": {"train": s}, "trained": s > 1} for s in train_s]
@@ -92,7 +92,7 @@ def test_a_step_has_its_part_of_draft_training():
     assert steady_speedup(plain, always, 1) == (None, pytest.approx((6 / 2.75, 6 / 4.75, 6 / 2.75)))
 
 
-def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
+def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
     """With `coupled`, tokens do not depend on the drafts, of which some are accepted."""
     (found, said, _), arms = compared, compared[0]["arms"]
     assert found["versions"].startswith("Python 3") and (found["recipe"], found["checkpoint"]) == ("tiny", None)
@@ -117,7 +117,7 @@ def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
 
 
 @pytest.mark.slow
-def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_path: Path):
+def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     """It also measures the cost of rounds. Draft training does not change the generated tokens."""
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
@@ -150,7 +150,7 @@ def test_bars():
     assert len(sparkline(list(range(1000)), 0, 999)) == WIDTH
 
 
-def test_where_two_runs_part():
+def test_the_first_difference_of_two_rollouts():
     tokens = np.array([[5, 6, 0, 0], [5, 6, 7, 0], [5, 6, 7, 8], [1, 0, 0, 0]], np.int32)
     ids, plain = np.array([7, 9]), Rollout(tokens=tokens, lengths=np.array([2, 3, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert first_difference(3, ids, plain, plain) is None
@@ -189,7 +189,7 @@ def test_steps_in_which_nothing_was_scored_are_gaps():
     assert reward_curves_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
 
 
-def test_two_runs_that_part_are_found_to():
+def test_the_first_difference_of_two_runs_is_found():
     """They differ from the second step on. Later differences do not matter."""
 
     def arm(*last: int) -> SimpleNamespace:

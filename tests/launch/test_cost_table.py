@@ -68,7 +68,7 @@ class FakeTimer:
         return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
 
 
-def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_resumed_or_replayed_run_uses_the_recorded_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The run is killed after the probe of step 4, and resumed from the save of step 3."""
     monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: FakeTimer())
     experiment: Any = SimpleNamespace(

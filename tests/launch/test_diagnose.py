@@ -160,7 +160,7 @@ def as_kind(kind: type[HeadDrafter], experiment: Experiment) -> HeadDrafter:
 # A correct draft.
 
 
-def test_a_healthy_draft(healthy: Diagnosis):
+def test_a_correct_draft(healthy: Diagnosis):
     assert not healthy.faults
     found = states(healthy.findings)
     assert {"acceptance by position", "acceptance by place", "draft vocabulary", "vocabulary map"} <= set(found)
@@ -234,7 +234,7 @@ def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_
 
 
 @pytest.mark.slow
-def test_random_heads_are_read_neither_right_nor_wrong(
+def test_the_reading_of_random_heads_is_undecided(
     trained: Trained, trained_mtp: Trained, right_reading: Reading, right_mtp_reading: Reading
 ):
     for (experiment, params), findings in (trained, right_reading), (trained_mtp, right_mtp_reading):
@@ -257,7 +257,7 @@ class OneFeatureLate(HeadDrafter):
 
 
 @pytest.mark.usefixtures("one_reading")
-def test_a_cache_of_other_features_is_the_one_fault(trained: Trained):
+def test_wrong_features_in_the_cache_are_reported_as_one_fault(trained: Trained):
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(OneFeatureLate, experiment)), params, PROMPTS)
     (fault,) = diagnosis.faults
@@ -276,7 +276,7 @@ class WrongLater(HeadDrafter):
 
 
 @pytest.mark.usefixtures("one_reading")
-def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+def test_drafts_that_are_wrong_from_some_place_on_are_found(trained: Trained, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launch.diagnosis.acceptance, "SHORTEST_PLACE", 4)
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(WrongLater, experiment)), params, PROMPTS)
@@ -290,7 +290,7 @@ class TellsPosition1(EitherDrafter):
         return DraftLoss(jnp.float32(0), jnp.where(mask, 0.5, 0.0))
 
 
-def test_ones_own_drafter_is_compared_at_position_1_alone(trained: Trained, observed: Observed):
+def test_a_custom_drafter_is_compared_only_at_position_1(trained: Trained, observed: Observed):
     experiment, params = trained
     draft = experiment.networks.drafter
     overlaps = make_overlaps(
@@ -312,7 +312,7 @@ def test_a_model(trained: Trained):
     assert not diagnosis.faults and diagnosis.by_position[-1].predicted is not None
 
 
-def test_ngram_is_predicted_and_history_is_not_and_neither_is_told_to_train(capsys: pytest.CaptureFixture[str]):
+def test_ngram_is_predicted_and_history_is_not_and_no_training_is_advised(capsys: pytest.CaptureFixture[str]):
     for kind in "ngram", "history":
         experiment = built(LOOKUP | {"draft.lookup.kind": kind, "rollout.group_size": 2})
         assert experiment.config.rollout.group_size == (2 if kind == "history" else 1)
@@ -351,7 +351,7 @@ def test_the_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert written["checkpoint_step"] == 1
 
 
-def test_a_fault_is_exit_code_3_and_found_in_full_precision(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_gives_exit_code_3_and_is_found_in_full_precision(run: Path, monkeypatch: pytest.MonkeyPatch):
     precisions = []
 
     def find(experiment: Experiment, params: Params, count: int) -> Diagnosis:

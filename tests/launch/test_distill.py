@@ -67,14 +67,14 @@ def responses(files: Path, distilled: tuple[Path, str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (files / "responses.jsonl").read_text().splitlines()]
 
 
-def test_what_the_policy_will_do_is_foreseen_better_than_before(report: dict[str, Any]):
+def test_training_raises_the_predicted_acceptance(report: dict[str, Any]):
     own, greedy = report["acceptance"]
     assert (own["temperature"], greedy["temperature"]) == (1, 0)
     assert own["untrained"] + 0.1 < own["predicted"] <= 1
     assert greedy["untrained"] is None and 0 <= greedy["predicted"] <= 1
 
 
-def test_what_is_counted_adds_up(report: dict[str, Any]):
+def test_counts_are_consistent(report: dict[str, Any]):
     for each in report["acceptance"]:
         assert each["sequences"] == 3
         assert each["alpha"] * each["rounds"] == pytest.approx(each["tokens"])
@@ -88,7 +88,7 @@ def test_what_is_counted_adds_up(report: dict[str, Any]):
             assert each[name] == sum(bucket[name] for bucket in each["by_length"])
 
 
-def test_the_cost_is_what_was_done(report: dict[str, Any], responses: list[dict[str, Any]]):
+def test_the_cost_counts_the_work_done(report: dict[str, Any], responses: list[dict[str, Any]]):
     cost, payback = report["cost"], report["payback"]
     assert (cost["answers"], cost["steps"]) == (len(responses), 60) == (64, 60)
     assert cost["answer_tokens"] == sum(len(line["tokens"]) for line in responses)
@@ -137,7 +137,7 @@ def test_the_public_dialect_holds_the_same_head_and_states_the_policy(distilled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sound", [True, False])
-def test_a_run_holds_its_first_step_against_what_the_draft_states(
+def test_a_run_compares_its_first_step_with_the_stated_acceptance(
     distilled: tuple[Path, str], shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: bool
 ):
     """Loaded unchanged, it causes no warning. With other weights, its acceptance is below the stated one."""
@@ -159,7 +159,7 @@ def test_a_run_holds_its_first_step_against_what_the_draft_states(
 
 
 @pytest.mark.slow
-def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
+def test_it_starts_from_a_saved_draft_and_from_that_of_a_run(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
 ):
     """It starts from the other draft's weights, with the same vocabulary."""
@@ -189,7 +189,7 @@ def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
     assert verifier_of(tmp_path / "out")["name_or_path"] == str(tmp_path / "run")
 
 
-def test_answers_outlive_a_crash_while_training(
+def test_answers_survive_a_crash_during_training(
     files: Path, shrunk: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def crash(*_: object) -> None:
@@ -244,7 +244,7 @@ SMALL_MODEL = DecoderConfig(
 @pytest.mark.parametrize(
     ("kind", "name", "read_by"), [("model", "draft", "draft.path"), ("mtp", "policy", "model.path")]
 )
-def test_other_drafts_are_saved_and_go_on_from_there(
+def test_other_drafts_are_saved_and_started_from(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
 ):
     """A small model is saved alone, an MTP head with its policy."""
@@ -271,7 +271,7 @@ def test_other_drafts_are_saved_and_go_on_from_there(
     assert jax.tree.all(jax.tree.map(np.array_equal, experiment.networks.params.policy, before.params.policy))
 
 
-def test_what_it_says_is_readable(distilled: tuple[Path, str]):
+def test_the_output_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
     for part in (
         "answers: 2 of 4 batches",

@@ -119,7 +119,7 @@ def test_the_most_frequent_tokens_and_the_stop_tokens_are_kept():
     assert most_frequent(np.zeros(5), (3,), 3).tolist() == [0, 1, 3]
 
 
-def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
+def test_full_acceptance_gives_draft_length_plus_one_tokens():
     """Rows have three full rounds of draft length 3 after the first token. One ends with its second drafted token."""
     same, filler = [3, 3, 3], [9, 9, 9]
     rollout = Rollout(
@@ -138,7 +138,7 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
     assert length_buckets(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
 
 
-def test_when_it_is_paid_for():
+def test_the_break_even_point():
     paying = break_even([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
     assert paying.steps == 11 and paying.saved_s == pytest.approx(1.0)
     assert (

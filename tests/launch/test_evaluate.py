@@ -75,9 +75,7 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
 
 
 @pytest.mark.parametrize("drafter, length", [(NGramDrafter(15), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
-def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
-    drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch):
     """Validation does the same. Without a draft the length is 0. Neither uses an 8-bit copy of the policy."""
     taken: list[tuple[Policy, RolloutConfig]] = []
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append((parts[0], parts[2])))
@@ -90,7 +88,7 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2
 
 
-def test_what_cannot_be_scored_is_said_and_wrong(
+def test_unscored_completions_are_reported_and_count_as_wrong(
     asked: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Evaluate greedily on two prompts. A completion is correct or not scored, depending on the answer alone."""
@@ -114,13 +112,13 @@ def test_what_cannot_be_scored_is_said_and_wrong(
 @pytest.mark.parametrize(
     "sequences, samples, prompts, size", [(8, 2, 100, 4), (8, 3, 100, 2), (8, 16, 100, 2), (512, 1, 5, 6)]
 )
-def test_a_batch_has_about_as_many_sequences_as_asked_for(sequences: int, samples: int, prompts: int, size: int):
+def test_a_batch_has_about_the_requested_number_of_sequences(sequences: int, samples: int, prompts: int, size: int):
     """The batch is padded to a multiple of the two data shards."""
     assert prompts_per_batch(sequences, samples, prompts, make_mesh(MeshConfig(data=2))) == size
 
 
 @pytest.mark.parametrize("pattern, majority", [(r"(\d)", True), (r"\d", False)])
-def test_majorities_need_a_notion_of_an_answer(
+def test_majorities_need_a_final_answer(
     asked: Options, tmp_path: Path, pattern: str, majority: bool, capsys: pytest.CaptureFixture[str]
 ):
     own = {"--reward.scorer": "regex", "--reward.pattern": pattern, "--k": "2"}
@@ -129,7 +127,7 @@ def test_majorities_need_a_notion_of_an_answer(
     assert ("final_answer" in capsys.readouterr().out) != majority
 
 
-def test_the_powers_of_two_unless_told_otherwise():
+def test_k_is_the_powers_of_two_by_default():
     assert EvaluateArgs(samples=1).larger_k == ()
     assert EvaluateArgs(samples=12).larger_k == (2, 4, 8)
     assert EvaluateArgs(samples=12, k=(12, 3, 1, 3)).larger_k == (3, 12)

@@ -87,7 +87,7 @@ def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rollout_and_a_loss_of_ones_own_are_compared(tmp_path: Path):
+def test_a_custom_rollout_and_loss_can_be_compared(tmp_path: Path):
     options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--steps": "1", "--draft-lengths": "2"}
     options |= {"--loss.function": "examples.custom_loss:loss", "--rollout.function": "examples.fork_rollout:rollout"}
     found = tmp_path / "found.json"
@@ -181,7 +181,7 @@ def test_a_rollout_of_tokens_and_lengths_alone_trains_and_generates(tmp_path: Pa
     assert "tokens" in capsys.readouterr().out
 
 
-def test_a_builder_of_ones_own_sees_the_problems_without_training():
+def test_a_custom_builder_gets_the_problems_without_training():
     config = parse_run(argv("tiny", LEAST | {"--draft.kind": f"{__name__}:by_problems"}), "", "")
     tables = [build_experiment(config, training).networks.params.draft["table"] for training in (True, False)]
     assert tables[0].shape == tables[1].shape and len(tables[0]) > 0
@@ -193,7 +193,7 @@ def test_the_bigram_drafter_is_lossless():
     assert_lossless(policy, Bigram(), Params(weights, {"table": jnp.eye(4)}), config, prompt=(0, 1, 0))
 
 
-def test_a_family_takes_back_refused_tokens():
+def test_a_custom_family_rolls_back_rejected_tokens():
     """Its states equal those of a prefill of the committed tokens, and its tokens those of plain decoding."""
     shape = DecoderConfig(
         vocab_size=4, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8

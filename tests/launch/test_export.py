@@ -75,7 +75,7 @@ def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | N
         assert stated == {"name_or_path": name, "architectures": ["Qwen3ForCausalLM"]}
 
 
-def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tmp_path: Path):
+def test_a_head_states_the_acceptance_recorded_in_the_run(shrunk: Options, tmp_path: Path):
     run = tmp_path / "run"
     decoder = save(run, shrunk | LAW).networks.decoder
     assert made_for(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == made_for(run, "newest", decoder)

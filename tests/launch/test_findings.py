@@ -7,7 +7,7 @@ from launch.diagnosis.findings import Finding, alternative_findings, coverage_fi
 from launch.diagnosis.observed import Drafted, Observed
 
 
-def test_a_reading_is_named_only_beyond_its_error_and_if_it_is_of_use():
+def test_another_way_to_read_is_reported_only_if_significant_and_useful():
     rng = np.random.default_rng(0)
     own, counted = rng.uniform(0.5, 0.8, size=(50, 20)), np.ones((50, 20), bool)
     noise = rng.normal(0, 0.2, own.shape)
@@ -33,7 +33,7 @@ def rate(predicted: float | None, accepted: int, count: int = 100, name: str = "
     return rates(Observed(np.zeros((1, 4), int), np.ones(1, int), np.full(1, 3), drafted), overlaps)[0][0]
 
 
-def test_few_tokens_prove_little():
+def test_few_tokens_are_weak_evidence():
     assert not rate(0.98, 2, count=4).is_off
     assert rate(0.98, 10, count=20).is_off and rate(0.2, 16, count=20).is_off
     assert not rate(0.5, 45).is_off and not rate(0.98, 99).is_off

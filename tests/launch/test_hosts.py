@@ -86,7 +86,7 @@ def assert_near(got: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
+def test_a_run_over_two_processes_equals_that_of_one(tmp_path: Path) -> None:
     options = TWO | {"--steps": "4", "--checkpoint.every": "2", "--eval.every": "2"}
     options |= {"--warmup.steps": "2", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "20"}
     one, two = tmp_path / "one", tmp_path / "two"
@@ -103,7 +103,7 @@ def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> None:
+def test_all_measurements_of_a_run_work_over_two_processes(tmp_path: Path) -> None:
     """The run has measured costs, automatic draft lengths, probes, a host scorer, distillation and a comparison."""
     options = TWO | {"--steps": "4", "--probe-every": "2", "--checkpoint.every": "2", "--rollout.draft-lengths": "0 2"}
     options |= {"--distill.steps": "2", "--distill.answers": "8", "--distill.batch-size": "4"}
@@ -117,7 +117,7 @@ def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_process_goes_on(tmp_path: Path) -> None:
+def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_can_resume(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"--checkpoint.every": "100000"}
     job = start_job(train(run, options | {"--steps": "100000"}), count=2, devices=1)
@@ -133,7 +133,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_process_go
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_with_what_four_have_saved(tmp_path: Path) -> None:
+def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"mesh.data": 4, "--checkpoint.every": "2"}
     finish_job(start_job(train(run, options | {"--steps": "2"}), count=4, devices=1))

@@ -80,7 +80,7 @@ def test_names_and_paths(path: str, expected: str | None):
     assert (None if name is None else str(name)) == expected
 
 
-def test_a_local_path_comes_first(hub: LocalHub):
+def test_a_local_path_takes_precedence(hub: LocalHub):
     Path("org/name").mkdir(parents=True)
     assert checkpoint_directory("model.path", "org/name") == Path("org/name")
 
@@ -96,7 +96,7 @@ def test_of_a_checkpoint_only_tensors_and_the_tokenizer_are_fetched_once(hub: Lo
     assert checkpoint_directory("model.path", MODEL) == directory and len(hub.requested) == before
 
 
-def test_what_is_missing_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_repository_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hub.push("model", MODEL, write_model(tmp_path / "policy"))
     for path, said in (("no/where", "no such file or directory"), (f"{MODEL}@v9", "no revision v9")):
         with refuses(f"model.path = {path}: ...{said}", ConfigError):
@@ -130,7 +130,7 @@ def test_of_a_data_set_one_split_is_fetched(hub: LocalHub, tmp_path: Path, capsy
     assert answers(f"{DATA}:test") == list("012")
 
 
-def test_a_data_set_that_states_nothing_is_read_by_its_file_names(hub: LocalHub, tmp_path: Path):
+def test_a_data_set_without_a_readme_is_read_by_file_names(hub: LocalHub, tmp_path: Path):
     pytest.importorskip("datasets")
     (tmp_path / "data").mkdir()
     write_problems(tmp_path / "data/train.jsonl", list("12"))
@@ -151,7 +151,7 @@ def test_a_data_set_that_states_nothing_is_read_by_its_file_names(hub: LocalHub,
         ("{a", None, "README.md: "),
     ],
 )
-def test_what_the_readme_states_is_what_is_read(
+def test_the_readme_determines_the_files_to_read(
     hub: LocalHub, tmp_path: Path, configs: str, train: list[str] | None, said: str | None
 ):
     pytest.importorskip("datasets")
@@ -190,7 +190,7 @@ def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_training_by_name_works_from_nothing(hub: LocalHub, tmp_path: Path):
+def test_training_by_name_works_with_an_empty_cache(hub: LocalHub, tmp_path: Path):
     """When the run is resumed, the hub's newest weights have another shape. The run reads those it started from."""
     pytest.importorskip("math_verify")
     commit = hub.push("model", MODEL, write_model(tmp_path / "policy"))

@@ -106,7 +106,7 @@ class Prompts:
         return {}
 
 
-def test_what_follows_a_step_comes_in_order(tmp_path: Path):
+def test_the_work_after_a_step_is_in_order(tmp_path: Path):
     run = Recorder(tmp_path, eval_every=2, save_every=3)
     run.loop.run()
     expected = [("train", 1), ("train", 2), ("log", 1), ("evaluate", 2), ("log", 2), ("train", 3), ("log", 3)]
@@ -170,7 +170,7 @@ def test_a_run_resumes_after_its_last_step_and_traces_one(tmp_path: Path, capsys
     assert "profile_step = 3:" in capsys.readouterr().out
 
 
-def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
+def test_the_state_before_the_first_step_is_saved(tmp_path: Path):
     run = Recorder(tmp_path, save_every=100)
     config = run.loop.experiment.config
     run.loop.experiment.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
@@ -178,7 +178,7 @@ def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
     assert run.done[0] == ("save", 0) and ("save", 4) in run.done
 
 
-def test_what_was_kept_of_the_warm_up_goes_once_there_is_a_checkpoint(tmp_path: Path):
+def test_warm_up_states_are_removed_after_the_first_checkpoint(tmp_path: Path):
     """It is also removed when the run ends. Without a checkpoint it must survive a signal."""
     run = Recorder(tmp_path, save_every=100)
     run.loop.saves.newest = lambda: 0  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,7 +190,7 @@ def test_what_was_kept_of_the_warm_up_goes_once_there_is_a_checkpoint(tmp_path: 
         assert run.removed == removed
 
 
-def test_a_step_that_ends_within_its_call_is_timed_by_itself():
+def test_a_step_that_ends_within_its_call_is_timed_separately():
     logged: dict[int, float] = {}
 
     def log(number: int, metrics: Any) -> dict[str, float | None]:
@@ -208,7 +208,7 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert 0.2 <= logged[1] < 0.3 and 0.1 <= logged[2] < 0.2
 
 
-def test_a_signal_before_the_first_step_takes_none(tmp_path: Path):
+def test_after_a_signal_before_the_first_step_no_step_is_taken(tmp_path: Path):
     run = Recorder(tmp_path, start_step=2, save_every=100)
     run.signals.received = signal.SIGTERM
     run.loop.run()

@@ -98,9 +98,7 @@ def test_tensorboard(tmp_path: Path):
     assert not any(value.tag == "time/generation" for event in events(tmp_path) for value in event.summary.value)
 
 
-def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_alarm_is_printed_once_and_skipped_updates_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     apart = {"rollout/logprob_alarm": 1, "rollout/logprob_gap_mean": 0.25}
     without_end = apart | {"rollout/logprob_gap_mean": jnp.nan}
     with MetricLog(tmp_path, print_every=100) as metric_log:
@@ -112,7 +110,7 @@ def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
     assert "0.250" in said[0] and "skipped" in said[1] and " - " in said[2]
 
 
-def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_console_lines_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with MetricLog(tmp_path) as metric_log:
         for step in range(1, 22):
             metric_log.log(step, STEP | {"rollout/acceptance_length": 2.5})

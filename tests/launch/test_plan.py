@@ -56,7 +56,7 @@ def test_a_plan():
 
 
 @pytest.mark.slow
-def test_a_mixture_of_experts_is_added_up_over_its_axis():
+def test_the_outputs_of_experts_are_summed_over_their_axis():
     experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
     config = override(
         parse_run(argv("tiny", SMALL), "", ""),
@@ -151,7 +151,7 @@ def test_collectives_are_counted_through_loops_and_branches():
     assert turn.count == {total: 1, check: 1} and turn.size == {total: 128, check: 1}
 
 
-def test_alternatives_change_one_thing_and_keep_the_devices_where_data_can_give_them():
+def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
     config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
     for program, first in (("generate", "rollout.phases with at most 1 slots"), ("update", "microbatches = 4")):
         found = dict(alternatives(config, program, experts=False))

@@ -97,7 +97,7 @@ def finished(files: Path, shrunk: Options, steps: int) -> Path:
     return run
 
 
-def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int):
+def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     lines = metrics(finished)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(DRAFT_LENGTH)))
@@ -120,7 +120,7 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     assert all(len(sample["lengths"]) == 16 and len(sample["completions"]) == 4 for sample in samples)
 
 
-def test_killed_resumed_and_stopped_is_as_if_it_had_never_been(
+def test_a_killed_resumed_and_stopped_run_equals_an_unbroken_one(
     killed: tuple[Path, int, list[int]], stopped: str, finished: Path, steps: int
 ):
     run, save, _ = killed
@@ -261,7 +261,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
 
 
 @pytest.mark.slow
-def test_what_comes_before_the_first_step_survives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_warm_up_and_distillation_survive_a_kill_in_the_first_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A run that is killed in its first steps keeps its warm-up and its distilled draft."""
     run = tmp_path / "run"
     options = TINY | DISTILLING | {"--out": str(run), "--steps": "1"}

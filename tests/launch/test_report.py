@@ -154,7 +154,7 @@ def test_a_long_run_is_thinned(tmp_path: Path):
     assert ">1.0<" in chart and ">50<" not in chart
 
 
-def test_what_was_not_measured_is_a_gap():
+def test_missing_measurements_are_gaps():
     steps = np.array([1, 2, 3, 10, 11, 12])
     assert [steps[part].tolist() for part in stretches(steps)] == [[1, 2, 3], [10, 11, 12]]
     assert len(stretches(np.arange(0, 100, 20))) == 1
@@ -187,7 +187,7 @@ def test_levels_that_differ_by_rounding_or_little_more_have_ticks(magnitude: flo
                 assert len(set(tick_labels(found))) == len(found) > 1, ends
 
 
-def test_the_program_makes_a_report_and_refuses_what_is_no_run(
+def test_the_program_writes_a_report_and_refuses_other_directories(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
     run = write_run(tmp_path / "run", 1)

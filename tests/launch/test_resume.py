@@ -110,7 +110,7 @@ def damage(run: Path, step: int) -> Path:
     return longest
 
 
-def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
+def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
@@ -152,7 +152,7 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_save_begins_anew(
+def test_a_run_killed_before_its_first_save_starts_again(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer"])
-def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str):
+def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field: str):
     """Their number is the same, and the draft's vocabulary holds their tokens."""
     experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
@@ -177,7 +177,7 @@ def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str)
         train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
 
 
-def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
+def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
     for step in saves(again):
         damage(again, step)
@@ -187,7 +187,7 @@ def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_pa
     assert sorted(again.rglob("*")) == before
 
 
-def test_other_networks_are_no_damage(whole: Path, tmp_path: Path):
+def test_other_networks_are_refused_and_not_treated_as_damage(whole: Path, tmp_path: Path):
     """A run that does not fit the newest checkpoint is refused. The checkpoint before it is not tried."""
     config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
     stored = json.loads((again / "config.json").read_text())
@@ -211,7 +211,7 @@ def test_programs_name_a_save(whole: Path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
+def test_a_run_continues_on_another_mesh(tmp_path: Path):
     """From one device to two and back, with other microbatches: equal tokens, and metrics equal up to rounding."""
     rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
     online = DraftTrainingConfig(max_every=1)

@@ -49,7 +49,7 @@ def test_values_come_back_in_order(pool: RewardPool):
     assert pool.score([], []).shape == (0, 1)
 
 
-def test_failures_cost_only_their_own_sample(pool: RewardPool):
+def test_failures_lose_only_their_own_sample(pool: RewardPool):
     failing = ["raise no", "hang", "exit", "text", "none", "value nan", "value inf", "value 1e300"]
     completions, start = [text for failure in failing for text in (failure, "value 1")], time.monotonic()
     values = score(pool, *completions)
@@ -91,7 +91,7 @@ def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool):
     assert score(pool, *["value 1"] * 16) == [1.0] * 16
 
 
-def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: RewardPool):
+def test_a_sample_that_cannot_be_sent_raises_and_blocks_nothing(pool: RewardPool):
     with pytest.raises(Exception, match="not JSON serializable"):
         pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
     assert score(pool, "value 1") == [1.0]
@@ -167,7 +167,7 @@ def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, monkeyp
         (dict(length=(3, 2)), "least = 3: must be at most most = 2"),
     ],
 )
-def test_what_a_reward_cannot_be(options: dict[str, Any], message: str):
+def test_invalid_rewards_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         RewardConfig(length=LengthConfig(*options.pop("length", ())), **options)
 

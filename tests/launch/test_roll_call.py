@@ -62,7 +62,7 @@ def test_an_unknown_host_is_refused() -> None:
         roll_call(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
 
 
-def test_strangers_and_a_process_that_starts_again_are_no_refusal() -> None:
+def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
     port = free_port()
 
     def disturb() -> None:

@@ -47,7 +47,7 @@ def refusal(config: RunConfig) -> str:
     return str(error.value)
 
 
-def test_a_new_run_never_takes_an_old_ones_place():
+def test_a_new_run_never_replaces_an_old_one():
     assert [str(start(CONFIG)) for _ in range(3)] == ["runs/sums", "runs/sums-2", "runs/sums-3"]
     assert str(start(replace(CONFIG, name="other"))) == "runs/other"
     assert json.loads(Path("runs/sums-2/config.json").read_text()) == json.loads(json.dumps(asdict(CONFIG)))
@@ -99,7 +99,7 @@ def test_nothing_to_resume(working_directory: Path):
     assert_refused(said, "resume: ...y...checkpoint.every = 0")
 
 
-def test_a_network_recorded_before_it_could_have_experts_is_the_same():
+def test_a_network_recorded_without_the_experts_option_is_the_same():
     config = load_recipe("tiny")
     recorded = as_recorded(config)
     assert recorded.pop("model.architecture.experts", "none") is None

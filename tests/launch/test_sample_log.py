@@ -60,7 +60,7 @@ def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):
     assert not any(log_in(tmp_path, 0).due(step) for step in range(1, 10))
 
 
-def test_a_character_of_several_tokens_is_the_last_ones():
+def test_a_character_of_several_tokens_belongs_to_the_last():
     tokenizer = ByteTokenizer()
     ids = [*tokenizer.encode("né€🙂"), 0xE2, 0x41, 256, 0x42, 0xF0, 0x9F]
     texts = token_texts(tokenizer, ids)

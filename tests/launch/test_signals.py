@@ -24,7 +24,7 @@ from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metri
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_only_noted(number: signal.Signals):
+def test_the_first_signal_is_only_recorded(number: signal.Signals):
     said, handlers = [], [signal.getsignal(number) for number in SIGNALS]
     with StopSignals(said.append) as signals:
         assert signals.received is None

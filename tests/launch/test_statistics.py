@@ -46,7 +46,7 @@ def test_majority_at_1_is_the_accuracy():
     np.testing.assert_allclose(majority_at_k(answers, correct, 1), correct.mean(axis=1))
 
 
-def test_right_and_wrong_have_the_interval_of_wilson():
+def test_values_of_0_and_1_have_the_wilson_interval():
     # A textbook example: 20 of 100.
     assert over_prompts(np.arange(100) < 20) == pytest.approx((0.2, 0.1334, 0.2888), abs=1e-4)
     # The interval is not empty if all samples are wrong.
@@ -54,7 +54,7 @@ def test_right_and_wrong_have_the_interval_of_wilson():
     assert over_prompts(np.ones(10)) == pytest.approx((1, 0.7225, 1), abs=1e-4)
 
 
-def test_shares_are_covered_as_often_as_they_say():
+def test_intervals_of_fractions_have_the_stated_coverage():
     truth, inside = 0.3, Counter()
     source = np.random.default_rng(0)
     for _ in range(60):
@@ -65,7 +65,7 @@ def test_shares_are_covered_as_often_as_they_say():
     assert inside[True] >= 51
 
 
-def test_one_wrong_sample_makes_nothing_certain():
+def test_one_wrong_sample_changes_the_interval_little():
     right, nearly = np.ones(30), np.append(np.ones(29), 7 / 8)
     assert over_prompts(nearly).low == pytest.approx(over_prompts(right).low, abs=0.02)
     # Samples of a prompt may agree by chance. One such prompt is weak evidence, fifty are strong.

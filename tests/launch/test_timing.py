@@ -54,7 +54,7 @@ def test_a_geometric_mean_counts_every_ratio_alike() -> None:
 
 
 @pytest.mark.parametrize("total, startup, left", [(5.0, 2.0, 3.0), (5.0, 5.0, 5.0), (5.0, 6.0, 5.0)])
-def test_startup_is_not_subtracted_where_noise_hides_it(total: float, startup: float, left: float) -> None:
+def test_startup_is_not_subtracted_if_noise_exceeds_it(total: float, startup: float, left: float) -> None:
     assert minus_startup(total, startup) == left
 
 

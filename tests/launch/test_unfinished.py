@@ -82,7 +82,7 @@ def become_file(phase: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, overwrite, garble_manifest, add_empty, become_file])
-def test_a_damaged_phase_starts_again_with_a_line_and_so_do_later_ones(
+def test_a_damaged_phase_and_later_ones_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ):
     directory = tmp_path / UNFINISHED
@@ -129,7 +129,7 @@ def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_program_left_beside_its_results_goes_at_its_end(tmp_path: Path):
+def test_states_beside_results_are_removed_at_the_end(tmp_path: Path):
     files = {"json": str(tmp_path / "results.json")}
 
     def program(count: int) -> int:
@@ -147,7 +147,7 @@ def test_what_a_program_left_beside_its_results_goes_at_its_end(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_timed_turns_go_on_by_whole_turns_and_on_the_same_machine_alone(
+def test_timed_turns_continue_by_whole_turns_on_the_same_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[tuple[str, int]] = []
@@ -195,7 +195,7 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
         unscorable_answers(pool, problems, stopping_after(2))
 
 
-def test_a_quiet_phase_speaks_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_quiet_phase_prints_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     with Progress("loading", 1, "parts", quiet=True) as phase:
         phase.advance()
     assert capsys.readouterr().out == ""
@@ -209,7 +209,7 @@ def test_a_quiet_phase_speaks_only_if_it_is_long(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.splitlines()[-1] == "loading: 1 of 1 parts"
 
 
-def test_only_a_program_that_goes_on_takes_a_directory_in_use(tmp_path: Path):
+def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
     """Tested with a distillation that was stopped during measurements, and a run that was stopped in its warm-up."""
     distilled, trained = (
         RunConfig(name="sums", steps=1, out=str(tmp_path / name)) for name in ("distilled", "trained")
