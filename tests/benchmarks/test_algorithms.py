@@ -11,7 +11,7 @@ from tests.documents import ROOT
 
 
 @pytest.mark.slow
-def test_every_task_and_algorithm_is_run_tabled_and_drawn(
+def test_every_task_and_algorithm_is_run_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -44,7 +44,7 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
-def test_it_changes_a_run_to_one_that_goes_together(name: str, tmp_path: Path) -> None:
+def test_each_algorithm_gives_a_valid_run(name: str, tmp_path: Path) -> None:
     plain = [recipe for recipe in algorithms.recipes(tmp_path).values()]
     changed = [algorithms.ALGORITHMS[name](config) for config in plain]
     assert (changed == plain) == (name in ("GRPO", algorithms.CONTROL))

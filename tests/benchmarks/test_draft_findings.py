@@ -13,7 +13,7 @@ from configs.schema import EvalConfig
 
 
 @pytest.mark.slow
-def test_every_part_is_measured_tabled_and_drawn(
+def test_every_part_is_measured_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = replace(narrow.config.model.architecture, num_layers=2)

@@ -47,7 +47,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run_parts
 
 
-def test_no_end_of_a_part_ends_the_next(session, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "GRACE", 0.5)
     # The endless part gets a tenth of a minute, its share of one minute; the last part gets the remaining time.
     shares = {"failing": 30, "aborting": 30, "endless": 10, "good": 90}
@@ -86,7 +86,7 @@ def test_what_cannot_run_is_refused(words: str, monkeypatch: pytest.MonkeyPatch,
     assert ("/nowhere" if words else "needs a GPU") in capsys.readouterr().err
 
 
-def test_a_required_check_that_fails_is_told_and_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_failed_required_check_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def fails() -> str:
         raise AssertionError("not the same tokens")
 

@@ -34,7 +34,7 @@ def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache
 
 
 @pytest.mark.parametrize("queries", [1, 3])
-def test_every_implementation_attends_alike(queries: int):
+def test_all_implementations_of_attention_agree(queries: int):
     preset = PRESETS["tiny"]
     cells = [Cell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates(queries).items()]
     assert len(cells) > 1

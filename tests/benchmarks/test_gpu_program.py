@@ -72,7 +72,7 @@ def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert after["loops or conditions"] == before["loops or conditions"] + 1
 
 
-def test_a_call_of_the_host_is_counted():
+def test_a_host_callback_is_counted():
     def called(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda x: x, x, x)
 
