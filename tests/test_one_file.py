@@ -124,7 +124,7 @@ def test_it_stands_alone_and_is_short():
 
 
 @pytest.mark.parametrize("draft_length", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
+def test_coupled_tokens_and_rounds_equal_the_librarys(draft_length: int):
     ours, theirs = rows(draft_length, True), rollout(draft_length, True)
     assert_same(ours, theirs)
     np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
@@ -132,11 +132,11 @@ def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
     assert {1, BUDGET} < set(np.asarray(theirs.lengths).tolist()) and 0 < accepted < drafted
 
 
-def test_coupled_tokens_are_those_of_plain_decoding():
+def test_coupled_tokens_equal_those_of_plain_decoding():
     assert_same(rows(0, True), rollout(3, True))
 
 
-def test_rejection_tokens_and_rounds_are_the_librarys():
+def test_rejection_tokens_and_rounds_equal_the_librarys():
     """This implies equal drafts, uniforms and residuals: otherwise tokens would differ soon."""
     ours, theirs = rows(2, False), rollout(2, False)
     assert_same(ours, theirs)
@@ -173,7 +173,7 @@ def score(values: jax.Array) -> jax.Array:
     return jnp.minimum(values, 3) * (3 / 7)
 
 
-def test_a_step_is_the_librarys(monkeypatch: pytest.MonkeyPatch):
+def test_a_step_equals_the_librarys(monkeypatch: pytest.MonkeyPatch):
     """Compare rollout, reward, advantages, gradients and optimiser states."""
     monkeypatch.setattr(one_file, "count_upwards", lambda row: score(row.length - row.prompt))
     before, step = both(params()), jax.jit(one_file.train_step.__wrapped__, static_argnums=0)

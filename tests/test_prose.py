@@ -17,7 +17,7 @@ MOST_RARE, MOST_README_LINES = 10, 150
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_docstrings_open_with_what_they_are_about(folder: str):
+def test_docstrings_do_not_open_with_words_to_avoid(folder: str):
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     opened = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"

@@ -24,7 +24,7 @@ def test_the_training_example_runs(capsys: pytest.CaptureFixture[str]):
     assert 1 <= float(run("Try it", capsys)) <= 4
 
 
-def test_the_proof_of_a_drafter_verifier_and_rollout_of_ones_own_runs(capsys: pytest.CaptureFixture[str]):
+def test_the_proof_example_runs(capsys: pytest.CaptureFixture[str]):
     enumerated, sampled = run("Prove your own", capsys).splitlines()
     assert re.fullmatch(r"off by \d\.\de-1\d in 2268 rounds enumerated .*", enumerated)
     assert re.search(r"0 impossible of 100000 draws: p = .* at level 1e-06, .* fails with chance (0\.99|1)", sampled)

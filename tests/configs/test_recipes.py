@@ -46,7 +46,7 @@ def test_recipe(name: str):
     assert "17" in config.data.instruction.format(prompt="17")
 
 
-def test_what_a_step_reads_reaches_it():
+def test_the_options_of_a_step_reach_it():
     config = RunConfig(name="own", steps=1, seed=5, microbatches=4, ladder=(16, 32), allow_truncated_law=True)
     step = config
     assert (step.seed, step.microbatches, step.ladder, step.allow_truncated_law) == (5, 4, (16, 32), True)
