@@ -93,7 +93,7 @@ def test_a_damaged_phase_and_later_ones_start_again(
     phases = [work.phase(name, 1, "units") for name in ("first", "second", "third")]
     assert [phase.done for phase in phases] == [1, 0, 0]
     (line,) = capsys.readouterr().out.splitlines()
-    assert "second" in line and "damaged" in line and "starts again" in line
+    assert "second" in line and "damaged" in line and "start again" in line
     # Nothing is lost, and no files remain after the end of the program.
     assert (directory / "second.damaged").exists() and (directory / "third.damaged").is_dir()
     for phase in phases[1:]:
