@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def furnish(guide: str, place: Path) -> None:
+def write_inputs(guide: str, place: Path) -> None:
     """Provide what a guide expects: its files, a checkpoint, problems, the recipe of another guide."""
     if guide in WITH_COMMANDS:
         pytest.importorskip("math_verify")
@@ -56,7 +56,7 @@ def furnish(guide: str, place: Path) -> None:
 
 def run(guide: str, place: Path, capsys: pytest.CaptureFixture[str], *, quick: bool) -> None:
     """Run the Python blocks in order, with the names of earlier ones, and compare their output with the guide's."""
-    furnish(guide, place)
+    write_inputs(guide, place)
     names: dict[str, Any] = {}
     for code in blocks((DOCS / guide).read_text(), "python"):
         if not (quick and LONG.search(code)):
@@ -81,7 +81,7 @@ class Parsed(Exception):
     """Raised when a program has parsed its command line."""
 
 
-def stopped_behind(parse: Callable) -> Callable:
+def end_after(parse: Callable) -> Callable:
     def parsed(*args: object, **options: object) -> None:
         parse(*args, **options)
         raise Parsed
@@ -93,7 +93,7 @@ def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.Monkey
     """Verify that the program's parser accepts the arguments. Nothing else of the program runs."""
     for name in ("parse", "parse_run", "parse_run_and"):
         if hasattr(program, name):
-            monkeypatch.setattr(program, name, stopped_behind(getattr(program, name)))
+            monkeypatch.setattr(program, name, end_after(getattr(program, name)))
     monkeypatch.setattr(launch.cli.paths, "saved_steps", lambda directory: [1])
     with pytest.raises(Parsed):
         program.main(arguments)
@@ -101,7 +101,7 @@ def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("guide", ALL_WITH_COMMANDS)
 def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytest.MonkeyPatch):
-    furnish(guide, place)
+    write_inputs(guide, place)
     for module, arguments in commands((DOCS / guide).read_text()):
         program = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
         with monkeypatch.context() as patch:
@@ -112,7 +112,7 @@ def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", WITH_COMMANDS)
 def test_its_commands_run(guide: str, place: Path):
-    furnish(guide, place)
+    write_inputs(guide, place)
     for module, arguments in commands((DOCS / guide).read_text()):
         options = SHRUNK | SMALL.get(module, {})
         if "--resume" in arguments:

@@ -85,7 +85,7 @@ def run(config: RunConfig) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
     table = directory / "table.json"
     table.write_text(json.dumps({"cells": [cell._asdict() for cell in CELLS]}))
@@ -93,12 +93,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run"
 
 
-def copy(whole: Path, to: Path) -> RunConfig:
+def copy(unbroken: Path, to: Path) -> RunConfig:
     """Copy a run and its cost table. Return the configuration that resumes the copy."""
-    shutil.copytree(whole, to)
+    shutil.copytree(unbroken, to)
     stored = to / "config.json"
-    stored.write_text(stored.read_text().replace(str(whole.parent), str(to.parent)))
-    return replace(CONFIG, out=str(to), cost_table=shutil.copy(whole.parent / "table.json", to.parent), resume=True)
+    stored.write_text(stored.read_text().replace(str(unbroken.parent), str(to.parent)))
+    return replace(CONFIG, out=str(to), cost_table=shutil.copy(unbroken.parent / "table.json", to.parent), resume=True)
 
 
 def damage(run: Path, step: int) -> Path:
@@ -111,31 +111,31 @@ def damage(run: Path, step: int) -> Path:
 
 
 def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    path = damage(again, 6)
+    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    path = damage(copied, 6)
     # The table's cells are in the checkpoint.
     (tmp_path / "table.json").unlink()
-    with (again / "metrics.jsonl").open("a") as file:
+    with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rew')
     assert run(config) == 0
     said = capsys.readouterr().out.splitlines()
-    damaged = again / "checkpoints" / "6"
+    damaged = copied / "checkpoints" / "6"
     (line,) = [line for line in said if "damaged" in line]
     assert_refused(line, f"{damaged}...{path.relative_to(damaged)}...6.damaged")
     assert "resumed after step 3" in said
 
-    lines, expected = metrics(again), metrics(whole)
+    lines, expected = metrics(copied), metrics(unbroken)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line, other in zip(lines, expected, strict=True):
         for name in line:
             assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    found, wanted = saved_state(again, 6), saved_state(whole, 6)
+    found, wanted = saved_state(copied, 6), saved_state(unbroken, 6)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
-    diary = [json.loads(line) for line in (again / "diary.jsonl").read_text().splitlines()]
+    diary = [json.loads(line) for line in (copied / "diary.jsonl").read_text().splitlines()]
     dropped = [line["warning"] for line in diary if "dropped" in line.get("warning", "")]
     assert [re.sub(r"^[1-9]\d* ", "", said) for said in dropped] == [
         f"{which} prompts are empty or over 6 tokens: dropped" for which in ("training", "held-out")
@@ -153,23 +153,23 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
 
 @pytest.mark.slow
 def test_a_run_killed_before_its_first_save_starts_again(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    for step in saves(again):
-        shutil.rmtree(again / "checkpoints" / str(step))
-    (again / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    (again / "diary.jsonl").unlink()  # it lists the complete checkpoints
+    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    for step in saves(copied):
+        shutil.rmtree(copied / "checkpoints" / str(step))
+    (copied / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (copied / "diary.jsonl").unlink()  # it lists the complete checkpoints
     assert run(config) == 0
     assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
-    assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
-    jax.tree.map(np.testing.assert_array_equal, saved_state(again, 6), saved_state(whole, 6))
+    assert [line["step"] for line in metrics(copied)] == [1, 2, 3, 4, 5, 6]
+    jax.tree.map(np.testing.assert_array_equal, saved_state(copied, 6), saved_state(unbroken, 6))
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer"])
-def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field: str):
+def test_other_problems_are_refused_on_resume(unbroken: Path, tmp_path: Path, field: str):
     """Their number is the same, and the draft's vocabulary holds their tokens."""
-    experiment = build_experiment(copy(whole, tmp_path / "run"))
+    experiment = build_experiment(copy(unbroken, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
     other = replace(experiment, problems=experiment.problems._replace(train=problems))
@@ -177,37 +177,37 @@ def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field
         train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
 
 
-def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    for step in saves(again):
-        damage(again, step)
-    before = sorted(again.rglob("*"))
+def test_without_an_intact_save_a_run_cannot_resume(unbroken: Path, tmp_path: Path):
+    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    for step in saves(copied):
+        damage(copied, step)
+    before = sorted(copied.rglob("*"))
     with refuses("resume: .../6...damaged...none of 2", ConfigError):
         run(config)
-    assert sorted(again.rglob("*")) == before
+    assert sorted(copied.rglob("*")) == before
 
 
-def test_other_networks_are_refused_and_not_treated_as_damage(whole: Path, tmp_path: Path):
+def test_other_networks_are_refused_and_not_treated_as_damage(unbroken: Path, tmp_path: Path):
     """A run that does not fit the newest checkpoint is refused. The checkpoint before it is not tried."""
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    stored = json.loads((again / "config.json").read_text())
+    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    stored = json.loads((copied / "config.json").read_text())
     stored["model"]["architecture"]["intermediate_size"] = 16
-    (again / "config.json").write_text(json.dumps(stored))
+    (copied / "config.json").write_text(json.dumps(stored))
     wider = replace(config, model=replace(CONFIG.model, architecture=replace(SHAPE, intermediate_size=16)))
     with refuses("resume: .../6: ...float32[8, 8]...float32[", ConfigError):
         run(wider)
-    assert saves(again) == [3, 6]
+    assert saves(copied) == [3, 6]
 
 
-def test_programs_name_a_save(whole: Path):
+def test_programs_name_a_save(unbroken: Path):
     experiment = build_experiment(CONFIG)
-    by_step = {step: restore_params(whole, experiment, step) for step in (3, 6)}
-    means = {step: metrics(whole)[step - 1]["reward/mean"] or 0.0 for step in by_step}
+    by_step = {step: restore_params(unbroken, experiment, step) for step in (3, 6)}
+    means = {step: metrics(unbroken)[step - 1]["reward/mean"] or 0.0 for step in by_step}
     best = max(means, key=lambda step: (means[step], step))
     for which, step in (("newest", 6), ("best", best)):
-        jax.tree.map(np.testing.assert_array_equal, restore_params(whole, experiment, which), by_step[step])  # pyright: ignore[reportArgumentType]
+        jax.tree.map(np.testing.assert_array_equal, restore_params(unbroken, experiment, which), by_step[step])  # pyright: ignore[reportArgumentType]
     with refuses("checkpoint: ...4...3, 6", ConfigError):
-        restore_params(whole, experiment, 4)
+        restore_params(unbroken, experiment, 4)
 
 
 @pytest.mark.slow

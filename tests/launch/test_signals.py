@@ -20,7 +20,7 @@ from launch.cli.signals import SIGNALS, StopSignals
 from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metrics, saved_state, saves, start
+from tests.launch.programs import LEAST, Options, argv, finish, metrics, saved_state, saves, start, write_run_files
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -65,7 +65,7 @@ def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
     return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.slots", *flags)
 
 
-def reach(process: "subprocess.Popen[str]", *phases: str) -> None:
+def wait_for_phase(process: "subprocess.Popen[str]", *phases: str) -> None:
     """Wait until the program prints that it is in one of these phases, or has ended."""
     assert process.stdout is not None
     while (line := process.stdout.readline()) and not line.startswith(phases):
@@ -139,7 +139,7 @@ def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
     stopped, phases = 0, ("warm-up", "answers", "distillation")
     for turn, first in enumerate([0, 0, 1, 2, 2, 2] * 2):
         process = train(run, BEFORE_RL, *(["--resume"] if (run / "config.json").exists() else []))
-        reach(process, *phases[first:])
+        wait_for_phase(process, *phases[first:])
         time.sleep(chance.uniform(0, 2))
         if saves(run) or process.poll() is not None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -183,7 +183,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     """Each phase gets one SIGKILL and one SIGTERM at random moments. Only the last phase ends between them."""
     distils, chance = program == "launch.distill", random.Random(0)
     (tmp_path / "costs.json").write_text(json.dumps({"cells": CELLS}))
-    leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
+    write_run_files(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
 
     def begin(name: str) -> "subprocess.Popen[str]":
         options = DISTIL | {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / name)}
@@ -200,7 +200,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     stopped = killed = 0
     for turn, phase in enumerate(phase for phase in phases for _ in range(2)):
         process = begin("parts")
-        reach(process, *phases[phases.index(phase) :])
+        wait_for_phase(process, *phases[phases.index(phase) :])
         time.sleep(chance.uniform(0, 1))
         if turn % 2 and process.poll() is None:
             process.terminate()

@@ -46,7 +46,7 @@ def stopping_after(count: int, directory: Path | None = None) -> Unfinished:
     return Unfinished(directory, signals)
 
 
-def leave_phases(directory: Path) -> None:
+def write_phases(directory: Path) -> None:
     """Leave three finished phases."""
     work = Unfinished(directory, options="same")
     for name in ("first", "second", "third"):
@@ -86,7 +86,7 @@ def test_a_damaged_phase_and_later_ones_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ):
     directory = tmp_path / UNFINISHED
-    leave_phases(directory)
+    write_phases(directory)
     damage(directory / "second")
     capsys.readouterr()
     work = Unfinished(directory, options="same")
@@ -106,7 +106,7 @@ def test_a_damaged_phase_and_later_ones_start_again(
 
 def test_other_damage_is_refused_in_one_line(tmp_path: Path):
     directory = tmp_path / UNFINISHED
-    leave_phases(directory)
+    write_phases(directory)
     phase = Unfinished(directory, options="same").phase("first", 1, "units")
     with refuses(f"{directory}/first/1: ", ConfigError):
         phase.restore("a part of another version")
@@ -214,7 +214,7 @@ def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
     distilled, trained = (
         RunConfig(name="sums", steps=1, out=str(tmp_path / name)) for name in ("distilled", "trained")
     )
-    leave_phases(tmp_path / "distilled" / UNFINISHED)
+    write_phases(tmp_path / "distilled" / UNFINISHED)
     (tmp_path / "distilled" / "draft").mkdir()
     Unfinished(tmp_path / "trained" / UNFINISHED).phase("warm-up", 1, "steps")
     (tmp_path / "trained" / "config.json").touch()

@@ -56,7 +56,7 @@ def forward(weights: PyTree, tokens: jax.Array, layers: tuple[int, ...], early: 
     return replace(output, features=jnp.roll(output.features, -early, axis=1))
 
 
-def taught(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
+def trained_head(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
     """Return a head trained on the outputs of `forward`."""
     drafter, everywhere = make_eagle3(HEAD, make_policy(POLICY), IDS, unroll=1), jnp.ones(tokens.shape, bool)
 
@@ -82,7 +82,7 @@ def acceptance(head: SavedDraft, weights: PyTree, tokens: jax.Array, early: int 
     return float(overlap(draft)) / (ROWS * (LENGTH - 2))
 
 
-def is_caught(promised: float, found: float) -> None:
+def assert_alarm(promised: float, found: float) -> None:
     """Verify that a run warns in its first step if its head's file states `promised`, but the head reaches `found`."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
@@ -95,12 +95,12 @@ def is_caught(promised: float, found: float) -> None:
 def published(tmp_path_factory: pytest.TempPathFactory, weights: PyTree, tokens: jax.Array) -> Path:
     """Return a head distilled from the policy, in the layout of SpecForge."""
     directory = tmp_path_factory.mktemp("published") / "head"
-    save_eagle3(directory, taught(weights, tokens), "specforge")
+    save_eagle3(directory, trained_head(weights, tokens), "specforge")
     return directory
 
 
 @pytest.fixture(scope="module")
-def sound(published: Path, weights: PyTree, tokens: jax.Array) -> float:
+def correct_acceptance(published: Path, weights: PyTree, tokens: jax.Array) -> float:
     return acceptance(load_eagle3(published, ONE), weights, tokens)
 
 
@@ -123,13 +123,13 @@ QUICK = "another map"
     "fault", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAULTS]
 )
 def test_a_changed_file_raises_the_alarm(
-    tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, sound: float, fault: str
+    tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, correct_acceptance: float, fault: str
 ):
     fields, tensors = FAULTS[fault]
     changed = {**load_file(published / "model.safetensors"), **tensors}
     save_file({name: x for name, x in changed.items() if x is not None}, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", read_json(published / "config.json") | fields)
-    is_caught(sound, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
 
 
 def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path):
@@ -142,18 +142,18 @@ def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path
 
 @pytest.mark.slow
 def test_a_head_of_an_earlier_policy_raises_the_alarm(
-    published: Path, weights: PyTree, tokens: jax.Array, sound: float
+    published: Path, weights: PyTree, tokens: jax.Array, correct_acceptance: float
 ):
     """The policy has changed by as much as its random weights differ from each other."""
     keys = jax.random.split(jax.random.key(5), len(jax.tree.leaves(weights)))
     keys = jax.tree.unflatten(jax.tree.structure(weights), list(keys))
     later = jax.tree.map(lambda x, key: x + jnp.std(x) * jax.random.normal(key, x.shape), weights, keys)
-    is_caught(sound, acceptance(load_eagle3(published, ONE), later, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_eagle3(published, ONE), later, tokens))
 
 
 @pytest.mark.slow
 def test_a_head_trained_one_position_off_raises_the_alarm(tmp_path: Path, weights: PyTree, tokens: jax.Array):
     """Its trainer paired each token with its own feature. That predicts well, but rollouts do not have it in time."""
-    save_eagle3(tmp_path / "head", taught(weights, tokens, early=1), "specforge")
+    save_eagle3(tmp_path / "head", trained_head(weights, tokens, early=1), "specforge")
     head = load_eagle3(tmp_path / "head", ONE)
-    is_caught(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))
+    assert_alarm(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))

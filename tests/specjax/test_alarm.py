@@ -111,7 +111,7 @@ def weights(draft: str) -> Params:
     return train(random, batch)
 
 
-def watched(
+def adaptations(
     fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None, anchors: int = 0
 ) -> list[dict[str, float]]:
     """Return the adaptation after each of several steps that train a draft and decode with it, or with `decoded`."""
@@ -149,7 +149,7 @@ def watched(
 )
 def test_rejection_accepts_as_often_as_training_predicts(drafter: str, draft: str) -> None:
     """Only the head's own drafts count, not those of a lookup beside it."""
-    seen = watched(drafter, draft)
+    seen = adaptations(drafter, draft)
     assert all(0.2 < step["of_all"] < 0.8 if "lookup" in drafter else step["of_all"] == 1 for step in seen)
     drafted = sum(step["drafted"] for step in seen)
     gap = sum((step["draft/promised_acceptance"] - step["rate"]) * step["drafted"] for step in seen) / drafted
@@ -161,7 +161,7 @@ def test_rejection_accepts_as_often_as_training_predicts(drafter: str, draft: st
 
 
 def test_coupled_acceptance_lies_within_the_predicted_bounds() -> None:
-    seen = watched("none", verifier="coupled")
+    seen = adaptations("none", verifier="coupled")
     assert not any(step["draft/alarm"] for step in seen)
     for step in seen:
         least = step["draft/promised_acceptance"]
@@ -170,17 +170,17 @@ def test_coupled_acceptance_lies_within_the_predicted_bounds() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.startswith("none")])
 def test_a_planted_fault_raises_the_alarm(fault: str) -> None:
-    seen = watched(fault)
+    seen = adaptations(fault)
     assert [step["draft/alarm"] for step in seen] == [0] * (ALARM_PATIENCE - 1) + [1]
 
 
 @pytest.mark.parametrize("anchors", [0, 4])
 def test_stale_weights_raise_the_alarm(anchors: int) -> None:
-    assert watched("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
+    assert adaptations("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
 
 
 def test_anchors_predict_the_acceptance_of_all_tokens() -> None:
-    (every, *_), (drawn, *_) = (watched("none", anchors=anchors) for anchors in (0, 4))
+    (every, *_), (drawn, *_) = (adaptations("none", anchors=anchors) for anchors in (0, 4))
     assert abs(drawn["draft/promised_acceptance"] - every["draft/promised_acceptance"]) < 0.1
     assert abs(drawn["draft/measured_acceptance"] - every["draft/measured_acceptance"]) < 0.1
     assert drawn["draft/alarm"] == 0

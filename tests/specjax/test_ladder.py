@@ -165,7 +165,7 @@ def test_rows_and_their_arrays_are_cut_to_their_window() -> None:
     assert seen == [(width, (1,), width) for width in (7, 12, LENGTH)]
 
 
-def spied(seen: list[int]) -> Policy:
+def recording_policy(seen: list[int]) -> Policy:
     """Return the policy. Each forward without a cache appends its width to `seen` when it runs."""
 
     def apply(params, tokens, start, cache=None, logits_at=None) -> PolicyOutput:
@@ -187,7 +187,7 @@ def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: 
 def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
     config, seen, chosen = replace(CONFIG, microbatches=4, loss=LOSS, ladder=(12, 22, 30)), [], []
     rollout_fn = traced_once(speculative_rollout)
-    step = make_train_step(spied(seen), DRAFTER, count_fives, config, ONE, rollout_fn)
+    step = make_train_step(recording_policy(seen), DRAFTER, count_fives, config, ONE, rollout_fn)
     state = state_on(ONE, config, with_reference=True)
     ragged = make_prompts()
     for prompts in (ragged, replace(ragged, lengths=jnp.ones_like(ragged.lengths))):

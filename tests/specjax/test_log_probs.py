@@ -79,7 +79,7 @@ def check_same(found: tuple[Params, Sums], whole: tuple[Params, Sums, str], clos
     chex.assert_trees_all_close(sums, whole[1], rtol=1e-5, atol=1e-6)
 
 
-def most_of_a_vocabulary(text: str) -> int:
+def largest_positions(text: str) -> int:
     """Return the largest number of positions for which an array of the program holds one number per token."""
     positions = [
         int(np.prod(dims)) // size
@@ -97,15 +97,15 @@ def test_chunks_have_the_same_gradients_and_no_logits_of_whole_rows(batch, whole
     check_same(compiled(params, batch), whole, CLOSE)
     rows = ROWS // PARTS
     # A weight has one number per token and feature.
-    assert most_of_a_vocabulary(compiled.as_text()) <= max(rows * CHUNK, CONFIG.hidden_size)
-    assert most_of_a_vocabulary(whole[2]) >= rows * (LENGTH - 1)
+    assert largest_positions(compiled.as_text()) <= max(rows * CHUNK, CONFIG.hidden_size)
+    assert largest_positions(whole[2]) >= rows * (LENGTH - 1)
 
 
 @pytest.mark.slow
 def test_chunks_within_a_ladder(batch, whole) -> None:
     compiled, params = program(CHUNK, (1, 1, 1), batch, ladder=LADDER)
     check_same(compiled(params, batch), whole, CLOSE)
-    assert most_of_a_vocabulary(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
+    assert largest_positions(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def started(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
 
 
 @partial(jax.jit, static_argnums=0)
-def told(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
+def after_observing(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
     return drafter.observe(state, jnp.zeros((*tokens.shape, 0)), tokens, emitted)
 
 
@@ -116,7 +116,7 @@ def proposed(drafter: Drafter, state: PyTree, k: int, params: Params = NOTHING) 
 def test_ngrams_are_looked_up_in_the_rows_own_text():
     drafter = NGramDrafter(VOCAB, min_n=2, max_n=3)
     state = started(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
-    state = told(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
+    state = after_observing(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
     assert proposed(drafter, state, 3) == [[2, 2, 0], [2, 0, 1]]
     assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
 
@@ -166,9 +166,9 @@ def test_history_holds_earlier_completions_of_the_same_prompt():
     )
     params = Params({}, {}, remembered)
     prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
-    state = told(drafter, started(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
+    state = after_observing(drafter, started(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
     assert proposed(drafter, state, 4, params) == [[2, 1, 0], [], []]
-    state = told(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
+    state = after_observing(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
     assert proposed(drafter, state, 4, params) == [[1], [], []]
     assert proposed(drafter, started(drafter, NOTHING, prompts), 4) == [[], [], []]
 
@@ -177,7 +177,7 @@ def test_siblings_are_rows_of_the_same_prompt():
     drafter = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of(*[[2, 0]] * 5, ids=(7, 3, 7, -1, -1))
     tokens = jnp.array([[1, 2, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 2, 2, 2], [1, 0, 0, 0]])
-    state = told(drafter, started(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
+    state = after_observing(drafter, started(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
@@ -192,7 +192,7 @@ def test_finished_samples_are_searched_after_their_prompt():
         heard = state if drafter is history else state.lookup
         assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
         assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
-        state = told(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
+        state = after_observing(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
         found = proposal_of(drafter, NOTHING, state, 2)
         assert found.tokens[0].tolist() == [0, 2]
         assert found.length.tolist() == ([2, 0] if drafter is history else [2, 2])

@@ -13,7 +13,7 @@ from specjax.types import Params, Reward, Rollout
 ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
 
 
-def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
+def rollout_from_rounds() -> tuple[Rollout, list[list[tuple[int, int]]]]:
     """Return a rollout built from its verifications: for each row, (accepted, emitted) tokens of every round."""
     rng = np.random.default_rng(0)
     rounds = []
@@ -40,7 +40,7 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
 
 
 def test_rollout_metrics_equal_a_slow_reference() -> None:
-    rollout, rounds = spoken_rollout()
+    rollout, rounds = rollout_from_rounds()
     verifications = [v for row in rounds for v in row]
     expected = {
         "rollout/tokens": sum(map(int, rollout.lengths)),

@@ -54,19 +54,19 @@ def drafted() -> dict[str, Rollout]:
     return {name: WORLD.rollout("eagle3", "random", config(name, draft_length=3), RUN) for name in ("rejection",)}
 
 
-def these(*plans: str) -> list[Any]:
+def slow_except(*plans: str) -> list[Any]:
     """Return all plans as test parameters. Those not in `plans` are slow."""
     return [pytest.param(plan, marks=() if plan in plans else pytest.mark.slow) for plan in PLANS]
 
 
-@pytest.mark.parametrize("plan", these("shrinking"))
+@pytest.mark.parametrize("plan", slow_except("shrinking"))
 def test_autoregressive_tokens_do_not_depend_on_the_plan(plain: Rollout, plan: str):
     assert_same(
         WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "row_rounds", "writer"
     )
 
 
-@pytest.mark.parametrize("plan", these("queue of part groups", "down to one"))
+@pytest.mark.parametrize("plan", slow_except("queue of part groups", "down to one"))
 def test_drafted_tokens_do_not_depend_on_the_plan(drafted: dict[str, Rollout], plan: str):
     """Under `rejection`, tokens depend on the drafts, so this also tests every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
