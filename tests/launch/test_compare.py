@@ -121,7 +121,7 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     """It also measures the cost of rounds. Draft training does not change the generated tokens."""
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
-    assert "random weights" in said and "extra seconds of such a step" in said
+    assert "random weights" in said and "extra seconds of a step that trains it" in said
     assert [arm["trained_steps"] for arm in found["arms"].values()] == [0, 1, 1, 1]
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)

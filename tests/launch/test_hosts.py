@@ -60,7 +60,7 @@ def test_bad_hosts_are_refused_in_one_line() -> None:
 def test_a_process_with_other_options_is_refused() -> None:
     resumed = replace(config, resume=True)
     assert common([resumed, config]) == resumed
-    with refuses("hosts.index = 2: has other options than process 0; must have the same"):
+    with refuses("hosts.index = 2: ...process 0; must be the same"):
         common([config, config, replace(config, seed=config.seed + 1)])
 
 
