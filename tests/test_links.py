@@ -67,7 +67,7 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-# Metrics whose names depend on a loss, a reward or a draft length, and those of policies with experts.
+# Named by a loss, a reward or a draft length, or only of policies with experts.
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/rerouted"}
 

@@ -72,6 +72,4 @@ class RunConfig(TrainConfig):
                 f"model.rollout_dtype = {self.model.rollout_dtype}: must be None without {needed}, to correct for it"
             )
         if self.rollout.verifier not in VERIFIERS:
-            raise ValueError(
-                f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, because config.json names it"
-            )
+            raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

@@ -61,7 +61,7 @@ def _training_state(experiment: Experiment) -> list[Part]:
 
 
 def _rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> list[Part]:
-    """Return the caches of the largest phase, the logits of a verification, and the tokens."""
+    """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
     policy, tensor = experiment.networks.policy, experiment.mesh.shape["tensor"]
     sequences = max(prompts * rollout.group_size // batch_shards(experiment.mesh), 1)
     phases = lay_out(rollout, sequences, experiment.config.data.max_prompt_tokens)

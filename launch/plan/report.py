@@ -43,7 +43,7 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
             f"{config.name} on {mesh.size} CPU devices ({axes}). NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a "
             "GPU's, and collectives differ"
         )
-    return f"{config.name} on {mesh.size} {GPUS[plan.gpu].name} ({axes}), compiled without a GPU, kernels not autotuned"
+    return f"{config.name} on {mesh.size} {GPUS[plan.gpu].name} ({axes}), compiled without one, kernels not autotuned"
 
 
 def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:

@@ -85,7 +85,7 @@ def run(config: RunConfig) -> int:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
     table = directory / "table.json"
     table.write_text(json.dumps({"cells": [cell._asdict() for cell in CELLS]}))
@@ -93,12 +93,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run"
 
 
-def copy(unbroken: Path, to: Path) -> RunConfig:
+def copy(whole: Path, to: Path) -> RunConfig:
     """Copy a run and its cost table. Return the configuration that resumes the copy."""
-    shutil.copytree(unbroken, to)
+    shutil.copytree(whole, to)
     stored = to / "config.json"
-    stored.write_text(stored.read_text().replace(str(unbroken.parent), str(to.parent)))
-    return replace(CONFIG, out=str(to), cost_table=shutil.copy(unbroken.parent / "table.json", to.parent), resume=True)
+    stored.write_text(stored.read_text().replace(str(whole.parent), str(to.parent)))
+    return replace(CONFIG, out=str(to), cost_table=shutil.copy(whole.parent / "table.json", to.parent), resume=True)
 
 
 def damage(run: Path, step: int) -> Path:
@@ -111,9 +111,9 @@ def damage(run: Path, step: int) -> Path:
 
 
 def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
-    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     path = damage(copied, 6)
     # The table's cells are in the checkpoint.
     (tmp_path / "table.json").unlink()
@@ -126,12 +126,12 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
     assert_refused(line, f"{damaged}...{path.relative_to(damaged)}...6.damaged")
     assert "resumed after step 3" in said
 
-    lines, expected = metrics(copied), metrics(unbroken)
+    lines, expected = metrics(copied), metrics(whole)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line, other in zip(lines, expected, strict=True):
         for name in line:
             assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    found, wanted = saved_state(copied, 6), saved_state(unbroken, 6)
+    found, wanted = saved_state(copied, 6), saved_state(whole, 6)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
@@ -152,10 +152,10 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_its_first_save_starts_again(
-    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     for step in saves(copied):
         shutil.rmtree(copied / "checkpoints" / str(step))
     (copied / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
@@ -163,13 +163,13 @@ def test_a_run_killed_before_its_first_save_starts_again(
     assert run(config) == 0
     assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
     assert [line["step"] for line in metrics(copied)] == [1, 2, 3, 4, 5, 6]
-    jax.tree.map(np.testing.assert_array_equal, saved_state(copied, 6), saved_state(unbroken, 6))
+    jax.tree.map(np.testing.assert_array_equal, saved_state(copied, 6), saved_state(whole, 6))
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer"])
-def test_other_problems_are_refused_on_resume(unbroken: Path, tmp_path: Path, field: str):
+def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field: str):
     """Their number is the same, and the draft's vocabulary holds their tokens."""
-    experiment = build_experiment(copy(unbroken, tmp_path / "run"))
+    experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
     other = replace(experiment, problems=experiment.problems._replace(train=problems))
@@ -177,8 +177,8 @@ def test_other_problems_are_refused_on_resume(unbroken: Path, tmp_path: Path, fi
         train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
 
 
-def test_without_an_intact_save_a_run_cannot_resume(unbroken: Path, tmp_path: Path):
-    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     for step in saves(copied):
         damage(copied, step)
     before = sorted(copied.rglob("*"))
@@ -187,9 +187,9 @@ def test_without_an_intact_save_a_run_cannot_resume(unbroken: Path, tmp_path: Pa
     assert sorted(copied.rglob("*")) == before
 
 
-def test_other_networks_are_refused_and_not_treated_as_damage(unbroken: Path, tmp_path: Path):
+def test_other_networks_are_refused_and_not_treated_as_damage(whole: Path, tmp_path: Path):
     """A run that does not fit the newest checkpoint is refused. The checkpoint before it is not tried."""
-    config, copied = copy(unbroken, tmp_path / "run"), tmp_path / "run"
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     stored = json.loads((copied / "config.json").read_text())
     stored["model"]["architecture"]["intermediate_size"] = 16
     (copied / "config.json").write_text(json.dumps(stored))
@@ -199,15 +199,15 @@ def test_other_networks_are_refused_and_not_treated_as_damage(unbroken: Path, tm
     assert saves(copied) == [3, 6]
 
 
-def test_programs_name_a_save(unbroken: Path):
+def test_programs_name_a_save(whole: Path):
     experiment = build_experiment(CONFIG)
-    by_step = {step: restore_params(unbroken, experiment, step) for step in (3, 6)}
-    means = {step: metrics(unbroken)[step - 1]["reward/mean"] or 0.0 for step in by_step}
+    by_step = {step: restore_params(whole, experiment, step) for step in (3, 6)}
+    means = {step: metrics(whole)[step - 1]["reward/mean"] or 0.0 for step in by_step}
     best = max(means, key=lambda step: (means[step], step))
     for which, step in (("newest", 6), ("best", best)):
-        jax.tree.map(np.testing.assert_array_equal, restore_params(unbroken, experiment, which), by_step[step])  # pyright: ignore[reportArgumentType]
+        jax.tree.map(np.testing.assert_array_equal, restore_params(whole, experiment, which), by_step[step])  # pyright: ignore[reportArgumentType]
     with refuses("checkpoint: ...4...3, 6", ConfigError):
-        restore_params(unbroken, experiment, 4)
+        restore_params(whole, experiment, 4)
 
 
 @pytest.mark.slow

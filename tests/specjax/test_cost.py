@@ -1,4 +1,4 @@
-"""The cost model recovers the constants of simulated rounds, and the chosen draft lengths are the fastest."""
+"""The cost model finds the constants it was made with, and the choice is the one that pays."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def cells(model: CostModel, noise: float = 0.0) -> list[Cell]:
 
 
 def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
-    """Return the statistics before any batch, with this acceptance and these seconds of a round."""
+    """With no batch seen yet."""
     none = jnp.zeros((len(seconds), len(seconds[0])))
     return Drafting(acceptance, Progress(none, none), jnp.array(seconds))
 
@@ -56,12 +56,12 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
         CostModel(1e-3, 0, 0, 0, 0, 0),
     ],
 )
-def test_the_constants_of_the_cost_model_are_recovered(model: CostModel):
+def test_the_constants_are_found_again(model: CostModel):
     np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
 
 
-def test_a_mixture_costs_the_experts_that_tokens_use():
-    """One row, 128 experts, 8 per token: a verification of 4 tokens reads more experts than a plain round."""
+def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
+    """One row of 128 experts, 8 of a token: a verification of 4 tokens reads more of them than a round of one."""
     mixture = Mixture(layers=48, experts=128, active=8)
     touched = [experts_touched(tokens, mixture) for tokens in (1, 4, 32)]
     np.testing.assert_allclose(touched, [8, 29.1, 111.8], atol=0.1)
@@ -82,16 +82,16 @@ def test_a_table_holds_the_seconds_of_every_phase_and_length():
     np.testing.assert_allclose(table, expected, rtol=1e-5)
 
 
-def test_a_measured_round_costs_its_median():
-    """It was measured three times, once with a disturbance. The model alone would predict another value."""
+def test_a_round_that_was_measured_takes_what_it_took():
+    """Three times, of which one was disturbed; the model would have it on the line through the others."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     odd = [Cell(4, 128, 1, seconds) for seconds in (0.05, 0.9, 0.04)]
     known = [cell for cell in cells(model) if cell[:3] != (4, 128, 1)]
     np.testing.assert_allclose(round_seconds([*known, *odd], [Phase(4, 128)], (1,)), [[0.05]], rtol=1e-6)
 
 
-def test_an_error_of_all_rounds_of_a_phase_favours_no_draft_length():
-    """A phase is twice as slow as the model predicts, and one of its draft lengths was not measured."""
+def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
+    """A phase twice as slow as the model has it; one of its lengths was not measured."""
     model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
     slow = [Cell(8, 256, k, 2 * model.seconds(8, 256, k)) for k in (0, 3)]
     first, middle, last = round_seconds([*(cells(model) * 20), *slow], [Phase(8, 256)], (0, 1, 3))[0]
@@ -107,7 +107,7 @@ def test_no_constant_is_negative_and_noise_is_averaged_out():
         assert abs(found.seconds(*shape) / model.seconds(*shape) - 1) < 0.15
 
 
-def test_without_counts_rates_follow_the_prediction_geometrically():
+def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it():
     none = init_drafting((0, 3), np.ones((1, 2))).acceptance
     np.testing.assert_array_equal(expected_rates(none), [0, 0, 0])
     predicted = Acceptance(none.drafted, none.accepted, jnp.float32(0.8))
