@@ -99,11 +99,11 @@ class Attention(nn.Module):
         returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
-        queried, query_turn, mask = x, turn, view.mask
+        queried, query_turn, mask, start = x, turn, view.mask, view.write if view.prefix else None
         if returned_at is not None:
             queried, query_turn = kv.tokens_at(x, returned_at), turn.at(returned_at)
             if mask is not None:
-                mask = kv.tokens_at(mask, returned_at)
+                mask, start = kv.tokens_at(mask, returned_at), None
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
         q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(queried)
         k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         q, k = rope(q, query_turn), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = attend_unrolled(q, cache, view.window) if mask is None else kernels.attend(q, cache, mask)
+            y = attend_unrolled(q, cache, view.window) if mask is None else kernels.attend(q, cache, mask, start)
         else:
             # jax's attention promotes bfloat16 to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
 from models.config import Dtype
+from specjax import kernels
 from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import RULES, shardings
@@ -63,7 +64,8 @@ def param_shardings(init: Init, mesh: Mesh) -> PyTree:
 def init_params(init: Init, key: Key[Array, ""], mesh: Mesh) -> PyTree:
     """Return random parameters, each shard made on its own device. The values are the same on every mesh."""
     layout = jax.tree.map(lambda x: x.sharding, fitting_params(init, mesh))
-    return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=layout)(key)
+    with kernels.quick_draws(mesh):
+        return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=layout)(key)
 
 
 def replicate(params: PyTree, mesh: Mesh) -> PyTree:

@@ -64,6 +64,7 @@ class View:
         write:     int32 [B], cache index of the first token; None without a cache.
         mask:      bool [B, T, S] over the cached positions. None: causal within the row; with a cache, as described in
                    specjax.drafters.training_time_test.
+        prefix:    Each token may attend to exactly the positions up to its own. Static.
         window:    Without a mask, the number of last positions attended to, its own included; None: all. Static.
     """
 
@@ -71,6 +72,7 @@ class View:
     write: Int[Array, "B"] | None = None
     mask: Bool[Array, "B T S"] | None = None
     window: int | None = field(default=None, metadata={"static": True})
+    prefix: bool = field(default=False, metadata={"static": True})
 
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
@@ -102,7 +104,7 @@ def decode_view(
         mask &= index >= visible_from[:, None, None]
     if window is not None:
         mask &= index > positions[..., None] - window
-    return View(positions, start, mask)
+    return View(positions, start, mask, prefix=visible_from is None and window is None)
 
 
 def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:

@@ -4,33 +4,32 @@ Run from the repository's root: python -m benchmarks.gpu.attention
 
 One layer with T = K + 1 queries per row. The cache is full, and visible up to each query. Implementations:
 - specjax.kernels.attend, the one in use
+- specjax.kernels.plain, XLA's
 - jax.nn.dot_product_attention by XLA, with the mask; its cache has positions before heads
-- for T > 1, two parts (benchmarks.gpu.two_parts) by XLA
 - on a GPU, cuDNN with the mask, which becomes a bias
-- for T = 1, cuDNN with lengths alone: they cannot mask T > 1 queries from each other
-- for T > 1, two parts by cuDNN
-- the last two folded: the query heads of a group become queries of one head, so keys are read once per group. The part
-  among the new tokens is XLA's then
+- on a GPU, cuDNN in two parts (specjax.kernels.gpu), which is in use for long caches
 """
 
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention as _attention
 from jaxtyping import Array, Int
 from rich.console import Console
 
-from benchmarks.gpu.two_parts import cudnn, cudnn_attention, in_two_parts, xla
 from launch.bench.presets import PRESETS, Preset, find_preset
 from launch.bench.report import NO_ROOM, Results, Row, Section, ratio, where_it_fits
 from launch.bench.sections.decoding import CopyBandwidth
 from launch.timing import interleaved, minus_startup, time_call
 from specjax import cache as kv
 from specjax import kernels
+from specjax.kernels import gpu, plain
 from specjax.types import LayerCache
 
 IN_USE = "specjax.kernels"
@@ -45,13 +44,22 @@ NOTES = (
     NO_ROOM,
 )
 
+# jax declares it to return what its overloads for training do, too.
+cudnn_attention: Callable[..., Any] = _attention
+
 Attend = Callable[[Array, LayerCache, kv.View], Array]
 
 
 def in_use(q: Array, cache: LayerCache, view: kv.View) -> Array:
     """Attend with specjax.kernels."""
     assert view.mask is not None
-    return kernels.attend(q, cache, view.mask)
+    return kernels.attend(q, cache, view.mask, view.write)
+
+
+def xla(q: Array, cache: LayerCache, view: kv.View) -> Array:
+    """Attend with specjax.kernels.plain."""
+    assert view.mask is not None
+    return plain.attend(q, cache, view.mask)
 
 
 def masked_xla(q: Array, cache: LayerCache, view: kv.View) -> Array:
@@ -69,29 +77,17 @@ def masked_cudnn(q: Array, cache: LayerCache, view: kv.View) -> Array:
     return jnp.swapaxes(y, 1, 2)
 
 
-def by_length(q: Array, cache: LayerCache, view: kv.View, *, fold: bool) -> Array:
-    """Attend with cuDNN and lengths instead of the mask. T must be 1. fold: see `in_two_parts`."""
-    rows, _, heads, size = q.shape
-    shape = (rows, cache.k.shape[1], -1, size) if fold else (rows, heads, 1, size)
-    return cudnn(q.reshape(shape), cache.k, cache.v, view.positions[:, 0] + 1)[0].reshape(q.shape)
+def two_parts(q: Array, cache: LayerCache, view: kv.View) -> Array:
+    """Attend with cuDNN in two parts."""
+    assert view.write is not None
+    return gpu.in_two_parts(gpu.cudnn, q, cache, view.write)
 
 
-def candidates(queries: int) -> dict[str, Attend]:
-    """Return the implementations for T = `queries`, by name."""
-    on_gpu = jax.default_backend() == "gpu"
-    found: dict[str, Attend] = {IN_USE: in_use, POSITIONS_FIRST: masked_xla}
-    if on_gpu:
-        found["cuDNN, mask"] = masked_cudnn
-    if queries > 1:
-        found["XLA, two parts"] = lambda q, cache, view: in_two_parts(xla, xla, q, cache, view.positions[:, 0])
-    if queries > 1 and on_gpu:
-        found["cuDNN, two parts"] = lambda q, cache, view: in_two_parts(cudnn, cudnn, q, cache, view.positions[:, 0])
-        found["cuDNN, two parts, folded"] = lambda q, cache, view: in_two_parts(
-            cudnn, xla, q, cache, view.positions[:, 0], fold=True
-        )
-    if queries == 1 and on_gpu:
-        found["cuDNN, lengths"] = partial(by_length, fold=False)
-        found["cuDNN, lengths, folded"] = partial(by_length, fold=True)
+def candidates() -> dict[str, Attend]:
+    """Return the implementations by name."""
+    found: dict[str, Attend] = {IN_USE: in_use, "plain": xla, POSITIONS_FIRST: masked_xla}
+    if jax.default_backend() == "gpu":
+        found |= {"cuDNN, mask": masked_cudnn, "cuDNN, two parts": two_parts}
     return found
 
 
@@ -138,7 +134,7 @@ def compare(
 ) -> list[Row]:
     """Time all implementations in turns and return a row for each."""
     cells, refused = {}, {}
-    for name, attend in candidates(queries).items():
+    for name, attend in candidates().items():
         try:
             cells[name] = Cell(name, attend, preset, rows, context, queries, options.passes)
         except Exception as error:

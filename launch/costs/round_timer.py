@@ -116,6 +116,10 @@ class RoundTimer(Generic[Name]):
             for name, kind in self._kinds.items()
         }
 
+    def program_text(self, name: Name) -> str:
+        """Return the HLO of a kind's compiled program. Call it after `start`."""
+        return str(self._compiled[name].as_text())
+
     def _compile(self, params: Params, states: Mapping[Phase, RoundState]) -> None:
         """Compile all programs in parallel, because one compilation mostly uses one core."""
 

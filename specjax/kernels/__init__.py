@@ -1,23 +1,24 @@
 """Operations that depend on the hardware. All hardware-dependent code is in this package.
 
-`plain` holds the reference implementation of every operation. A module named after a platform, today `cpu`, holds
-functions with the same signatures that were measured to be faster there. To tune one for GPUs, write
-`specjax/kernels/gpu.py`, add it to `TUNED`, and add cases to tests/specjax/test_kernels.py. State in each function the
-version of jax and the benchmark it was measured with.
+`plain` holds the reference implementation of every operation. A module named after a platform, `cpu` or `gpu`, holds
+functions with the same signatures that were measured to be faster there. To tune another one, add it to that module and
+add cases to tests/specjax/test_kernels.py. State in each function the version of jax and the benchmark it was measured
+with.
 
 The platform is that of the mesh that is set while tracing, or else jax's default. Set `SPECJAX_KERNELS=plain` to use
 `plain` alone; set it before the program starts, because jax does not trace again when it changes.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
 
-from specjax.kernels import cpu, plain
+from specjax.kernels import cpu, gpu, plain
 from specjax.types import PyTree
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ __all__ = [
     "matmul",
     "matmul_quantized",
     "matmul_transposed",
+    "quick_draws",
     "switch",
     "while_loop",
     "write",
 ]
 
-TUNED: dict[str, ModuleType] = {"cpu": cpu}
+TUNED: dict[str, ModuleType] = {"cpu": cpu, "gpu": gpu, "cuda": gpu}
 
 
 def __getattr__(name: str) -> Callable:
@@ -80,3 +82,19 @@ def finished(result: PyTree, mesh: Mesh) -> PyTree:
     """
     several = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
     return jax.block_until_ready(result) if several else result
+
+
+@contextmanager
+def quick_draws(mesh: Mesh) -> Iterator[None]:
+    """Compile the random draws of a program for one GPU, within this context, as calls of jax's own kernel.
+
+    The bits are the same. XLA compiles the generator anew for each draw: for the parameters of Qwen3-8B that takes 334 s
+    on two cores, and 43 s this way. Several devices would each draw whole arrays, so for them nothing changes.
+    """
+    option = "jax_threefry_gpu_kernel_lowering"
+    before = getattr(jax.config, option)
+    jax.config.update(option, mesh.size == 1)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)

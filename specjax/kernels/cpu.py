@@ -52,7 +52,9 @@ def grouped(
     return jnp.where(jnp.arange(len(x))[:, None] < jnp.sum(sizes), y, jnp.zeros((), y.dtype))
 
 
-def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
+def attend(
+    q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], start: Int[Array, "B"] | None = None
+) -> Float[Array, "B T N H"]:
     """Attend as `plain.attend` does, but multiply few float32 queries one at a time, each as a vector by a matrix.
 
     In bfloat16 that gains nothing.

@@ -77,10 +77,14 @@ def grouped(
     return y.reshape(room, -1).at[place].get(mode="fill", fill_value=0, unique_indices=True)
 
 
-def attend(q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"]) -> Float[Array, "B T N H"]:
+def attend(
+    q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], start: Int[Array, "B"] | None = None
+) -> Float[Array, "B T N H"]:
     """Attend to the cached positions that `mask` allows, N queries to fewer heads of keys and values.
 
     N is a multiple of the cache's heads. Scores and softmax are float32.
+
+    start: the mask in short, if token t of row b may attend to exactly the positions 0 .. start[b] + t; else None.
     """
     return grouped_attention(q, cache, mask, product, product)
 

@@ -1,24 +1,26 @@
 """The compared implementations of attention agree, also if attention is computed in two parts."""
 
 import re
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from benchmarks.gpu import two_parts
-from benchmarks.gpu.attention import Attend, Cell, by_length, candidates, masked_cudnn
-from benchmarks.gpu.two_parts import cudnn, in_two_parts, xla
+from benchmarks.gpu.attention import Attend, Cell, candidates, masked_cudnn, two_parts
 from launch.bench.presets import PRESETS
 from specjax.cache import View, decode_view
-from specjax.kernels import plain
+from specjax.kernels import gpu, plain
+from specjax.parallel.mesh import BATCH_AXES
 from specjax.types import LayerCache
+from tests.specjax.training import mesh_of
 
 # Earlier positions of each row.
-START, LENGTH = np.array([1, 4, 9], np.int32), 13
+START, LENGTH = np.array([0, 4, 9], np.int32), 13
 CUDNN = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
 
 
@@ -36,23 +38,31 @@ def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache
 @pytest.mark.parametrize("queries", [1, 3])
 def test_all_implementations_of_attention_agree(queries: int):
     preset = PRESETS["tiny"]
-    cells = [Cell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates(queries).items()]
+    cells = [Cell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates().items()]
     assert len(cells) > 1
     for cell in cells:
         np.testing.assert_allclose(cell.once, cells[0].once, atol=1e-5)
         assert 0 < cell.measure() < 10
 
 
-@pytest.mark.parametrize("fold", [False, True])
+def xla(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return cuDNN's output and log-sum-exp, in the dtype of the arguments."""
+    scores = jnp.einsum("bnqh,bnsh->bnqs", q, k) * q.shape[-1] ** -0.5
+    scores = jnp.where(
+        (jnp.arange(k.shape[2], dtype=jnp.int32)[None] < lengths[:, None])[:, None, None], scores, -jnp.inf
+    )
+    return jnp.einsum("bnqs,bnsh->bnqh", jax.nn.softmax(scores), v), jax.nn.logsumexp(scores, axis=-1)
+
+
 @pytest.mark.parametrize("count", [1, 4])
-def test_two_parts_are_one_attention(count: int, fold: bool):
-    """Compare in float64, where the order of sums changes results by about 1e-15."""
+def test_two_parts_are_one_attention(count: int):
+    """Compare in float64, where the order of sums changes results by about 1e-15. One row starts at position 0."""
     q, cache, view = attended(count, np.float64)
     with jax.enable_x64(True):
         scores = jnp.einsum("btgnh,bgsh->bgnts", q.reshape(3, count, 2, 2, 8), cache.k) * 8**-0.5
         weights = jax.nn.softmax(jnp.where(view.mask[:, None, None], scores, -jnp.inf), axis=-1)
         expected = jnp.einsum("bgnts,bgsh->btgnh", weights, cache.v).reshape(q.shape)
-        found = in_two_parts(xla, xla, q, cache, view.positions[:, 0], fold=fold)
+        found = gpu.in_two_parts(xla, q, cache, view.write)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
@@ -65,29 +75,21 @@ def test_a_rounded_log_sum_exp_would_cost_accuracy():
 
     q, cache, view = attended(4)
     exact = plain.attend(q, cache, view.mask)
-    gaps = [
-        float(jnp.abs(in_two_parts(part, part, q, cache, view.positions[:, 0]) - exact).max())
-        for part in (xla, rounded)
-    ]
+    gaps = [float(jnp.abs(gpu.in_two_parts(part, q, cache, view.write) - exact).max()) for part in (xla, rounded)]
     assert gaps[0] < 1e-5 < 1e-3 < gaps[1]
 
 
-def lowered(attend: Attend, count: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def lowered(attend: Attend, count: int, monkeypatch: pytest.MonkeyPatch, mesh: Mesh | None = None) -> str:
     """Return the program lowered for CUDA, which needs no GPU."""
     monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(count, jnp.bfloat16)
-    return jax.jit(attend).trace(q, cache, view).lower(lowering_platforms=("cuda",)).as_text()
+    with jax.set_mesh(mesh) if mesh is not None else nullcontext():
+        return jax.jit(attend).trace(q, cache, view).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize(
     "attend, count, masks",
-    [
-        (masked_cudnn, 4, ["NO_MASK"]),
-        (partial(by_length, fold=False), 1, ["PADDING"]),
-        (partial(by_length, fold=True), 1, ["PADDING"]),
-        (lambda q, cache, view: in_two_parts(cudnn, cudnn, q, cache, view.write), 4, ["PADDING", "CAUSAL"]),
-        (lambda q, cache, view: in_two_parts(cudnn, xla, q, cache, view.write, fold=True), 4, ["PADDING"]),
-    ],
+    [(masked_cudnn, 4, ["NO_MASK"]), (two_parts, 1, ["PADDING"]), (two_parts, 4, ["PADDING"])],
 )
 def test_cudnn_is_asked_for_the_right_masks(
     attend: Attend, count: int, masks: list[str], monkeypatch: pytest.MonkeyPatch
@@ -98,8 +100,34 @@ def test_cudnn_is_asked_for_the_right_masks(
     assert not re.search(rf"transpose.*-> tensor<3x\w*{LENGTH}x\w*bf16>", text)
 
 
+@pytest.mark.parametrize("manual", [(), BATCH_AXES])
+def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """On a mesh that divides the two heads of keys, within a rollout's island or outside."""
+    monkeypatch.setattr(gpu, "LEAST_POSITIONS", LENGTH)
+
+    def attend(q: jax.Array, cache: LayerCache, view: View) -> jax.Array:
+        def run(q: jax.Array, cache: LayerCache, start: jax.Array) -> jax.Array:
+            return gpu.attend(q, cache, jnp.zeros((3, 4, LENGTH), bool), start)
+
+        if manual:
+            run = jax.shard_map(run, in_specs=P(manual), out_specs=P(manual), axis_names=set(manual), check_vma=False)
+        return run(q, cache, view.write)
+
+    text = lowered(attend, 4, monkeypatch, mesh_of(1, 1, 2))
+    asked = re.findall(r"custom_call @__cudnn.*?: \((tensor<\w+>), (tensor<\w+>)", text)
+    assert asked == [("tensor<3x1x8x8xbf16>", f"tensor<3x1x{LENGTH}x8xbf16>")]
+
+
+@pytest.mark.parametrize("other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}])
+def test_xla_attends_where_cudnn_cannot_or_does_not_pay(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu, "LEAST_POSITIONS", other.get("positions", LENGTH))
+    q, cache, view = attended(4, other.get("dtype", jnp.bfloat16))
+    y = gpu.attend(q, cache, view.mask, other.get("start", view.write))
+    assert (y == plain.attend(q, cache, view.mask)).all()
+
+
 def test_cudnn_gives_a_log_sum_exp_in_float32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(4, jnp.bfloat16)
-    y, lse = jax.eval_shape(two_parts.cudnn, jnp.swapaxes(q, 1, 2), cache.k, cache.v, view.write)
-    assert (y.shape, y.dtype) == ((3, 4, 4, 8), jnp.bfloat16) and (lse.shape, lse.dtype) == ((3, 4, 4), jnp.float32)
+    y, lse = jax.eval_shape(gpu.cudnn, jnp.swapaxes(q, 1, 2)[:, :2], cache.k, cache.v, view.write)
+    assert (y.shape, y.dtype) == ((3, 2, 4, 8), jnp.bfloat16) and (lse.shape, lse.dtype) == ((3, 2, 4), jnp.float32)

@@ -1,0 +1,127 @@
+"""Kernels for NVIDIA GPUs.
+
+Measured on one H100 with jax 0.11.2: `python -m benchmarks.gpu.attention` (benchmarks/results/attention_h100.txt).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.kernels import plain
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.types import LayerCache
+
+# Caches of fewer positions are read as fast by XLA. More tokens of a row than this are a prompt's.
+LEAST_POSITIONS, MOST_TOKENS = 2048, 16
+HALF = (jnp.bfloat16, jnp.float16)
+
+# Outputs and float32 log-sum-exps of queries [B, N, T, H] over the first lengths[b] keys and values [B, N, S, H].
+OverCache = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+
+
+def attend(
+    q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], start: Int[Array, "B"] | None = None
+) -> Float[Array, "B T N H"]:
+    """Attend as `plain.attend` does, but read a long cache with cuDNN where `start` tells what the mask allows.
+
+    From 2,048 positions on, XLA takes about twice as long: it writes the scores out. cuDNN reads the cache at the
+    bandwidth of the memory.
+    """
+    tokens, positions = q.shape[1], cache.k.shape[2]
+    if start is None or q.dtype not in HALF or tokens > MOST_TOKENS or positions < LEAST_POSITIONS:
+        return plain.attend(q, cache, mask)
+
+    def on_device(q: Array, k: Array, v: Array, start: Array) -> Array:
+        return in_two_parts(cudnn, q, LayerCache(k, v), start)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not free:
+        return on_device(q, *cache, start)
+    # Each device attends with its own rows and heads. XLA does not know how to divide a call of cuDNN.
+    rows, heads = (tuple(axis for axis in axes if axis in free) for axes in (BATCH_AXES, ("tensor",)))
+    by_head = P(rows, heads)
+    island = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(P(rows, None, heads), by_head, by_head, P(rows)),
+        out_specs=P(rows, None, heads),
+        axis_names=free,
+        check_vma=False,
+    )
+    return island(q, *cache, start)
+
+
+def in_two_parts(
+    over_cache: OverCache, q: Float[Array, "B T N H"], cache: LayerCache, start: Int[Array, "B"]
+) -> Float[Array, "B T N H"]:
+    """Attend from the tokens at start[b] .. start[b] + T - 1 of row b, whose keys and values the cache holds already.
+
+    All of them see every earlier position, which a number of keys expresses; among one another they are causal. The
+    softmax over both parts follows from each part's log-sum-exp (FlashAttention-2, arXiv 2307.08691, section 3.1.1).
+    cuDNN knows no mask that is causal from the bottom right: with one, it would read a bias of [B, N, T, S]. The query
+    heads that share keys are asked as queries of one head, so that keys are read once.
+    """
+    rows, count, heads, size = q.shape
+    shared = cache.k.shape[1]
+    # [B, G, T * N / G, H]
+    asked = jnp.swapaxes(q.reshape(rows, count, shared, -1, size), 1, 2).reshape(rows, shared, -1, size)
+    if count == 1:
+        y, _ = over_cache(asked, cache.k, cache.v, start + 1)
+        return y.reshape(q.shape)
+    old, old_lse = over_cache(asked, cache.k, cache.v, jnp.maximum(start, 1))
+    # A row that starts at position 0 has no earlier one.
+    old_lse = jnp.where((start > 0)[:, None, None], old_lse, -jnp.inf)
+    new, new_lse = _among_new(asked, count, *(_from(x, start, count) for x in cache))
+    lse = jnp.logaddexp(old_lse, new_lse)
+    parts = (old_lse, old), (new_lse, new)
+    y = sum(jnp.exp(part_lse - lse)[..., None] * part.astype(lse.dtype) for part_lse, part in parts)
+    y = jnp.swapaxes(y.reshape(rows, shared, count, -1, size), 1, 2)
+    return y.reshape(q.shape).astype(q.dtype)
+
+
+def cudnn(
+    q: Float[Array, "B N T H"], k: Float[Array, "B N S H"], v: Float[Array, "B N S H"], lengths: Int[Array, "B"]
+) -> tuple[Array, Array]:
+    """Attend to the first lengths[b] positions with cuDNN. Implements `OverCache`.
+
+    jax's public function rounds the log-sum-exp to bfloat16, an error of up to 3% in each part's weight. It also takes
+    positions before heads only, which would copy our cache.
+    """
+    # Private, so imported where a GPU needs it. jax declares it to return what its overloads for training do, too.
+    from jax._src.cudnn import fused_attention_stablehlo as private
+
+    attention: Callable[..., Any] = private.dot_product_attention
+    rows, _, count, size = q.shape
+    return attention(
+        q,
+        k,
+        v,
+        mask_type=private.MaskType.PADDING,
+        q_seqlen=jnp.full(rows, count, jnp.int32),
+        kv_seqlen=lengths,
+        scale=size**-0.5,
+        qkv_layout="BNTH",
+        return_residual=True,
+    )
+
+
+def _among_new(
+    asked: Float[Array, "B G Q H"], count: int, k: Float[Array, "B G T H"], v: Float[Array, "B G T H"]
+) -> tuple[Float[Array, "B G Q H"], Float[Array, "B G Q"]]:
+    """Attend causally among the new tokens, in float32 or wider, for Q = T * N / G queries ordered by token."""
+    wide = jnp.float32 if asked.dtype in HALF else asked.dtype
+    scores = jnp.einsum("bgqh,bgth->bgqt", asked, k, preferred_element_type=wide) * asked.shape[-1] ** -0.5
+    token = jnp.arange(asked.shape[2]) // (asked.shape[2] // count)
+    scores = jnp.where(token[:, None] >= jnp.arange(count)[None], scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    weights = jnp.exp(scores - lse[..., None]).astype(v.dtype)
+    return jnp.einsum("bgqt,bgth->bgqh", weights, v, preferred_element_type=wide), lse
+
+
+def _from(cached: Float[Array, "B G S H"], start: Int[Array, "B"], count: int) -> Array:
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count, axis=1))(cached, start)
