@@ -1,11 +1,11 @@
-"""Only specjax/parallel/processes.py moves values between host and devices, because arrays may span processes."""
+"""Values pass between host and devices in one module alone, which knows of arrays that span processes."""
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SEAM = ROOT / "specjax" / "parallel" / "processes.py"
-# For an array that spans processes, each of these fails or returns only a part.
+# Each fails, or is not what every process has, for an array that spans processes.
 FORBIDDEN = {
     *("device_get", "device_put", "addressable_data", "addressable_shards"),
     *("make_array_from_process_local_data", "make_array_from_single_device_arrays"),

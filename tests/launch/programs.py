@@ -131,7 +131,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def write_run_files(directory: Path, experiment: Experiment) -> None:
+def leave_run(directory: Path, experiment: Experiment) -> None:
     """Write the files of a run without steps that other programs read."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
         state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)

@@ -43,7 +43,7 @@ from specjax.cost import Cell
 from specjax.keys import seed_step, sequence_keys
 from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.plan import RolloutConfig
-from tests.launch.programs import LEAST, changed_recipe, write_run_files
+from tests.launch.programs import LEAST, changed_recipe, leave_run
 from tests.refusals import refuses
 from tests.specjax.training import AS_SHIPPED
 
@@ -284,7 +284,7 @@ def test_bad_input_is_refused_before_anything_is_measured(options: str, message:
 @pytest.mark.slow
 def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
     experiment = build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig()))
-    write_run_files(tmp_path, experiment)
+    leave_run(tmp_path, experiment)
     count = len(experiment.held_out_prompts.rows)
     with refuses(f"recipe = tiny: ...{count}", ConfigError):
         trained(tmp_path, "newest", "tiny", count + 1)

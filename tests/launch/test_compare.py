@@ -29,7 +29,7 @@ from launch.comparison.reward_curves import (
 from launch.comparison.stage_times import STAGES, steady_speedup, step_speedup
 from launch.comparison.variants import StepTime
 from specjax.types import Rollout
-from tests.launch.programs import FEW, Options, Refusal, argv, flags, write_run_files
+from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
 from tests.refusals import assert_refused, refuses
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
@@ -126,7 +126,7 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
     assert found["training"]["parting"] is None and "3 steps" in said
-    write_run_files(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
+    leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
     found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
     assert "warm-up: " not in said and "random weights" not in said
     assert "training" not in found

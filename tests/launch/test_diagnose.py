@@ -38,7 +38,7 @@ from models.drafts.mtp import CONVENTIONS, init_mtp, make_mtp
 from models.params import init_params
 from specjax.drafters import DraftLoss, EitherDrafter, HeadDrafter
 from specjax.types import Params
-from tests.launch.programs import FEW, Options, Refusal, argv, changes, write_run_files
+from tests.launch.programs import FEW, Options, Refusal, argv, changes, leave_run
 
 # Distributions with enough structure that a draft can learn it, and that a wrong draft is rejected.
 SETTINGS = FEW | changes(
@@ -332,7 +332,7 @@ def run(trained: Trained, tmp_path: Path) -> Path:
     recorded = override(
         trained[0].config, changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
     )
-    write_run_files(tmp_path / "run", trained[0])
+    leave_run(tmp_path / "run", trained[0])
     record_config(tmp_path / "run", recorded, report=lambda text: None)
     return tmp_path / "run"
 

@@ -22,7 +22,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Policy
 from tests.launch.checkpoints import write_problems
-from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, write_run_files
+from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, leave_run
 from tests.refusals import assert_refused
 from tests.specjax.training import networks as small_networks
 
@@ -38,7 +38,7 @@ def asked(shrunk: Options) -> Options:
 @pytest.fixture(scope="module")
 def run(files: Path, asked: Options) -> Path:
     options = {name: value for name, value in asked.items() if name != "--samples"}
-    write_run_files(files / "run", build_experiment(parse_run(argv("gsm8k", options), "", "")))
+    leave_run(files / "run", build_experiment(parse_run(argv("gsm8k", options), "", "")))
     return files / "run"
 
 

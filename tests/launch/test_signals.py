@@ -20,7 +20,7 @@ from launch.cli.signals import SIGNALS, StopSignals
 from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from tests.launch.programs import LEAST, Options, argv, finish, metrics, saved_state, saves, start, write_run_files
+from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metrics, saved_state, saves, start
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -183,7 +183,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     """Each phase gets one SIGKILL and one SIGTERM at random moments. Only the last phase ends between them."""
     distils, chance = program == "launch.distill", random.Random(0)
     (tmp_path / "costs.json").write_text(json.dumps({"cells": CELLS}))
-    write_run_files(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
+    leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
 
     def begin(name: str) -> "subprocess.Popen[str]":
         options = DISTIL | {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / name)}
