@@ -16,7 +16,7 @@ from tests.launch.programs import SHRUNK, Options, argv
 
 DOCS = ROOT / "docs"
 GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
-# Guides whose commands are also run, with tiny networks.
+# Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 ALL_WITH_COMMANDS = sorted(path.name for path in DOCS.glob("*.md") if commands(path.read_text()))
 # Blocks that take seconds. The quick blocks of a guide do not need them.
