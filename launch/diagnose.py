@@ -1,8 +1,10 @@
 """Find out why drafts are accepted less than before: `python -m launch.diagnose CONFIG --checkpoint RUN`.
 
-On the run's own networks and held-out prompts, it compares the caches of policy and draft with a fresh prefill, the
-measured acceptance with the predicted one, by position in the draft and by place in the completion, and how the draft
-is read (feature layers, rope, vocabulary map) with other ways to read it. Exit code 3 means that something is off.
+It uses the run's own networks and held-out prompts, and compares
+- the caches of policy and draft with a fresh prefill,
+- measured with predicted acceptance, by position in the draft and by place in the completion,
+- the way in which the draft is read (feature layers, rope, vocabulary map) with other ways.
+Exit code 3 means that something is off.
 """
 
 from pathlib import Path
@@ -26,9 +28,9 @@ FOUND = 3
 
 
 def main(argv: list[str]) -> int:
-    """Check the draft, print what is off, and write the results where asked. Returns 3 if something is off."""
+    """Check the draft, print the findings, and write them to `--json`. Return 3 if something is off, else 0."""
     use_compile_cache()
-    config, own = parse_run_and(
+    config, args = parse_run_and(
         DiagnoseArgs,
         argv,
         "python -m launch.diagnose",
@@ -37,23 +39,23 @@ def main(argv: list[str]) -> int:
         allow_truncated_law=True,
     )
     config = join_hosts(config)
-    check_policy_source(config, own.checkpoint)
-    config = with_commits(config, own.checkpoint)
+    check_policy_source(config, args.checkpoint)
+    config = with_commits(config, args.checkpoint)
     diagnosed, recorded, step = diagnostic_run(config), as_recorded(config), None
-    if own.checkpoint is not None:
-        recorded = read_recorded(Path(own.checkpoint) / CONFIG_FILE, "checkpoint")
+    if args.checkpoint is not None:
+        recorded = read_recorded(Path(args.checkpoint) / CONFIG_FILE, "checkpoint")
         check_same(config, recorded, SAME_AS_RUN)
-        step = saved_step(Path(own.checkpoint), own.checkpoint_step)
+        step = saved_step(Path(args.checkpoint), args.checkpoint_step)
     experiment = build_experiment(diagnosed)
-    params = params_of(own.checkpoint, experiment, own.checkpoint_step)
-    differing = differences(experiment.config if own.checkpoint else diagnosed, recorded)
+    params = params_of(args.checkpoint, experiment, args.checkpoint_step)
+    differing = differences(experiment.config if args.checkpoint else diagnosed, recorded)
     changed = [each for each in differing if reads(CHANGEABLE, each[0])]
-    print_setting(experiment, own.checkpoint, step, own.prompts, changed, console)
-    diagnosis = diagnose(experiment, params, own.prompts)
+    print_setting(experiment, args.checkpoint, step, args.prompts, changed, console)
+    diagnosis = diagnose(experiment, params, args.prompts)
     print_diagnosis(diagnosis, console)
-    found = provenance("launch.diagnose") | {"recipe": config.name, "checkpoint": own.checkpoint}
+    found = provenance("launch.diagnose") | {"recipe": config.name, "checkpoint": args.checkpoint}
     found |= {"checkpoint_step": step, "changed": changed}
-    write_results(own.json, found | diagnosis.to_json())
+    write_results(args.json, found | diagnosis.to_json())
     return FOUND if diagnosis.faults else 0
 
 

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"PROGRAM = {command[0] if command else None}: must be launch.train: {usage}")
     out = _option(command, "--out")
     if out is None:
-        raise ConfigError("out: must be given, for a restart to find the run")
+        raise ConfigError("out: must be set, so that a restart finds the run")
     heartbeat = _option(command, "--hosts.heartbeat") or str(HostsConfig.heartbeat)
     if not heartbeat.isdecimal():
         raise ConfigError(f"hosts.heartbeat = {heartbeat}: must be a whole number of seconds")

@@ -88,7 +88,9 @@ class ExpertsConfig(Options):
         if self.active > self.num_experts:
             raise ValueError(f"active = {self.active}: must be at most num_experts = {self.num_experts}")
         if self.layers == ():
-            raise ValueError("layers = (): must name a layer; a decoder without experts has experts = None")
+            raise ValueError(
+                "layers = (): must name at least one layer; for a decoder without experts set experts = None"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,5 +154,5 @@ def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
     Raises ValueError below 7 layers, where these are not distinct and ascending.
     """
     if num_layers < 7:
-        raise ValueError(f"num_layers = {num_layers}: below 7 layers feature_layers must be given")
+        raise ValueError(f"num_layers = {num_layers}: must be at least 7, or feature_layers must be set")
     return 2, num_layers // 2, num_layers - 3

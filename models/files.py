@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ValueError naming the file if it is missing, too large, too deep or not an object."""
     check_file(path)
     if (size := path.stat().st_size) > _LARGEST_JSON:
-        raise ValueError(f"{path}: {size} bytes, must be at most {_LARGEST_JSON}")
+        raise ValueError(f"{path}: has {size} bytes; must have at most {_LARGEST_JSON}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
         level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
         level = [value for value in level if isinstance(value, dict | list)]
     if level:
-        raise ValueError(f"{path}: must nest at most {_DEEPEST_JSON} levels")
+        raise ValueError(f"{path}: must have at most {_DEEPEST_JSON} levels of nesting")
     return fields
 
 

@@ -31,7 +31,7 @@ def check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> Any:
     """Return a required field. Raises ValueError unless its value is one of those allowed."""
     if name not in fields:
-        raise ValueError(f"{name}: missing, must be {' or '.join(map(show, allowed))}")
+        raise ValueError(f"{name}: missing; must be {' or '.join(map(show, allowed))}")
     check(name, fields[name], allowed)
     return fields[name]
 
@@ -66,7 +66,7 @@ def texts(fields: Mapping[str, Any], name: str) -> list[str]:
     value = fields.get(name)
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{name} = {show(value)}: must be a list of texts")
+        raise ValueError(f"{name} = {show(value)}: must be a list of strings")
     return value
 
 

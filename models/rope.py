@@ -100,7 +100,9 @@ def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
     for kind in (LinearScaling, Llama3Scaling, YarnScaling):
         if found.keys() == {field.name for field in fields(kind)}:
             return kind(**found)
-    raise ValueError(f"rope_scaling: no kind of scaling has exactly the fields {show(', '.join(sorted(found)))}")
+    raise ValueError(
+        f"rope_scaling: no supported kind of scaling has exactly the fields {show(', '.join(sorted(found)))}"
+    )
 
 
 def frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Float[np.ndarray, "h"]:

@@ -1,4 +1,4 @@
-"""A Markov chain as a policy: compiles at once, and repeats itself as much as is wanted."""
+"""A Markov chain as a policy. It compiles fast, and its logits determine how often it repeats itself."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -8,7 +8,7 @@ from specjax.types import Cache, Policy, PolicyOutput
 
 
 def chain(vocab: int) -> Policy:
-    """`params.policy`, float32 [V, V], holds the logits of what follows each token. It has no features."""
+    """Return a policy without features. Its parameters, float32 [V, V], are the logits of the next token."""
 
     def apply(
         params: Array,

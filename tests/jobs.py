@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine: how they are started, and what they print."""
+"""Helpers that start jobs of several processes on this machine and collect their output."""
 
 import contextlib
 import os
@@ -23,9 +23,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
-    """Make two hosts, 10.77.0.1 and 10.77.0.2, and yield the words that run a command on each.
+    """Simulate hosts 10.77.0.1 and 10.77.0.2, and yield the command prefix that runs a program on each.
 
-    They are network namespaces, in which this machine's name has their address. Skips the test where not permitted.
+    Each is a network namespace, in which this machine's name resolves to its address. Skips the test if not permitted.
     """
     names = [f"specjax{os.getpid()}{side}" for side in "ab"]
     commands = [f"netns add {name}" for name in names]
@@ -55,7 +55,7 @@ def start_job(
 ) -> list["subprocess.Popen[str]"]:
     """Start `python ARGUMENTS --hosts.coordinator .. --hosts.count .. --hosts.index ..` in `count` processes.
 
-    hosts: of each process, the words before its command.
+    hosts: command prefix of each process.
     """
     cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     flags = FLAGS.replace("device_count=8", f"device_count={devices}")

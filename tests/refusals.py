@@ -1,4 +1,4 @@
-"""Checks of refusals by field, value and what is allowed, never by the words between."""
+"""Checks of error messages by field, value and what is allowed, but not by the words between them."""
 
 import re
 from collections.abc import Iterator
@@ -8,11 +8,10 @@ import pytest
 
 
 def assert_refused(message: str, expected: str) -> None:
-    """Verify that a message is one line that holds the parts of `expected`, which "..." separates, in this order.
+    """Verify that a message is one line and contains the parts of `expected`, separated by "...", in order.
 
-    The message begins with the first part, or has it after "/" (a file of a path) or ": " (a field of that file). Begin
-    `expected` with "..." to look for a part anywhere. A number at an end of a part must be a whole one in the message,
-    outside words, paths and decimals.
+    The message must begin with the first part, or have it after "/" (in a path) or ": " (a field of a file). Begin
+    `expected` with "..." to allow it anywhere. A number at the start or end of a part must match a complete number.
     """
     assert "\n" not in message
     first, *others = expected.split("...")
@@ -33,7 +32,7 @@ def _pattern(part: str) -> str:
 
 @contextmanager
 def refuses(expected: str, error: type[Exception] = ValueError) -> Iterator[None]:
-    """Verify that the block raises `error`, with a message that holds the parts of `expected`."""
+    """Verify that the block raises `error` with a message as in `assert_refused`."""
     with pytest.raises(error) as caught:
         yield
     assert_refused(str(caught.value), expected)

@@ -1,4 +1,4 @@
-"""docs/architecture.md has a line for every module, and none for a module that is gone."""
+"""docs/architecture.md lists every module, and no module that does not exist."""
 
 import re
 
@@ -9,7 +9,7 @@ PACKAGES = ("specjax", "models", "configs", "launch")
 
 
 def modules() -> set[str]:
-    """Return every module but the `__init__`s, by its path within its package."""
+    """Return the paths of all modules within their packages, except `__init__` files."""
     found = (path.relative_to(ROOT / package) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return {path.as_posix() for path in found if path.name != "__init__.py"}
 

@@ -1,4 +1,4 @@
-"""The guides' examples run: Python as it stands, commands on networks of almost no size."""
+"""The guides' examples run: Python unchanged, commands with tiny networks."""
 
 import importlib
 import re
@@ -19,11 +19,11 @@ GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
 # Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 ALL_WITH_COMMANDS = sorted(path.name for path in DOCS.glob("*.md") if commands(path.read_text()))
-# What takes seconds; the quick blocks of a guide need none of the others.
+# Blocks that take seconds. The quick blocks of a guide do not need them.
 LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
 WITH_LONG = ("drafters.md", "rollout.md")
 
-# What makes a program's work small; an option given twice holds as given last.
+# Options that make a program's work small. The last value of an option given twice counts.
 DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}
 SMALL: dict[str, Options] = {
     "launch.compare": {"--steps": "2", "--draft-lengths": "0,2", "--microbatches": "1"},
@@ -35,17 +35,17 @@ SMALL: dict[str, Options] = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, from which Python imports."""
+    """Return a temporary working directory that Python imports from."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def furnish(guide: str, place: Path) -> None:
-    """Provide what a guide expects: its own files, a checkpoint, problems, the recipe of another guide."""
+def write_inputs(guide: str, place: Path) -> None:
+    """Provide what a guide expects: its files, a checkpoint, problems, the recipe of another guide."""
     if guide in WITH_COMMANDS:
         pytest.importorskip("math_verify")
-        # Local paths come before names on the hub.
+        # An existing local path takes precedence over a name on the hub.
         write_checkpoint(place / "Qwen/Qwen3-0.6B")
         (place / "openai/gsm8k:main").mkdir(parents=True)
         write_problems(place / "openai/gsm8k:main/train", ["1", "2", "3"] * 4)
@@ -55,8 +55,8 @@ def furnish(guide: str, place: Path) -> None:
 
 
 def run(guide: str, place: Path, capsys: pytest.CaptureFixture[str], *, quick: bool) -> None:
-    """The Python blocks in their order, each with the names of those before it; they print what they say they do."""
-    furnish(guide, place)
+    """Run the Python blocks in order, with the names of earlier ones, and compare their output with the guide's."""
+    write_inputs(guide, place)
     names: dict[str, Any] = {}
     for code in blocks((DOCS / guide).read_text(), "python"):
         if not (quick and LONG.search(code)):
@@ -78,10 +78,10 @@ def test_all_of_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureF
 
 
 class Parsed(Exception):
-    """A program has understood its command line."""
+    """Raised when a program has parsed its command line."""
 
 
-def stopped_behind(parse: Callable) -> Callable:
+def end_after(parse: Callable) -> Callable:
     def parsed(*args: object, **options: object) -> None:
         parse(*args, **options)
         raise Parsed
@@ -90,10 +90,10 @@ def stopped_behind(parse: Callable) -> Callable:
 
 
 def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's own parser takes the arguments; nothing else of it runs. Every run that they name is there."""
+    """Verify that the program's parser accepts the arguments. Nothing else of the program runs."""
     for name in ("parse", "parse_run", "parse_run_and"):
         if hasattr(program, name):
-            monkeypatch.setattr(program, name, stopped_behind(getattr(program, name)))
+            monkeypatch.setattr(program, name, end_after(getattr(program, name)))
     monkeypatch.setattr(launch.cli.paths, "saved_steps", lambda directory: [1])
     with pytest.raises(Parsed):
         program.main(arguments)
@@ -101,18 +101,18 @@ def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("guide", ALL_WITH_COMMANDS)
 def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytest.MonkeyPatch):
-    furnish(guide, place)
+    write_inputs(guide, place)
     for module, arguments in commands((DOCS / guide).read_text()):
         program = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
         with monkeypatch.context() as patch:
-            # CONFIG stands for any recipe.
+            # CONFIG is a placeholder for any recipe.
             parses(importlib.import_module(program), ["tiny" if x == "CONFIG" else x for x in arguments], patch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", WITH_COMMANDS)
 def test_its_commands_run(guide: str, place: Path):
-    furnish(guide, place)
+    write_inputs(guide, place)
     for module, arguments in commands((DOCS / guide).read_text()):
         options = SHRUNK | SMALL.get(module, {})
         if "--resume" in arguments:

@@ -26,8 +26,8 @@ def experiment() -> Experiment:
 
 @pytest.mark.parametrize("kind", DRAFT_LENGTH)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tokens_stay_what_they_were(experiment: Experiment, kind: str, temperature: float):
-    """The tokens are the same with every drafter, and after every change of the code."""
+def test_tokens_equal_the_recorded_ones(experiment: Experiment, kind: str, temperature: float):
+    """Tokens are the same with every drafter, and must not change with the code."""
     networks, base = experiment.networks, experiment.config.rollout
     drafters: dict[str, Drafter] = {
         "none": NoDrafter(),

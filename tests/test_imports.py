@@ -1,4 +1,4 @@
-"""Imports run downward only: packages one way, and within each package room by room. Programs are short."""
+"""Imports go only from higher to lower packages, and from higher to lower rooms within one. Programs are short."""
 
 import ast
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specjax", "models", "configs", "launch")
-# Lowest first. A room imports itself and the rows below its own; rooms in one row do not know each other. Programs and
-# a package's own `__init__` are listed nowhere and stand above all rooms.
+# Lowest row first. A room may import itself and the rooms of lower rows, but no other room of its row. Programs and a
+# package's `__init__` are not listed: they may import all rooms.
 ROOMS = {
     "specjax": (
         ("types", "options"),
@@ -48,7 +48,7 @@ ROOMS = {
 
 
 def rank(module: str) -> tuple[int, int, str]:
-    """(row of the package, row of the room, room)."""
+    """Return (row of the package, row of the room, room)."""
     package, room = (module.split(".") + [""])[:2]
     rows = ROOMS[package]
     found = [row for row, rooms in enumerate(rows) if room in rooms]
@@ -62,7 +62,7 @@ def module_of(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The project's own modules that a file imports, wherever in the file."""
+    """Return the project's modules that a file imports, in functions too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -90,5 +90,5 @@ PROGRAMS = [path for path in FILES if "run_program(main)" in path.read_text()]
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=module_of)
 def test_programs_parse_call_and_print(path: Path):
-    """Anything more belongs in a room."""
+    """Programs have at most 80 lines; other code belongs in a room."""
     assert len(path.read_text().splitlines()) <= MOST_LINES

@@ -1,4 +1,4 @@
-"""Every link and command in README and the pages leads somewhere."""
+"""Every link, command and option in README and the pages exists."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""examples/one_file.py against the library: the same tokens, log-probs, rounds, gradients and updates."""
+"""examples/one_file.py and the library give the same tokens, log-probs, rounds, gradients and updates."""
 
 import ast
 import os
@@ -37,7 +37,7 @@ LAW = SamplingLaw(TEMPERATURE)
 
 @pytest.fixture(autouse=True)
 def default_promotion() -> Iterator[None]:
-    """The file is written for jax as it is by default."""
+    """Use jax's default promotion, for which the file is written."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -48,7 +48,7 @@ def params() -> Params:
 
 
 def renamed(tree: PyTree) -> PyTree:
-    """Return the library's parameters as the file arranges them."""
+    """Return the library's parameters in the file's structure."""
     if not isinstance(tree, dict):
         return tree
     if tree.keys() <= {"kernel", "scale", "embedding"}:
@@ -67,12 +67,12 @@ def config(draft_length: int, coupled: bool) -> one_file.Config:
 
 
 def step_key() -> jax.Array:
-    """Return the file's key of seed 3 at step 5."""
+    """Return the file's key for seed 3 and step 5."""
     return jax.random.fold_in(jax.random.key(3), 5)
 
 
 def samples() -> tuple[jax.Array, ...]:
-    """Return the prompts as the file takes them, once for each sample."""
+    """Return the prompts in the file's format, repeated for each sample."""
     repeated = [jnp.repeat(x, GROUP, axis=0) for x in (PROMPTS.tokens, PROMPTS.lengths, PROMPTS.id)]
     return *repeated, jnp.tile(jnp.arange(GROUP), len(PROMPTS.id))
 
@@ -103,7 +103,7 @@ def rollout(draft_length: int, coupled: bool) -> Rollout:
 
 
 def completions(values: jax.Array, rows: one_file.Row) -> np.ndarray:
-    """Return what stands at the completion tokens, [R, C], and 0 after them."""
+    """Return the values at the completion tokens, [R, C], and 0 after them."""
     column = np.arange(BUDGET)
     found = np.take_along_axis(np.asarray(values), np.asarray(rows.prompt)[:, None] + column, axis=1)
     return np.where(column < np.asarray(rows.length - rows.prompt)[:, None], found, 0)
@@ -124,7 +124,7 @@ def test_it_stands_alone_and_is_short():
 
 
 @pytest.mark.parametrize("draft_length", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
+def test_coupled_tokens_and_rounds_equal_the_librarys(draft_length: int):
     ours, theirs = rows(draft_length, True), rollout(draft_length, True)
     assert_same(ours, theirs)
     np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
@@ -132,12 +132,12 @@ def test_coupled_tokens_and_rounds_are_the_librarys(draft_length: int):
     assert {1, BUDGET} < set(np.asarray(theirs.lengths).tolist()) and 0 < accepted < drafted
 
 
-def test_coupled_tokens_are_those_of_plain_decoding():
+def test_coupled_tokens_equal_those_of_plain_decoding():
     assert_same(rows(0, True), rollout(3, True))
 
 
-def test_rejection_tokens_and_rounds_are_the_librarys():
-    """Drafts, uniforms and residuals are too: any other would part within some tokens."""
+def test_rejection_tokens_and_rounds_equal_the_librarys():
+    """This implies equal drafts, uniforms and residuals: otherwise tokens would differ soon."""
     ours, theirs = rows(2, False), rollout(2, False)
     assert_same(ours, theirs)
     np.testing.assert_array_equal(ours.rounds, theirs.row_rounds)
@@ -146,7 +146,7 @@ def test_rejection_tokens_and_rounds_are_the_librarys():
 @pytest.mark.slow
 def test_gradients_are_the_librarys():
     generated, rng = rows(3, True), np.random.default_rng(0)
-    # As if an older policy had generated: ratios lie on both sides of the clip.
+    # As if an older policy had generated the tokens, so that ratios lie on both sides of the clip.
     old = generated.log_probs + jnp.asarray(rng.normal(scale=0.3, size=generated.tokens.shape), jnp.float32)
     advantage = jnp.asarray(rng.normal(size=len(generated.tokens)), jnp.float32)
     gradient = jax.jit(jax.grad(one_file.loss, argnums=1), static_argnums=0)
@@ -169,12 +169,12 @@ def test_gradients_are_the_librarys():
 
 
 def score(values: jax.Array) -> jax.Array:
-    """Return a reward by completion length, equal in some groups. The mean of three 9 / 7 is another float32."""
+    """Return a reward that depends on the completion length and is equal within some groups."""
     return jnp.minimum(values, 3) * (3 / 7)
 
 
-def test_a_step_is_the_librarys(monkeypatch: pytest.MonkeyPatch):
-    """Rollout, reward, advantages, both gradients and both optimisers."""
+def test_a_step_equals_the_librarys(monkeypatch: pytest.MonkeyPatch):
+    """Compare rollout, reward, advantages, gradients and optimiser states."""
     monkeypatch.setattr(one_file, "count_upwards", lambda row: score(row.length - row.prompt))
     before, step = both(params()), jax.jit(one_file.train_step.__wrapped__, static_argnums=0)
     after, moments, results = step(config(2, False), step_key(), before, one_file.OPTIMIZER.init(before), samples())
@@ -194,7 +194,7 @@ def test_a_step_is_the_librarys(monkeypatch: pytest.MonkeyPatch):
     for name in ("mu", "nu"):
         theirs = both(Params(*(moment(x, name) for x in (state.optimizer.policy, state.optimizer.draft))))
         jax.tree.map_with_path(partial(assert_close, limit=1e-4), getattr(moments[0], name), theirs)
-    # Adam divides a gradient by its size: where it is next to nothing, rounding decides the update.
+    # Adam divides a gradient by its size, so rounding decides the update where the gradient is almost zero.
     jax.tree.map_with_path(partial(assert_close, limit=1e-3), after, both(state.params))
 
 
@@ -209,7 +209,7 @@ def assert_close(path: tuple, ours: jax.Array, theirs: jax.Array, limit: float =
 
 
 def test_rejection_follows_the_policy():
-    """The first token of a million rounds has the policy's law, within five standard deviations."""
+    """The first tokens of a million rounds follow the policy's law, within five standard deviations."""
     rounds, k, vocab, rng = 1_000_000, 2, 5, np.random.default_rng(0)
     log_p = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(k + 1, vocab)), jnp.float32))
     log_q = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(k, vocab)), jnp.float32))

@@ -1,4 +1,4 @@
-"""Prose that a reader takes in at once: how docstrings open, two words that hide the time, and README's size."""
+"""Checks of the prose: first words of docstrings, words to avoid, and README's length and numbers."""
 
 import ast
 import re
@@ -11,13 +11,13 @@ FOLDERS = ("specjax", "models", "configs", "launch", "examples", "benchmarks", "
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 OPENINGS = ("Of", "What", "Whether", "By")
-# As a word for "after", and for "again".
+# Write "after" and "again" instead.
 RARE = re.compile(r"\b(behind|anew)\b", re.IGNORECASE)
 MOST_RARE, MOST_README_LINES = 10, 150
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_docstrings_open_with_what_they_are_about(folder: str):
+def test_docstrings_do_not_open_with_words_to_avoid(folder: str):
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     opened = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
@@ -43,7 +43,7 @@ def test_readme_is_short_and_has_its_numbers_in_the_table():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= MOST_README_LINES
     prose = re.sub(r"```.*?```|^\|.*?$|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
-    # Names and versions are no measurements.
+    # Numbers in names and versions are allowed.
     names = r"EAGLE-3(\.1)?|Python\W+3\.\d+|arXiv[ :]\d+\.\d+|Qwen[\d.]+|Llama [\d.]+x?|Apache[- ]2\.0"
     prose = re.sub(names, "", prose)
     assert re.findall(r"\S*\d\S*", prose) == []

@@ -1,4 +1,4 @@
-"""README's examples run, and every file that a document names exists."""
+"""README's examples run, and every option that a document names exists."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ README = ROOT / "README.md"
 
 
 def run(title: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the output of the one Python example of a section."""
+    """Run the only Python example of a section. Return its output."""
     (example,) = blocks(section(README, title), "python")
     execute(example, README, {})
     return capsys.readouterr().out
@@ -24,14 +24,14 @@ def test_the_training_example_runs(capsys: pytest.CaptureFixture[str]):
     assert 1 <= float(run("Try it", capsys)) <= 4
 
 
-def test_the_proof_of_a_drafter_verifier_and_rollout_of_ones_own_runs(capsys: pytest.CaptureFixture[str]):
+def test_the_proof_example_runs(capsys: pytest.CaptureFixture[str]):
     enumerated, sampled = run("Prove your own", capsys).splitlines()
     assert re.fullmatch(r"off by \d\.\de-1\d in 2268 rounds enumerated .*", enumerated)
     assert re.search(r"0 impossible of 100000 draws: p = .* at level 1e-06, .* fails with chance (0\.99|1)", sampled)
 
 
 def options_of(table: str) -> list[list[str]]:
-    """Those of each line of a table; one that goes on with other words for its last value has them left out."""
+    """Return the options in each row of a table. Words after an option's value are left out."""
     return [shlex.split(code) for code in re.findall(r"`(--[^`]+)`", table)]
 
 

@@ -1,4 +1,4 @@
-"""The scripts of scripts/ start launch.train with options that it takes, on every host."""
+"""The scripts in scripts/ start launch.train on every host, with options that it accepts."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.documents import ROOT
 
 SCRIPTS = ROOT / "scripts"
 BATCH = SCRIPTS / "slurm.sbatch"
-# Stand-ins for Slurm's programs: two hosts, and each task runs with its number.
+# Stand-ins for Slurm's programs. There are two hosts, and each task gets its number.
 STUBS = {
     "scontrol": 'if [ "$1" = show ]; then echo node7; echo node9; else echo "scontrol $*"; fi',
     "srun": """
@@ -36,7 +36,7 @@ ALLOCATION = {
 
 
 def slurm(directory: Path, *options: str, help: str = "--container-image", code: int = 0, **more: str) -> Any:
-    """Run the batch script with stand-ins for Slurm's programs. They log to LOG."""
+    """Run the batch script with stand-ins for Slurm's programs, which log to LOG."""
     for name, text in STUBS.items():
         path = directory / name
         path.write_text(f"#!/bin/sh\n{text.replace('{help}', help).replace('{code}', str(code))}")
@@ -85,7 +85,7 @@ def test_each_pod_trains_as_one_process() -> None:
     words = [re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], word) for word in container["command"][1:]]
     words += [re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], word) for word in container["args"]]
     run = config_of(words)
-    # As JobSet names the pods: JOBSET-REPLICATED_JOB-JOB-POD, in the domain JOBSET.
+    # JobSet names pods JOBSET-REPLICATED_JOB-JOB-POD, in the domain JOBSET.
     port = container["ports"][0]["containerPort"]
     assert run.hosts == HostsConfig(f"specjax-{hosts['name']}-0-0.specjax:{port}", 2, 1)
     assert run.mesh.data == 2 * container["resources"]["limits"]["nvidia.com/gpu"]

@@ -1,4 +1,4 @@
-"""A policy small enough to enumerate, one long enough to wander, and drafters of every quality for both."""
+"""Small policies for tests, one of them small enough to enumerate, with drafters of every quality."""
 
 import functools
 from collections.abc import Callable
@@ -35,8 +35,8 @@ from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
 class World:
     """A policy with its parameters, its prompts, and its drafters by name.
 
-    The parameters are random, enlarged by `scale` so that the policy has opinions that depend on its context.
-    `eagle3 reduced` lacks every third token.
+    The parameters are random. `scale` enlarges them, so that the policy's distributions depend on the context. The
+    vocabulary of `eagle3 reduced` lacks every third token.
     """
 
     vocab: int
@@ -102,7 +102,7 @@ class World:
 
     @functools.cached_property
     def batch(self) -> Prompts:
-        """The prompts, padded with junk, under ids that are neither ordered nor contiguous."""
+        """The prompts, padded with arbitrary tokens. Their ids are neither ordered nor contiguous."""
         lengths = np.array([len(p) for p in self.prompts], np.int32)
         tokens = np.random.default_rng(1).integers(self.vocab, size=(len(lengths), lengths.max() + 1), dtype=np.int32)
         for row, prompt in zip(tokens, self.prompts, strict=True):
@@ -112,9 +112,11 @@ class World:
 
     @functools.cache  # noqa: B019
     def draft(self, name: str, seed: int = 0) -> PyTree:
-        """Parameters: `random`, `random reduced`, `random mtp`, `trained`, `trained mtp`, `identical`, `flat`,
-        `adversarial`, `none`; of a model that is the policy's `twin`, or a `stranger` to it; none for what is
-        `remembered`.
+        """Return draft parameters by name.
+
+        For heads: `random`, `random reduced`, `random mtp`, `trained`, `trained mtp`, `identical`, `flat`,
+        `adversarial`. For a model as the draft: `twin`, equal to the policy, and `stranger`. Without parameters:
+        `none`, and `remembered`, which only fills a lookup's memory.
         """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
@@ -135,23 +137,23 @@ class World:
         return params if "random" in name else self._distil(drafter, params)
 
     def params(self, draft: str, seed: int = 0) -> Params:
-        """Those of what stands first, beside a lookup; with a memory where something is `remembered`."""
+        """Return the parameters of policy and draft, and a filled memory if the name includes `remembered`."""
         own = self.draft(draft.partition(" beside ")[0], seed)
         return Params(self.policy_params, own, self.memory if "remembered" in draft else ())
 
     @functools.cached_property
     def memory(self) -> jax.Array:
-        """Random completions of two and four tokens, for every prompt that the batch may have."""
+        """Return a memory of random completions, two or four tokens long, for every prompt id of the batch."""
         tokens = np.random.default_rng(4).integers(1, 1 + self.vocab, size=(1000, 2, 4), dtype=np.int32)
         tokens[:, 1, 2:] = 0
         return jnp.asarray(tokens)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Teacher-forced, without a cache."""
+        """Return the logits of a teacher-forced forward without a cache."""
         return np.asarray(self._forward(self.policy_params, np.asarray(tokens, np.int32)))
 
     def completion_logits(self, prompt: int, completion: np.ndarray) -> np.ndarray:
-        """The logits that each token of a completion was drawn from, [C, V]."""
+        """Return the logits from which each token of a completion was drawn, [C, V]."""
         tokens = [*self.prompts[prompt], *completion]
         padding = [0] * (self.batch.tokens.shape[1] - len(self.prompts[prompt]))
         start = len(self.prompts[prompt]) - 1
@@ -164,7 +166,7 @@ class World:
         )
 
     def rollout(self, drafter: str, draft: str, config: RolloutConfig, run: SeedStep, seed: int = 0) -> Rollout:
-        """`speculative_rollout` with a drafter and a set of its parameters; compiled once a drafter and config."""
+        """Run `speculative_rollout` with a drafter and its parameters. Compiled once per drafter and config."""
         return self.program(drafter, config)(self.params(draft, seed), self.batch, run)
 
     @functools.cache  # noqa: B019
@@ -177,7 +179,7 @@ class World:
     def choosing(
         self, drafter: str, config: RolloutConfig
     ) -> Callable[[Params, Prompts, SeedStep, jax.Array], Rollout]:
-        """One program for every choice of draft lengths: its last argument is an index for each phase."""
+        """Return one program for all choices of draft lengths; its last argument is an index for each phase."""
 
         def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: jax.Array) -> Rollout:
             every = ChosenConfig(**vars(config), chosen=chosen)
@@ -186,7 +188,7 @@ class World:
         return jax.jit(run)
 
     def _distil(self, drafter: HeadDrafter, draft: PyTree) -> PyTree:
-        """300 steps of Adam on random continuations of the first prompt."""
+        """Train the draft for 300 steps of Adam on random continuations of the first prompt."""
         prompt = np.tile(self.prompts[0], (64, 1))
         tokens = np.concatenate([prompt, np.random.default_rng(3).integers(self.vocab, size=(64, 6))], axis=1)
         tokens = jnp.asarray(tokens, jnp.int32)
@@ -201,7 +203,7 @@ class World:
 
 
 def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:
-    """The same tokens, in what else is named too, and log-probs within 1e-4."""
+    """Verify that both rollouts have the same tokens and fields `names`, and log-probs within 1e-4."""
     for name in ("tokens", "lengths", "stopped", *names):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(other, name), err_msg=name)
     for name in ("law", "full"):
@@ -217,7 +219,7 @@ def distilled(
     law: SamplingLaw,
     steps: int,
 ) -> PyTree:
-    """Return the draft's parameters after so many steps of Adam on one batch. Call it inside jit."""
+    """Return the draft's parameters after `steps` steps of Adam on one batch. Call it inside jit."""
     optimiser = optax.adam(0.02)
 
     def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:

@@ -46,7 +46,7 @@ class ModelConfig(Options):
         super().__post_init__()
         check_function("family", self.family)
         if self.rollout_dtype is not None and self.family is not None:
-            raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with a family of your own")
+            raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with a user's model family")
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class DraftConfig(Options):
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} = {getattr(self, name)}: must be {default} with kind model")
             if (self.path is None) == (self.architecture is None):
-                raise ValueError(f"path = {self.path}: kind model takes either a path or an architecture")
+                raise ValueError(f"path = {self.path}: must be set for kind model if architecture is None, else None")
         elif self.architecture is not None:
             raise ValueError(f"architecture: must be None with kind {self.kind}")
         if self.mtp_convention is not None and self.kind != "mtp":

@@ -65,7 +65,7 @@ class RewardConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scorer == "length":
-            raise ValueError("scorer = length: does not tell whether an answer is correct; must be in also")
+            raise ValueError("scorer = length: cannot tell if an answer is correct; length is allowed only in also")
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"also = {self.also}: must name each scorer once, without scorer = {self.scorer}")
         if TRACED in self.names and (self.also or self.weights):
@@ -73,7 +73,7 @@ class RewardConfig(Options):
         if self.weights and len(self.weights) != len(self.names):
             raise ValueError(f"weights = {self.weights}: must be {len(self.names)}, for {', '.join(self.names)}")
         if ("regex" in self.names) != (self.pattern is not None):
-            raise ValueError(f"pattern = {self.pattern}: must be given with the scorer regex, else None")
+            raise ValueError(f"pattern = {self.pattern}: must be set with the scorer regex, otherwise None")
         if "length" in self.names and self.length.most is None:
             raise ValueError("length.most = None: must be a number of tokens with the scorer length")
         for name in ("pattern", "format"):

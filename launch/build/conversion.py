@@ -4,11 +4,11 @@ A policy in our layout is `config.json` (the decoder's shape), `params/` (Orbax)
 `mtp/`. Tokenizer files are copied. Fields of Hugging Face's `config.json` that the decoder does not use, mostly token
 ids, are kept in `huggingface.json` and written back.
 
-A draft is an EAGLE-3 head as SafeAILab, SpecForge or speculators publish it. So that it can be written back unchanged,
-its whole `config.json` is kept in `huggingface.json`, and its vocabulary maps and its copy of the embedding, if it has
-them, in `huggingface.safetensors`.
+A draft is an EAGLE-3 head in the layout of SafeAILab, SpecForge or speculators. Its complete `config.json` is kept in
+`huggingface.json`. Its vocabulary maps and its copy of the embedding, if it has them, are kept in
+`huggingface.safetensors`. So it can be written back unchanged.
 
-`made_for.json`, which states what a draft or a policy with a head was made for, is copied.
+`made_for.json` is copied. It states which policy a draft or a head was made for.
 """
 
 import dataclasses
@@ -38,16 +38,16 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 
 @dataclass(frozen=True)
 class ConvertArgs(Options):
-    """Convert a policy or an EAGLE-3 draft between its public layout and ours. SOURCE decides the direction.
+    """Convert a policy or an EAGLE-3 draft between its public layout and ours. The layout of SOURCE sets the direction.
 
     Attributes:
-        source:         Policy or draft to read: a directory, or a name on the hub, as org/name[@revision].
-        out:            Directory to write, new or empty.
-        feature_layers: For a policy to our layout: layers whose input the draft reads. Default: 2, L//2 and L-3.
-        param_dtype:    Dtype to convert parameters to.
-        max_file_bytes: For a policy to Hugging Face: maximum size of one safetensors file.
-        dialect:        For a draft from our layout: dialect to write. SGLang reads specforge, vLLM both.
-        verifier:       For a draft to speculators: name or path of its policy, stated in the file.
+        source:         Policy or draft to read: a directory, or a name on the hub, org/name[@revision].
+        out:            New or empty directory to write into.
+        feature_layers: Policy to our layout: layers whose input the draft reads. Default: 2, L//2 and L-3.
+        param_dtype:    Dtype to convert parameters to. kept: no conversion.
+        max_file_bytes: Policy to Hugging Face: maximum size of one safetensors file.
+        dialect:        Draft from our layout: dialect to write. SGLang reads specforge, vLLM reads both.
+        verifier:       Draft to speculators: name or path of its policy, stated in the file.
     """
 
     source: Path
@@ -60,15 +60,15 @@ class ConvertArgs(Options):
 
     @property
     def dtype(self) -> Dtype | None:
-        """Dtype to convert parameters to; None to keep theirs."""
+        """Dtype to convert parameters to; None: no conversion."""
         return None if self.param_dtype == "kept" else self.param_dtype
 
 
 def convert(args: ConvertArgs) -> str:
-    """Convert the source to the layout that it is not in, and return the name of that layout.
+    """Convert the source to the other layout. Return the name of that layout.
 
-    The source's `config.json` tells what it is. Raises ValueError, OSError or ImportError if an option, the source or
-    the output directory cannot be used.
+    The source's `config.json` shows which layout it has. Raises ValueError, OSError or ImportError if an option, the
+    source or the output directory cannot be used.
     """
     args = dataclasses.replace(args, source=checkpoint_directory("source", args.source))
     fields = read_json(args.source / "config.json")
@@ -148,9 +148,9 @@ def export_draft(args: ConvertArgs) -> None:
 
 
 def public_config(source: Path) -> dict[str, Any] | None:
-    """Return the fields of the public `config.json` that do not affect the forward; None if `source` kept none.
+    """Return the fields of the public `config.json` that do not affect the forward; None if `source` has none.
 
-    source: a policy in either layout, or a draft in ours. A draft's fields are its whole public `config.json`.
+    source: a policy in either layout, or a draft in ours. For a draft, all fields of its public `config.json`.
     """
     if (source / "params").is_dir():
         return read_json(source / CARRIED) if (source / CARRIED).exists() else None
@@ -158,12 +158,12 @@ def public_config(source: Path) -> dict[str, Any] | None:
 
 
 def _copy_extra_files(source: Path, out: Path) -> None:
-    """Copy `made_for.json` and the tokenizer files, where `source` has them."""
+    """Copy `made_for.json` and the tokenizer files that `source` has."""
     state_made_for(out, read_made_for(source))
     copy_tokenizer(source, out)
 
 
-# Option -> the only conversion that accepts it, and what its SOURCE is called in the error message.
+# Option -> the only conversion that accepts it, and the name of its SOURCE for the error message.
 _ONLY_FOR: dict[str, tuple[Callable[[ConvertArgs], None], str]] = {
     "feature_layers": (import_policy, "a policy in Hugging Face's layout"),
     "max_file_bytes": (export_policy, "a policy in our layout"),

@@ -1,4 +1,4 @@
-"""Configs of decoders in Hugging Face layout, as their tensors need them."""
+"""Reader of decoder configs in Hugging Face layout, corrected by the stored tensors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from models.hf.load import has_own_head
 
 
 def read_decoder(directory: Path, feature_layers: tuple[int, ...] | None, owner: str) -> DecoderConfig:
-    """Return `read_hf_config`, untied if the tensors hold a head that differs from the embedding; print that.
+    """Return `read_hf_config`, but untied if the stored head differs from the embedding. Prints a line in that case.
 
     owner: the option that names the directory, with its value.
     """

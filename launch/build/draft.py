@@ -1,4 +1,4 @@
-"""Registry of draft builders: maps draft.kind to the function that builds the draft."""
+"""Registry of draft builders, by draft.kind."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,13 +42,13 @@ def build_draft(context: DraftContext) -> Draft:
 
 
 def _build_custom(context: DraftContext) -> Draft:
-    """Build the draft with the user's function. If draft.path is given, load the weights from there."""
+    """Build the draft with the user's function. If draft.path is set, load the weights from there."""
     kind, path = context.config.draft.kind, context.config.draft.path
     if context.key is None:
         raise ConfigError(f"draft.kind = {kind}: must be {', '.join(BUILDERS)} for a plan")
     draft = load_function("draft.kind", kind, BUILDERS)(context)
     if not isinstance(draft, Draft):
-        raise ConfigError(f"draft.kind = {kind}: returned {type(draft).__name__}, must return a Draft")
+        raise ConfigError(f"draft.kind = {kind}: returned {type(draft).__name__}; must return a Draft")
     draft = replace(draft, params=replicate(draft.params, context.mesh))
     if path is None:
         return draft
@@ -57,15 +57,15 @@ def _build_custom(context: DraftContext) -> Draft:
 
 
 def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
-    """Read `made_for.json` from the draft's directory: the policy it was made for. None if there is no such file.
+    """Return the content of `made_for.json` in the draft's directory; None if there is no such file.
 
-    Raises ValueError if the file is malformed or states a hidden size other than that of this run's policy.
+    Raises ValueError if the file is malformed, or if its hidden size is not that of this run's policy.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
     made_for = None if path is None else read_made_for(checkpoint_directory(str(draft.read_from), path))
     if made_for is not None and draft.policy_width not in (None, made_for.hidden_size):
         raise ValueError(
-            f"{draft.read_from} = {path}: its made_for.json states hidden_size = {made_for.hidden_size}, must be the "
-            f"policy's hidden_size = {draft.policy_width}"
+            f"{draft.read_from} = {path}: its made_for.json states hidden_size = {made_for.hidden_size}; must be "
+            f"{draft.policy_width}, the policy's"
         )
     return made_for

@@ -12,7 +12,7 @@ from launch.data.tokenizers import Tokenizer
 def frequent_tokens(
     problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
 ) -> np.ndarray:
-    """Return the `most_frequent` tokens of the problems: of their prompts, solutions and answers.
+    """Return the `most_frequent` tokens in the prompts, solutions and answers of the problems.
 
     All token ids must be below `vocab_size`.
     """
@@ -24,7 +24,7 @@ def frequent_tokens(
 
 
 def most_frequent(counts: np.ndarray, stop_tokens: Sequence[int], count: int) -> np.ndarray:
-    """Return `count` ids, int32, ascending: the stop tokens, then the most frequent others.
+    """Return the stop tokens and the most frequent other tokens, `count` ids in all: int32, ascending.
 
     counts: occurrences of each token, int [V]. Ties go to the lowest id; tokens that never occur rank last.
     """

@@ -13,7 +13,7 @@ from specjax.types import Policy, PyTree
 
 
 def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout: RolloutConfig) -> Drafter:
-    """Return the drafter combined with the lookup. Only one of them if the other is configured as none."""
+    """Return the drafter combined with the lookup, or only one of them if the other is configured as none."""
     if lookup.kind == "none":
         return drafter
     ngram = policy.vocab_size, lookup.min_n, lookup.max_n
@@ -37,9 +37,12 @@ def abstract_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh
 
 
 def blank_memory(drafter: Drafter, prompts: int, kept: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:
-    """Return the drafter's memory before the first rollout. kept: completions kept of each prompt.
+    """Return the drafter's empty memory, replicated over the mesh; () if it has none.
 
     Raises ValueError if the devices cannot hold it.
+
+    prompts: number of distinct prompts.
+    kept:    number of completions kept per prompt.
     """
     shapes, memory = abstract_memory(drafter, prompts, rollout, mesh), drafter.memory
     if memory is None or not prompts:

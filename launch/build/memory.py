@@ -1,7 +1,7 @@
-"""Memory that a run needs at least, per device: refused before anything is allocated or compiled.
+"""Lower bound on the memory that a run needs per device, checked before anything is allocated or compiled.
 
-The estimate counts only what must be there at the same time, so that no run that fits is refused. A compiled program
-needs more.
+The estimate counts only arrays that must exist at the same time, so that a run that fits is never refused. A compiled
+program needs more.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from specjax.rollout.plan import RolloutConfig, lay_out
 
 
 def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError if the devices cannot hold a rollout of so many prompts.
+    """Raise ConfigError if the devices cannot hold a rollout of `prompts` prompts.
 
     rows: the options that set the number of sequences, and their values.
     """
@@ -43,12 +43,12 @@ def _parameters(experiment: Experiment) -> Part:
 
 
 def _sharded(name: str, size: int, mesh: Mesh) -> Part:
-    """Return a part of the size of the networks, which fsdp shards."""
+    """Return a part whose size is that of the networks, sharded by fsdp."""
     return Part(name, size, "mesh.fsdp", mesh.shape["fsdp"], "must be more, or the networks smaller")
 
 
 def _training_state(experiment: Experiment) -> list[Part]:
-    """Return moments of the optimisers, the reference policy, and the rollouts that are replayed."""
+    """Return the moments of the optimisers, the reference policy, and the rollouts kept for replay."""
     config, mesh, state = experiment.config, experiment.mesh, abstract_state(experiment)
     moments, reference = bytes_per_device(state.optimizer), bytes_per_device(state.reference)
     replayed = bytes_per_device(state.adaptation)

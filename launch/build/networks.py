@@ -28,8 +28,8 @@ class Networks:
         decoder: config of the policy's decoder; None if model.family names a user function.
         policy:  the policy's functions.
         drafter: the drafter of `draft`, combined with a lookup if the run has one.
-        params:  of policy and draft, and the drafter's memory.
-        draft:   the draft as its builder returned it.
+        params:  parameters of policy and draft, and the drafter's memory.
+        draft:   the draft, as its builder returned it.
     """
 
     decoder: DecoderConfig | None
@@ -45,8 +45,8 @@ def build_networks(
     """Build policy and draft, each from its checkpoint or with random weights. The drafter's memory starts empty.
 
     problems: training problems.
-    shapes:   build the parameters as ShapeDtypeStructs with shardings. The devices may be absent, and of checkpoints
-              only `config.json` is read.
+    shapes:   build the parameters as ShapeDtypeStructs with shardings. The devices may be absent, and only the
+              `config.json` of a checkpoint is read.
 
     Raises ConfigError if sections of the config contradict each other.
     """
@@ -73,7 +73,9 @@ def build_networks(
 
 def _check_tokens(tokenizer: Tokenizer, stop_tokens: Sequence[int], vocab_size: int) -> None:
     if tokenizer.vocab_size > vocab_size:
-        raise ConfigError(f"vocab_size = {vocab_size}: must be at least the tokenizer's, {tokenizer.vocab_size}")
+        raise ConfigError(
+            f"vocab_size = {vocab_size}: must be at least {tokenizer.vocab_size}, the tokenizer's vocabulary"
+        )
     if not all(0 <= token < vocab_size for token in stop_tokens):
         raise ConfigError(f"rollout.stop_tokens = {stop_tokens}: must be within 0 .. {vocab_size - 1}")
 

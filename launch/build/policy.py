@@ -24,8 +24,8 @@ from models.params import Init, abstract_params, init_params, replicate
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
 
-# User function that model.family names: (model section, mesh, key for random weights) -> (policy, parameters).
-# Parameters that are not placed on the mesh are replicated over it.
+# User function named by model.family: (model section, mesh, key for random weights) -> (policy, parameters).
+# Parameters that it does not place on the mesh are replicated.
 Family = Callable[[ModelConfig, Mesh, jax.Array], tuple[Policy, PyTree]]
 
 
@@ -41,12 +41,12 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
     """Build the policy. If the draft is an EAGLE-3 head, the policy returns the features that the head reads.
 
     saved: the head, if it comes from a checkpoint; it determines the feature layers.
-    key:   for random weights. None: build the parameters as shapes, and read no weights.
+    key:   key for random weights. None: build the parameters as shapes without reading weights.
     """
     model, longest = config.model, longest_sequence(config)
     if model.family is not None:
         if key is None:
-            raise ConfigError(f"model.family = {model.family}: must be None for a plan, which knows our families alone")
+            raise ConfigError(f"model.family = {model.family}: must be None for a plan; it supports built-in families")
         return _build_family(model, model.family, mesh, key)
     if saved is None:
         decoder, weights = build_decoder(model, mesh, key, "model", longest, features=_reads_features(config.draft))
@@ -60,27 +60,27 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
 
 
 def longest_sequence(config: RunConfig) -> int:
-    """Return the most tokens that a prompt and its completion can have."""
+    """Return the largest number of tokens in a prompt and its completion together."""
     return config.data.max_prompt_tokens + config.rollout.max_new_tokens
 
 
 def build_decoder(
     model: ModelConfig, mesh: Mesh, key: jax.Array | None, section: str, longest: int, *, features: bool
 ) -> tuple[DecoderConfig, PyTree]:
-    """Build a decoder from a checkpoint or with random weights. Return its config and parameters.
-
-    Builds a policy or a small draft model.
+    """Build a policy or a small draft model, from a checkpoint or with random weights. Return config and parameters.
 
     Args:
-        key:      for random weights. None: return the parameters as shapes; of a checkpoint, read config.json alone.
-        section:  config section that `model` stands for, for error messages.
-        longest:  length of the longest sequence, for which the decoder must have positions.
+        key:      key for random weights. None: return the parameters as shapes, and read only a checkpoint's config.
+        section:  name of the config section that `model` describes, for error messages.
+        longest:  length of the longest sequence. The decoder must support as many positions.
         features: let the decoder return the features that EAGLE-3 reads.
     """
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
-            raise ConfigError(f"{section}.path = None: must be a directory as Hugging Face or launch.convert writes it")
+            raise ConfigError(
+                f"{section}.path = None: must be a directory in the layout of Hugging Face or launch.convert"
+            )
         architecture = replace(model.architecture, **dtypes)
         layers = ()
         if features:
@@ -91,7 +91,7 @@ def build_decoder(
         return decoder, random_params(partial(init_decoder, decoder), key, mesh)
     path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{section}.path = {path}: holds no config.json")
+        raise ConfigError(f"{section}.path = {path}: must hold a config.json")
     owner, ours = f"{section}.path = {path}", (path / "params").is_dir()
     if ours:
         decoder = read_policy_config(path)
@@ -119,7 +119,7 @@ def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:
     if decoder.max_positions < longest:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_new_tokens = {longest}: must be at most {decoder.max_positions}, "
-            f"the positions of {owner}"
+            f"the number of positions of {owner}"
         )
 
 
@@ -130,7 +130,7 @@ def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> 
             check_finite(weights, f"model.family = {name}")
             return BuiltPolicy(policy, weights, None)
         case result:
-            raise ConfigError(f"model.family = {name}: returned {type(result).__name__}, must return (Policy, params)")
+            raise ConfigError(f"model.family = {name}: returned {type(result).__name__}; must return (Policy, params)")
 
 
 def _reads_features(draft: DraftConfig) -> bool:

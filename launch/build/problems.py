@@ -27,9 +27,9 @@ class Problems(NamedTuple):
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return the built-in tokenizer that data.tokenizer names, otherwise the one in model.path.
+    """Return the built-in tokenizer named by data.tokenizer, otherwise the one in model.path.
 
-    Raises ConfigError if neither gives one.
+    Raises ConfigError if there is neither.
     """
     data = config.data
     if data.tokenizer != "checkpoint":
@@ -51,9 +51,9 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 def build_problems(config: RunConfig) -> Problems:
     """Return the problems of the data section: from files, a function, or the built-in sums.
 
-    Held-out problems come from their file, else from the function, else they are split off the training problems. A
-    warning counts those that are training problems too. Raises ConfigError if the section names no problems or cannot
-    be used.
+    Held-out problems come from data.held_out, else from the function, else they are split off the training problems.
+    Logs a warning if some are also training problems. Raises ConfigError if the section names no problems or cannot be
+    used.
     """
     data, held_out = config.data, None
     if data.train is not None:
@@ -75,9 +75,9 @@ def build_problems(config: RunConfig) -> Problems:
 
 
 def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Return the training problems and the held-out problems of the function that data.function names.
+    """Call the function that data.function names. Return its training problems and held-out problems.
 
-    Raises ConfigError if it cannot be imported, raises, or returns anything else.
+    Raises ConfigError if it cannot be imported, raises an exception, or returns anything else.
     """
     function = load_function("data.function", name)
     try:
@@ -86,11 +86,11 @@ def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"data.function = {name}: {reason}; must return two lists of Problem") from error
     if not train or not held_out or not all(isinstance(each, Problem) for each in (*train, *held_out)):
-        raise ConfigError(f"data.function = {name}: must return two lists of Problem, neither of them empty")
+        raise ConfigError(f"data.function = {name}: must return two non-empty lists of Problem")
     return train, held_out
 
 
 def load_problems(path: str, data: DataConfig, option: str) -> list[Problem]:
-    """Read the problems that an option names. The data section names their fields."""
+    """Read the problems of a file or data set, with the field names of the data section. option: names `path`."""
     fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
     return read_problems(path, *fields, option=option)

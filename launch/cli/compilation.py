@@ -1,4 +1,4 @@
-"""How long compiling took: jax tells of every program that it makes."""
+"""Clock of compilation, from the events that jax reports for every program."""
 
 import jax
 
@@ -8,14 +8,14 @@ _EVENTS = {f"/jax/core/compile/{stage}_duration" for stage in _STAGES}
 
 
 class CompileClock:
-    """Seconds since the last look that went into programs: tracing, and compiling or reading them from the cache."""
+    """Clock of the seconds spent on tracing programs and compiling them or reading them from the compile cache."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def lap(self) -> float:
-        """Return the seconds since the last call, or since the clock was made."""
+        """Return the seconds counted since the last call, or since the clock was created."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

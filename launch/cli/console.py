@@ -2,5 +2,5 @@
 
 from rich.console import Console
 
-# Names of files and texts of models may hold square brackets, and names between colons.
+# File names and texts of models may hold rich's markup: square brackets, and emoji names between colons.
 console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -14,7 +14,7 @@ class ConfigError(ValueError):
 
 
 class RunStopped(Exception):
-    """Raised to end a run that cannot go on. The message is one line with the reason; the exit code is 1."""
+    """Raised to end a run that cannot continue. The message is one line with the reason; the exit code is 1."""
 
 
 class Stopped(Exception):
@@ -35,9 +35,9 @@ def refusing() -> Iterator[None]:
 
 
 def silence_writers() -> None:
-    """Drop what threads of Orbax and TensorStore print about a failed write: it is raised, and reported, as well.
+    """Drop messages of Orbax's and TensorStore's threads about a failed write. The same error is also raised.
 
-    After the first error of many arrays, Orbax closes its event loop, and the other arrays still report to it.
+    After the first error, Orbax closes its event loop, but the threads of other arrays still report to it.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

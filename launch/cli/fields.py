@@ -20,9 +20,9 @@ class Field:
 
     Attributes:
         path:    names of the sections and of the field, joined by dots.
-        kinds:   the types that it may have, None last.
-        default: its value unless an option sets it; dataclasses.MISSING if an option must.
-        help:    what it means.
+        kinds:   the allowed types, None last.
+        default: the value if no option sets it; dataclasses.MISSING if an option must.
+        help:    description for --help.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Field:
 def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Field]:
     """Yield the fields of a dataclass; a nested dataclass is replaced by its own fields.
 
-    value: an instance whose values are the defaults; None takes those of the class.
+    value: an instance with the default values; None: the defaults of the class.
     """
     hints, texts = get_type_hints(kind), attribute_texts(kind)
     for field in dataclasses.fields(kind):
@@ -102,7 +102,7 @@ def summary(kind: type) -> str:
 
 
 def _choices(kind: Any) -> dict[str, Any]:
-    """Return the values of a bool, None or Literal type by their spelling; an empty dict for other types."""
+    """Return the values of a bool, None or Literal type by their text; an empty dict for other types."""
     values = {bool: (True, False), NoneType: (None,)}.get(kind, get_args(kind) if get_origin(kind) is Literal else ())
     return {str(value): value for value in values}
 

@@ -20,10 +20,10 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
     try:
         function = getattr(importlib.import_module(module), function_name)
         if not callable(function):
-            raise TypeError(f"{function_name} is no function")
+            raise TypeError(f"{function_name} is not a function")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # importing a module runs it, and it may also exit
+    except BaseException as error:  # importing a module runs it, and it may exit
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         allowed = ", ".join([*builtin, "package.module:name"])
         raise ConfigError(f"{option} = {name}: {reason}; must be {allowed}") from error

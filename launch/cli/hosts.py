@@ -15,23 +15,23 @@ from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.roll_call import roll_call
 from specjax.parallel import processes
 
-# What the last process to start may be late.
+# Longest allowed delay between the first and the last process to start.
 START_WITHIN_S = 300
-# Begins the line from which launch.supervise learns the names of the hosts.
+# Start of the line from which launch.supervise reads the names of the hosts.
 HOSTS_LINE = "hosts: "
 
 
 def join_hosts(config: RunConfig) -> RunConfig:
-    """Connect the processes of the job, if there are several, and return the config without `hosts`.
+    """Connect the processes of the job, if there are several. Return the config without `hosts`.
 
-    Output of all processes but the primary is dropped; errors are not. Raises RunStopped if the others are not found,
-    and ConfigError if they have other options.
+    Drops the output, but not the errors, of all processes except the primary. Raises RunStopped if other processes are
+    missing, and ConfigError if their options differ.
     """
     hosts, alone, given = config.hosts, replace(config, hosts=HostsConfig()), dict[str, Any]()
     if hosts.count > 1:
         given = {"coordinator_address": hosts.coordinator, "num_processes": hosts.count, "process_id": hosts.index}
         given |= {"cluster_detection_method": "deactivate"}
-    # Its handler would drop a SIGTERM that arrives before StopSignals takes over.
+    # JAX's own handler would drop a SIGTERM that arrives before StopSignals is active.
     jax.config.update("jax_enable_preemption_service", False)
     if (given or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
         if given:
@@ -43,8 +43,8 @@ def join_hosts(config: RunConfig) -> RunConfig:
                 heartbeat_timeout_seconds=hosts.heartbeat,
                 shutdown_timeout_seconds=hosts.heartbeat,
             )
-        except Exception as error:  # of several types, and of many lines
-            raise RunStopped(f"hosts: the processes do not connect: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # JAX raises several types, with long messages
+            raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
         names, configs = zip(*processes.gather((platform.node(), alone)), strict=True)
         alone = common(configs)
         listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
@@ -55,24 +55,24 @@ def join_hosts(config: RunConfig) -> RunConfig:
 
 
 def common(configs: Sequence[RunConfig]) -> RunConfig:
-    """Return the config of process 0. Raises ConfigError if another process has other options than it.
+    """Return the config of process 0. Raises ConfigError if the options of another process differ.
 
-    They may differ in `resume`: launch.supervise decides it by a file, which a shared file system may show late.
+    `resume` may differ: launch.supervise sets it if a file exists, which a shared file system may show late.
     """
     for number, config in enumerate(configs):
         if replace(config, resume=configs[0].resume) != configs[0]:
-            raise ConfigError(f"hosts.index = {number}: has other options than process 0; must have the same")
+            raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0; must be the same")
     return configs[0]
 
 
 def launched_by_a_cluster(environment: Mapping[str, str]) -> bool:
     """Return True if a launcher that JAX detects has started several processes: Slurm, Open MPI or a Kubernetes Job.
 
-    Within a Slurm allocation, `srun` starts processes; a program that runs without it runs alone.
+    Within a Slurm allocation, only `srun` starts several processes.
     """
     if "SLURM_STEP_NODELIST" in environment:
         return int(environment.get("SLURM_NTASKS", 1)) > 1
     if "OMPI_MCA_orte_hnp_uri" in environment:
         return int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     in_a_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
-    return in_a_job and find_spec("kubernetes") is not None  # by which JAX asks the cluster
+    return in_a_job and find_spec("kubernetes") is not None  # JAX uses this package to ask the cluster

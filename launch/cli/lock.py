@@ -17,13 +17,13 @@ LOCK_FILE = ".lock"
 
 @contextlib.contextmanager
 def exclusive(option: str, directory: Path, *, new: bool = False, value: str | None = None) -> Iterator[None]:
-    """Make a directory with its parents, and hold its lock. Directories made here and left empty are removed again.
+    """Create a directory with its parents, and hold a lock on it. Directories created here and left empty are removed.
+
+    The operating system releases the lock when the process ends in any way. Raises ConfigError if the directory cannot
+    be created or written to, or if another process has the lock (naming that process).
 
     new:   raise FileExistsError if the directory exists.
-    value: the option's value, if that is another path. Errors name it.
-
-    The operating system releases the lock with the process, however that ends. Raises ConfigError if the directory
-    cannot be made or written to, and, naming the holder, if another process has the lock.
+    value: the option's value for error messages, if it is not the directory.
     """
     named = f"{option} = {value or directory}"
     made = [path for path in (directory, *directory.parents) if not path.exists()]
@@ -49,7 +49,7 @@ def exclusive(option: str, directory: Path, *, new: bool = False, value: str | N
 
 @contextlib.contextmanager
 def held_by_primary(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    """Hold a lock of `exclusive` in the primary process, for all processes. Each raises the error of taking it."""
+    """Hold a lock of `exclusive` in the primary process, for all processes. If that fails, all raise its error."""
     with contextlib.ExitStack() as stack:
         processes.on_primary(lambda: stack.enter_context(lock))
         yield
@@ -69,7 +69,7 @@ def _lock(named: str, directory: Path) -> IO[str]:
             holder = file.read().strip() or "another process"
             file.close()
             raise ConfigError(
-                f"{named}: {holder} is writing to it; must be another path, or wait until it ends"
+                f"{named}: {holder} is writing to it; choose another path, or wait until it ends"
             ) from None
         except OSError as error:
             file.close()
@@ -79,4 +79,4 @@ def _lock(named: str, directory: Path) -> IO[str]:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
-        file.close()  # its last holder has just removed it
+        file.close()  # its previous holder has just removed it

@@ -1,4 +1,4 @@
-"""Command lines to typed configurations; bad input becomes one line and exit code 2."""
+"""Parser of command lines into typed configurations. Bad input becomes one line and exit code 2."""
 
 import argparse
 import os
@@ -29,11 +29,11 @@ from specjax.train.config import check_groups
 
 T = TypeVar("T")
 
-# Exit code of a process of a job that ends because another one died; that of an abort, by which JAX itself ends them.
+# Exit code of a process that ends because another one of its job died. JAX uses the same code: that of an abort.
 LOST_PEER = 134
-# Wait so long for JAX to name the lost process. A process that ended at once would count as dead too.
+# Time to wait until JAX names the lost process. If this process ended at once, it would count as dead too.
 NAMED_WITHIN_S = 60
-# Begins the line in which it says so.
+# Start of the line that reports it.
 LOST = "error: lost a process of the job:"
 _CONTACT_ERRORS = re.compile(
     "gloo|nccl|connection (closed|reset|refused)|socket closed|coordination|heartbeat|barrier", re.IGNORECASE
@@ -48,11 +48,11 @@ _ALGORITHM_OPTION = Field(
 
 
 def run_program(main: Callable[[list[str]], int]) -> int:
-    """Call `main` with the command line's arguments and return the exit code.
+    """Call `main` with the command line's arguments. Return the exit code.
 
     Some exceptions end the program with one line on stderr: ConfigError with exit code 2, RunStopped and OSError (a
     full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of the job with LOST_PEER. Any
-    other exception is a bug and propagates. If nobody reads the output any more (`--help | head`), the exit code is
+    other exception is a bug and propagates. If stdout is a closed pipe (`--help | head`), the exit code is
     128 + SIGPIPE.
     """
     silence_writers()
@@ -64,7 +64,7 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.signal
-    except SystemExit:  # of --help
+    except SystemExit:  # raised by --help
         if _drop_unread_output():
             return 128 + signal.SIGPIPE
         raise
@@ -83,14 +83,14 @@ def run_program(main: Callable[[list[str]], int]) -> int:
 
 
 def _lose(error: Exception) -> int:
-    """End a process that lost another one. JAX does it, and names the lost one, once that is late with a heartbeat."""
+    """End this process after the loss of another one. Waits first: JAX names the lost process and ends this one."""
     print(LOST, str(error).splitlines()[0][:300], file=sys.stderr, flush=True)
     time.sleep(NAMED_WITHIN_S)
-    os._exit(LOST_PEER)  # an ordinary end would wait for the lost one
+    os._exit(LOST_PEER)  # a normal exit would wait for the lost process
 
 
 def _drop_unread_output() -> bool:
-    """If nobody reads stdout any more, drop what is buffered and all later output, and return True."""
+    """If stdout is a closed pipe, drop buffered and later output and return True."""
     try:
         sys.stdout.flush()
         poll = select.poll()
@@ -106,7 +106,7 @@ def _drop_unread_output() -> bool:
 
 
 def use_compile_cache() -> None:
-    """Keep compiled programs in $SPECJAX_CACHE, by default ~/.cache/specjax/jax, unless JAX has a cache already."""
+    """Keep compiled programs in $SPECJAX_CACHE (default: ~/.cache/specjax/jax), unless JAX already has a cache."""
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         directory = os.environ.get("SPECJAX_CACHE") or Path.home() / ".cache" / "specjax" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -115,11 +115,11 @@ def use_compile_cache() -> None:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """A program that has no options beside the recipe's."""
+    """Options of a program that only has those of the recipe."""
 
 
 def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN) -> RunConfig:
-    """Return the recipe that argv[0] names, changed by the options after it: `CONFIG [--section.field VALUE ...]`.
+    """Return the recipe named by argv[0], with the options after it applied: `CONFIG [--section.field VALUE ...]`.
 
     Raises ConfigError for bad input; --help raises SystemExit(0).
     """
@@ -129,13 +129,13 @@ def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequenc
 def parse_run_and(
     own: type[T], argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN, **defaults: Any
 ) -> tuple[RunConfig, T]:
-    """Parse as `parse_run` does, for a program with its own options too: the fields of the dataclass `own`.
+    """Parse as `parse_run` does, for a program that also has its own options: the fields of the dataclass `own`.
 
-    reading:  the options of the recipe that the program reads (launch.cli.reads); it has no others.
-    defaults: fields of the recipe that have another value in this program unless an option sets them.
+    In programs that read the loss, --algorithm changes the recipe before the other options, and prints what it set.
+    Programs that read the advantage refuse groups of one sample if the baseline is the group.
 
-    --algorithm, in programs that read the loss, changes the recipe before the options do, and prints what it set.
-    Programs that read the advantage refuse groups of one where a group is its own baseline.
+    reading:  the recipe's options that the program reads (launch.cli.reads) and therefore accepts.
+    defaults: fields of the recipe that have another default in this program.
     """
     recipe = None
     if argv and not argv[0].startswith("-"):
@@ -165,7 +165,7 @@ def parse_run_and(
     algorithm = values.pop("algorithm", None)
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
-            raise ConfigError(f"{field.flag} {field.metavar}: must be given. {field.help}")
+            raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
     with refusing():
         given = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: given.pop(field.path) for field in programs_own if field.default is MISSING}
@@ -192,7 +192,7 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
 
 
 def _overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:
-    """Return a parser of a program's own options and of --help, whose help lists the sections of the recipe."""
+    """Return a parser of a program's own options and --help. Its help lists the sections of the recipe."""
     listed = "\n".join(["options of the recipe:", *(f"  {name:18}{_title(name)}" for name in sections)])
     parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=listed)
     parser.add_argument(
@@ -209,7 +209,7 @@ def _overview_parser(usage: str, description: str, fields: Sequence[Field], sect
 
 
 def _section_parser(name: str, fields: Sequence[Field]) -> Parser:
-    """Return a parser of those options that are in one section of the recipe."""
+    """Return a parser of the options in one section of the recipe."""
     parser = Parser(usage=argparse.SUPPRESS)
     group = parser.add_argument_group(f"{name}: {_title(name)}")
     for field in fields:

@@ -12,12 +12,12 @@ from launch.cli.fields import Field
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises ConfigError for bad input and omits options that are not given."""
+    """An ArgumentParser that raises ConfigError for bad input. Its result holds only the options that were given."""
 
     def __init__(self, *, add_help: bool = False, **settings: Any) -> None:
         settings |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": _formatter}
         super().__init__(add_help=add_help, **settings)
-        # By default argparse takes -1e-3 and -1,3 for options.
+        # By default, argparse reads -1e-3 and -1,3 as options.
         self._negative_number_matcher = re.compile(r"-[\d.]")
 
     def error(self, message: str) -> NoReturn:
@@ -27,14 +27,14 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str], fields: Iterable[Field], elsewhere: Mapping[str, str]) -> dict[str, Any]:
         """Parse a command line into {path: value} for `fields`, and {name: words} for other arguments.
 
-        elsewhere: for options of other programs, the hint to add to the error message.
+        elsewhere: hints for the error message, by option of another program.
         """
         argv = [re.sub(r"^--[\w.-]+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
         found, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].partition("=")[0]
             if not flag.startswith("-"):
-                self.error(f"{flag}: unexpected")
+                self.error(f"{flag}: unexpected argument")
             closest = difflib.get_close_matches(flag, [field.flag for field in fields], n=1, cutoff=0.5)
             hint = elsewhere.get(flag) or (f"did you mean {closest[0]}?" if closest else "")
             self.error(f"{flag}: unknown option{hint and '; ' + hint}")

@@ -1,4 +1,4 @@
-"""Output files and directories named on the command line: checked before the work starts, written after it."""
+"""Checks of paths on the command line, made before the work starts, and the writer of result files."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def check_writable(option: str, path: str | None) -> None:
         return
     file = Path(path).absolute()
     if file.is_dir():
-        raise ConfigError(f"{option} = {path}: is a directory, must be a file")
+        raise ConfigError(f"{option} = {path}: is a directory; must be a file")
     if not file.parent.is_dir():
         raise ConfigError(f"{option} = {path}: its directory does not exist")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -35,7 +35,7 @@ def make_directory(option: str, path: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{option} = {path}: must be a directory, or one that can be made ({error.strerror})"
+            f"{option} = {path}: must be a directory that exists or can be created ({error.strerror})"
         ) from error
     if not os.access(path, os.W_OK):
         raise ConfigError(f"{option} = {path}: cannot be written")
@@ -44,10 +44,10 @@ def make_directory(option: str, path: str) -> None:
 def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
     """Return the directory named by `--out`, without creating it.
 
-    Raises ConfigError unless it is new or empty. goes_on: or what a stopped process left to go on with is in it.
+    Raises ConfigError unless it is new or empty, or `goes_on`: a stopped process left states in it to continue with.
     """
     if not config.out:
-        raise ConfigError(f"out = {config.out!r}: must be the directory to write")
+        raise ConfigError(f"out = {config.out!r}: must be the directory to write into")
     out = Path(config.out)
     if goes_on and (out / UNFINISHED / OPTIONS).is_file():
         return out
@@ -58,20 +58,20 @@ def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
 
 
 def check_policy_source(config: RunConfig, checkpoint: str | None) -> None:
-    """Raise ConfigError if neither a checkpoint nor model.path is given: the policy would have random weights."""
+    """Raise ConfigError if neither a checkpoint nor model.path is set: the policy would have random weights."""
     if checkpoint is None and config.model.path is None:
-        raise ConfigError("checkpoint = None: must be a run's directory, or model.path that of a policy")
+        raise ConfigError("checkpoint = None: must be a run directory, or model.path must be set to a policy")
 
 
 def check_checkpoint(run: str | None, which: Which) -> None:
-    """Raise ConfigError if a run directory holds no such checkpoint, without reading it; None passes."""
+    """Raise ConfigError if the run directory holds no such checkpoint. Does not read the checkpoint; None passes."""
     if run is None:
         return
     directory = Path(run) / CHECKPOINTS
     steps = saved_steps(directory)
     if not steps:
         missing = f"holds no {CHECKPOINTS}" if Path(run).is_dir() else "no such directory"
-        raise ConfigError(f"checkpoint = {run}: {missing}; must be the directory of a run that has saved")
+        raise ConfigError(f"checkpoint = {run}: {missing}; must be the directory of a run with a checkpoint")
     allowed = ", ".join(map(str, steps))
     if which == "best" and not any((directory / str(step) / SCORE).is_dir() for step in steps):
         raise ConfigError(f"checkpoint_step = best: no checkpoint in {run} has a score; must be newest or {allowed}")

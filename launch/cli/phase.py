@@ -1,4 +1,4 @@
-"""A long phase of a program, with a state from which another process can go on."""
+"""A long phase of a program, with a saved state from which another process can continue."""
 
 import shutil
 import time
@@ -18,17 +18,17 @@ from specjax.parallel import processes
 from specjax.types import PyTree
 from specjax.writing import writing
 
-SAVE_EVERY_S = 300.0  # the most that a killed process can lose
+SAVE_EVERY_S = 300.0  # largest loss if a process is killed
 
 
 class Phase(Progress):
     """A phase that shows its progress, and saves its state at its end, at a signal, and every SAVE_EVERY_S.
 
-    It may be entered several times, if other work comes in between.
+    It may be entered several times, with other work in between.
 
-    directory: holds the state as a subdirectory, which is named by the number of finished units.
-    done:      number of finished units, those of earlier processes included.
-    advice:    how to go on after a stop.
+    directory: holds the state, in a subdirectory named by the number of finished units.
+    done:      number of finished units, including those of earlier processes.
+    advice:    text of the stop message that says how to continue.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Phase(Progress):
     def restore(self, part: str, default: PyTree = None) -> PyTree:
         """Return a part of the saved state with the structure and shardings of `default`; `default` if none is saved.
 
-        Without a default, the part is a dict of numpy arrays, or None. Raises ConfigError if the state is not that of
-        such a phase.
+        Without a default, the part is a dict of numpy arrays, or None. Raises ConfigError if the saved state does not
+        belong to such a phase.
         """
         if self._saved is None:
             return default
@@ -63,9 +63,9 @@ class Phase(Progress):
             return checkpointer.restore(self._saved / part, item=abstract, restore_args=arguments)
 
     def discard(self, reason: str) -> None:
-        """Remove what is saved and start again, with a line that says why."""
+        """Remove the saved state and start again. Prints the reason."""
         console.print(f"{self.name}: {reason}")
-        processes.gather(None)  # others may still read it
+        processes.gather(None)  # other processes may still read it
         if self._saved is not None and processes.primary():
             shutil.rmtree(self._saved)
         self._saved, self.done = None, 0
@@ -73,10 +73,10 @@ class Phase(Progress):
     def finish(
         self, state: Mapping[str, PyTree] | None = None, *, tokens: int = 0, note: str = "", save: bool = False
     ) -> None:
-        """Count a finished unit. Save the state, by parts, if it is time. Raises Stopped, after that, at a signal.
+        """Count a finished unit, and save the state if it is time. At a signal, save it and raise Stopped.
 
-        state: None for a phase that is not kept.
-        save:  save in any case, because other work comes before the next unit.
+        state: parts of the state; None for a phase that is not kept.
+        save:  save now, because other work comes before the next unit.
         """
         self.advance(1, tokens, note)
         signal = None if self._signals is None else self._signals.received
@@ -105,6 +105,6 @@ class Phase(Progress):
 
 
 def newest_state(directory: Path) -> Path | None:
-    """Return the saved state of a phase in its directory; None without one."""
+    """Return the path of the newest saved state in a phase's directory; None if there is none."""
     found = {int(path.name): path.absolute() for path in directory.glob("*") if path.name.isdecimal()}
     return found[max(found)] if found else None

@@ -1,4 +1,4 @@
-"""The progress of a long phase: n of N, tokens/s, time left. One line, for a terminal or for a log."""
+"""Progress of a long phase (n of N, tokens/s, time left) as one line, for a terminal or for a log."""
 
 import threading
 import time
@@ -16,10 +16,10 @@ class Progress:
     """Progress of one phase. A terminal shows a line that changes; a log gets a line at most every LOG_EVERY_S.
 
     Args:
-        name:  what is going on, "distillation".
-        total: number of units that the phase takes.
-        unit:  their name, "steps".
-        done:  number of units that are finished already.
+        name:  name of the phase, for example "distillation".
+        total: number of units in the phase.
+        unit:  name of the units, for example "steps".
+        done:  number of units that are already finished.
         quiet: print nothing if the phase takes less than LOG_EVERY_S.
     """
 
@@ -28,7 +28,7 @@ class Progress:
     ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
         self._console, self._quiet = console, quiet
-        # Time, units and tokens after the first unit, which compiles and so says nothing about the next ones.
+        # Time, units and tokens after the first unit. The first one compiles, so its speed is not typical.
         self._measured: tuple[float, int, int] | None = None
         self._tokens, self._note = 0, ""
         self._status: Status | None = None
@@ -42,7 +42,7 @@ class Progress:
             self._status.start()
         if self._quiet:
             self._printed = time.perf_counter()
-            # A unit may take longer than that.
+            # One unit may take longer than that.
             self._late = threading.Timer(LOG_EVERY_S, lambda: self._show(f"{self._line()} .."))
             self._late.daemon = True
             self._late.start()
@@ -60,7 +60,7 @@ class Progress:
             self._console.print(self._line())
 
     def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:
-        """Count units that are done, with the tokens that they generated or trained on. note: shown after them."""
+        """Count finished units and their tokens, generated or trained on. note: text at the end of the line."""
         self.done, self._tokens, self._note = self.done + units, self._tokens + tokens, note
         now = time.perf_counter()
         if self._measured is None:

@@ -1,4 +1,4 @@
-"""matplotlib, for the programs that draw."""
+"""Import of matplotlib, for the programs that draw."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from launch.cli.errors import ConfigError
 
 
 def load_pyplot() -> Any:
-    """Return matplotlib.pyplot, set to draw into files. Raises ConfigError if matplotlib is not installed."""
+    """Return matplotlib.pyplot, set up to draw into files. Raises ConfigError if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib").use("agg")
         return importlib.import_module("matplotlib.pyplot")

@@ -20,7 +20,7 @@ _NETWORKS = (
     *("draft.kind", "draft.path", "draft.vocab_size", "draft.mtp_convention", "draft.lookup"),
     *("rollout.draft_length", "rollout.draft_lengths", "rollout.max_new_tokens", "rollout.stop_tokens"),
 )
-# A draft's vocabulary is chosen from the problems.
+# The problems are needed because a draft's vocabulary is chosen from them.
 _PROBLEMS = (
     *("seed", "data.train", "data.held_out", "data.held_out_count", "data.prompt_field", "data.answer_field"),
     *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.system_prompt"),
@@ -34,13 +34,13 @@ GENERATE = (
     *("rollout.function", "rollout.verifier", "rollout.law", "rollout.phases"),
 )
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
-# Of these, launch.diagnose must be given what the run had: another value gives other networks or problems.
+# Options that must be the same in launch.diagnose as in the run, because they change its networks or problems.
 SAME_AS_RUN = tuple(
     option
     for option in (*RECIPE_ONLY, *DIAGNOSE)
     if option.partition(".")[0] in ("seed", "data", "model", "draft") and option != "model.dtype"
 )
-# A batch holds about as many sequences as a training step: data.prompts times rollout.group_size.
+# data.prompts times rollout.group_size sets the number of sequences in a batch.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "out", "allow_truncated_law"),
@@ -55,5 +55,5 @@ TRAIN = ("",)
 
 
 def reads(patterns: Sequence[str], path: str) -> bool:
-    """Return whether `patterns` contains the field at `path` or a section that holds it; "" matches all fields."""
+    """Return True if `patterns` contains the field at `path` or a section that holds it; "" matches all fields."""
     return any(not pattern or path == pattern or path.startswith(f"{pattern}.") for pattern in patterns)

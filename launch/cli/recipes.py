@@ -22,7 +22,7 @@ def choices() -> str:
 def load_recipe(name: str) -> RunConfig:
     """Load the `config` of a recipe: the name of a file in configs/, or the path of a .py file.
 
-    Raises ConfigError if there is no such file, it fails to run, or its `config` is not a RunConfig.
+    Raises ConfigError if there is no such file, if it fails to run, or if its `config` is not a RunConfig.
     """
     path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
     if path.suffix != ".py" or not path.is_file():
@@ -31,7 +31,7 @@ def load_recipe(name: str) -> RunConfig:
         config = runpy.run_path(str(path)).get("config")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a recipe is a program: it may also exit
+    except BaseException as error:  # a recipe is a program, which may also exit
         raise ConfigError(f"CONFIG = {name}: {type(error).__name__}: {error}") from error
     if not isinstance(config, RunConfig):
         raise ConfigError(f"CONFIG = {name}: must define `config`, a RunConfig")

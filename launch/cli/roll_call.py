@@ -1,4 +1,4 @@
-"""Wait for all processes of a job before JAX connects them: what it cannot connect, it ends with a stack trace."""
+"""Check that all processes of a job are there before JAX connects them. If one is missing, JAX aborts all of them."""
 
 import contextlib
 import json
@@ -10,16 +10,16 @@ from typing import Any
 from configs.schema import HostsConfig
 from launch.cli.errors import RunStopped
 
-# A caller that connects sends its line within this time; others are no process of the job.
+# A process of the job sends its line within this time after it connects. Other callers are ignored.
 _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
 
 
 def roll_call(hosts: HostsConfig, within_s: float) -> None:
-    """Return when every process has called process 0, on the coordinator's port.
+    """Wait until every process has called process 0 on the coordinator's port.
 
-    Raises RunStopped, in every process that can be told: if one is missing after this time, if two have one index, or
-    if their counts differ.
+    Raises RunStopped, in every process that can be reached, if a process is missing after `within_s`, if two have the
+    same index, or if their counts differ.
     """
     assert hosts.coordinator is not None
     host, _, port = hosts.coordinator.rpartition(":")
@@ -32,7 +32,7 @@ def roll_call(hosts: HostsConfig, within_s: float) -> None:
 
 
 def _answer(port: int, count: int, within_s: float) -> str:
-    """Collect the calls, and answer each with why they cannot start; "" if they can. Return that."""
+    """Collect the calls. Answer each with the reason why the job cannot start, or "" if it can, and return it."""
     deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
     dual = socket.has_dualstack_ipv6()
     with contextlib.ExitStack() as stack:
@@ -64,13 +64,13 @@ def _answer(port: int, count: int, within_s: float) -> str:
 
 
 def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float) -> str:
-    """Return the answer of process 0, or why there is none."""
+    """Return the answer of process 0, or the reason why there is none."""
     deadline, reason = time.monotonic() + within_s, ""
     while (left := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection(address, timeout=left) as connection:
                 connection.sendall(_line([hosts.index, hosts.count]))
-                # As long as process 0 may wait for the others.
+                # As long as process 0 may wait for the other processes.
                 answer = _receive(connection, within_s + _CALL_WITHIN_S)
             if isinstance(answer, str):
                 return answer
@@ -86,7 +86,7 @@ def _line(value: Any) -> bytes:
 
 
 def _receive(connection: socket.socket, within_s: float) -> Any:
-    """Return what the other side sends as a line of JSON; None if it sends anything else, or nothing."""
+    """Return the line of JSON that the other side sends; None if it sends anything else or nothing."""
     connection.settimeout(within_s)
     try:
         with connection.makefile("rb") as lines:

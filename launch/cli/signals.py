@@ -1,4 +1,4 @@
-"""Stop a run cleanly on SIGTERM (a scheduler) or SIGINT (Ctrl-C)."""
+"""Clean stop of a run on SIGTERM (from a scheduler) or SIGINT (Ctrl-C)."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ TOPIC = "signals"
 class StopSignals:
     """Context manager in which the first signal only sets `received`, and a second one ends the process at once.
 
-    The exit code is then 128 + signal. With several processes, a signal to one of them is received by all.
-    A thread reads the signals. Python runs signal handlers only between bytecodes, and a single bytecode may compile or
-    run a program for minutes.
+    The exit code is then 128 + signal. With several processes, all receive a signal to one of them. A thread reads the
+    signals, because Python runs signal handlers only between bytecodes, and one bytecode may compile or run a program
+    for minutes.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

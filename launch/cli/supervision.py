@@ -1,7 +1,7 @@
-"""Run a program of a job over several hosts, and start it again when a host dies.
+"""Supervisor of a program that is part of a job over several hosts. It restarts the program when a host dies.
 
-When a process of a job dies, JAX ends all others from C++ with a stack trace, and no Python code runs. So a parent says
-what happened, and starts them again.
+When a process of a job dies, JAX ends all others from C++ with a stack trace, without running Python code. So a parent
+process reports the cause and restarts the program.
 """
 
 import re
@@ -16,19 +16,19 @@ from typing import NamedTuple
 from launch.cli.hosts import HOSTS_LINE
 from launch.cli.options import LOST, LOST_PEER
 
-# Logged when the process has lost another one, by run_program and by JAX's C++ code. Only such lines follow.
+# Logged by run_program and by JAX's C++ code when a process has lost another one. Later lines are only of this kind.
 _LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbeat)", re.IGNORECASE)
-# They hold the numbers of lost processes.
+# Lines with the numbers of lost processes.
 _UNHEALTHY = re.compile(r"stopped sending heartbeats\):(.*?)(?:The tasks|\Z)", re.DOTALL)
 _TIMEOUT = re.compile(r"Task (\d+) heartbeat timeout")
-# Process 0 is gone, and with it what would name a process.
+# Process 0, which names lost processes, is gone itself.
 _NO_COORDINATOR = re.compile("Failed to send RPC to coordination service|Socket closed")
-# A process that JAX ends leaves this one of both: as seen by its parent, or by a shell between them.
+# Exit code of a process that JAX ends: as seen by its parent, or by a shell between them.
 _ABORTED = (-signal.SIGABRT, LOST_PEER)
 
 
 class Ended(NamedTuple):
-    """How a program ended: its return code, and the lines of stderr that were held back."""
+    """End of a program: its return code, and the lines of stderr that were not shown yet."""
 
     code: int
     held: list[str]
@@ -36,14 +36,14 @@ class Ended(NamedTuple):
 
 
 class Supervisor:
-    """Starts a command until it ends by itself. Signals to this process go to the command.
+    """Runs a command, and restarts it until it ends by itself. Signals to this process are passed to the command.
 
     Args:
         command:  the program and its arguments, with `--out`.
         run:      the run directory; once it has a config.json, the program is started with `--resume`.
-        restarts: how often to start again.
-        pause_s:  wait so long before that: by then, every other process has noticed too.
-        say:      called with one line for each death.
+        restarts: largest number of restarts.
+        pause_s:  seconds to wait before a restart, so that all other processes notice the loss too.
+        say:      called with one line at each death.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Supervisor:
     def _start(self) -> Ended:
         resume = ["--resume"] if (self._run / "config.json").exists() and "--resume" not in self._command else []
         held, hosts, ending = list[str](), dict[int, str](), False
-        # In a session of its own: a signal to the group of this process must not reach it twice.
+        # In its own session, so that a signal to this process's group does not reach it twice.
         with subprocess.Popen(
             [*self._command, *resume], stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         ) as self._process:
@@ -109,7 +109,7 @@ class Supervisor:
 
 
 def cause_of(ended: Ended) -> str | None:
-    """Return one line on why a program must be started again; None if it ended by itself."""
+    """Return one line with the reason for a restart; None if the program ended by itself."""
     if _lost_peer(ended):
         text = "".join(ended.held)
         named = [*_TIMEOUT.findall(text), *re.findall(r"(\d+)(?=[,\s]|$)", " ".join(_UNHEALTHY.findall(text)))]

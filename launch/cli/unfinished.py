@@ -1,4 +1,4 @@
-"""The long phases of a program: where their states are kept until it ends, and the locks on what it writes."""
+"""The long phases of a program: their states, kept until the program ends, and locks on its output files."""
 
 import contextlib
 import json
@@ -27,13 +27,13 @@ class Unfinished:
     """The long phases of a program, each with its state on the disk until `remove` is called.
 
     Args:
-        directory: where states are kept. None: nowhere.
-        signals:   what stops a phase. None: nothing.
-        options:   text that must be the same in the process that goes on. Raises ConfigError otherwise.
-        or_start_again: remove the states of other options instead.
+        directory: directory for the states. None: they are not kept.
+        signals:   signals that stop a phase. None: none do.
+        options:   text that must be the same in the process that continues. Raises ConfigError otherwise.
+        or_start_again: remove states with other options instead of raising.
 
     Attributes:
-        found: whether an earlier process left something.
+        found: True if an earlier process left states.
     """
 
     def __init__(
@@ -49,34 +49,34 @@ class Unfinished:
         self.found = directory is not None and processes.on_primary(lambda: self._open(directory, or_start_again))
 
     def _open(self, directory: Path, or_start_again: bool) -> bool:
-        """Return whether an earlier process left something. Remove it, or raise ConfigError, if it is of no use."""
+        """Return True if an earlier process left usable states. Remove others, or raise ConfigError."""
         if not directory.exists():
             return False
         if not directory.is_dir():
-            raise ConfigError(f"{directory}: must be a directory, or be removed to start again")
+            raise ConfigError(f"{directory}: must be a directory; remove it to start again")
         if self._options is None:
             return True
         path = directory / OPTIONS
         if not path.exists():
-            # A process was killed while it removed them, before or after it wrote any.
+            # A process was killed before it wrote its options, or while it removed the directory.
             self.remove()
         elif path.read_text(encoding="utf-8", errors="replace") != self._options:
             if not or_start_again:
                 raise ConfigError(
-                    f"{directory}: an earlier process with other options stopped here; must be removed to start "
-                    "again, or give its options to go on"
+                    f"{directory}: left by an earlier process with other options; remove it to start again, or use "
+                    "the same options to continue"
                 )
-            console.print(f"{directory}: is of other options; starting again")
+            console.print(f"{directory}: left by a process with other options; starting again")
             self.remove()
         return True
 
     def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "Phase":
         """Return a phase of `total` units, for use in a `with` block.
 
-        If its saved state is damaged, it starts again with a line, and so do the phases after it.
+        If its saved state is damaged, a line says so, and it starts again, as do the phases after it.
 
-        name:  one phase of the program has it.
-        kept:  False if it has no state: the next process starts it again.
+        name:  unique name of the phase in the program.
+        kept:  False if it has no state, so that the next process starts it again.
         quiet: see Progress.
         """
         directory = None
@@ -93,10 +93,10 @@ class Unfinished:
         return Phase(name, total, unit, directory, self._signals, advice, quiet)
 
     def remove(self) -> None:
-        """Remove all states: the program has ended, or its results are saved. A lock on the directory stays."""
+        """Remove all states, at the end of the program or when its results are saved. A lock on the directory stays."""
         if not processes.primary() or self._directory is None or not self._directory.is_dir():
             return
-        # First: without it, a killed process leaves nothing to go on with.
+        # Remove the options first: without them, the next process ignores states that are still there.
         (self._directory / OPTIONS).unlink(missing_ok=True)
         for path in self._directory.iterdir():
             if path.is_dir():
@@ -113,10 +113,10 @@ class Unfinished:
             write_atomically(phase.parent / OPTIONS, self._options)
 
     def _check(self, phase: Path) -> None:
-        """If the saved state of a phase is damaged, set it aside, and those of later phases, which rest on it."""
+        """If the saved state of a phase is damaged, set it aside with those of later phases, which depend on it."""
         try:
             if phase.exists() and not phase.is_dir():
-                raise DamagedSave(f"{phase} is damaged: it is no directory")
+                raise DamagedSave(f"{phase} is damaged: it is not a directory")
             if (saved := newest_state(phase)) is not None:
                 check_manifest(saved)
         except DamagedSave as error:
@@ -124,7 +124,7 @@ class Unfinished:
                 if path.name not in (*self._opened, OPTIONS, LOCK_FILE) and path.suffix != DAMAGED:
                     shutil.rmtree(f"{path}{DAMAGED}", ignore_errors=True)
                     path.rename(f"{path}{DAMAGED}")
-            console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} starts again, and what came after it")
+            console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} and later phases start again")
 
 
 NOT_KEPT = Unfinished()
@@ -138,12 +138,12 @@ def options_text(*options: Any) -> str:
 
 @contextlib.contextmanager
 def unfinished_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[Unfinished]:
-    """Yield phases that are kept beside a program's files of results, as FILE.unfinished of the first.
+    """Yield `Unfinished` with its states in FILE.unfinished, beside the first of a program's result files.
 
-    Their states are removed if the block ends. Nothing is kept without a file. All files are locked meanwhile: raises
-    ConfigError if another process writes to one.
+    The states are removed when the block ends normally. Without files, no states are kept. All files are locked during
+    the block: raises ConfigError if another process writes to one.
 
-    files: option to path, None if it is not given.
+    files: option to path, None if the option is not set.
     """
     with exclusive_files(files) as directories:
         unfinished = Unfinished(next(iter(directories), None), signals, options_text(*options))
@@ -153,9 +153,9 @@ def unfinished_beside(files: Mapping[str, str | None], signals: StopSignals, *op
 
 @contextlib.contextmanager
 def exclusive_files(files: Mapping[str, str | None]) -> Iterator[list[Path]]:
-    """Lock the files that a program writes, as `exclusive` does, by a directory beside each. Yield these directories.
+    """Lock the files that a program writes, with a directory beside each (see `exclusive`). Yield these directories.
 
-    files: option to path, None if it is not given.
+    files: option to path, None if the option is not set.
     """
     given = {option: file for option, file in files.items() if file is not None}
     directories = [Path(f"{file}.{UNFINISHED}") for file in given.values()]

@@ -1,6 +1,6 @@
 """Comparison of the best speculative plan with the best autoregressive plan, each at its own slot count.
 
-Both plans generate the same held-out prompts; each turn takes the next ones. As in a training step, the samples of a
+Both plans generate the same held-out prompts, new ones in each turn. As in a training step, the samples of a
 prompt share its prefill. Only generation is timed, as in the paper's table (arXiv 2604.26779).
 """
 
@@ -147,7 +147,7 @@ def compare_plans(experiment: Experiment, params: Params, unfinished: Unfinished
     """
     options, policy, drafter = experiment.config.speedup, experiment.networks.policy, experiment.networks.drafter
     table, shards = experiment.held_out_prompts, batch_shards(experiment.mesh)
-    # The drafter's memory is keyed by ids of training prompts, which stand for other prompts here.
+    # The drafter's memory is keyed by ids of training prompts; held-out prompts reuse these ids.
     params = replace(params, memory=())
     policy_params = replace(params, draft={})
     prepare_all = partial(make_prepare(policy, drafter, params), params)
@@ -207,7 +207,7 @@ def best_against_best(
     """Choose the best plan of each kind in SCREENED turns, then compare the two in `repeats` interleaved turns.
 
     plain, drafting: rollouts with the same phases, in the same order.
-    name:            of the sequences, for the progress.
+    name:            name of the set of sequences, for progress lines.
     """
 
     def measure(what: str, plans: dict[str, Plan], first: int, turns: int) -> dict[str, list[RolloutTime]]:

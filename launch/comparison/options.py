@@ -9,7 +9,7 @@ from specjax.options import DraftLength, NonNegative, Options
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArgs(Options):
-    """Options of launch.compare alone. Each variant is timed for --steps steps.
+    """Options that only launch.compare has. Each variant is timed for --steps steps.
 
     Attributes:
         draft_lengths:   Draft lengths to compare, and to choose from automatically. 0 is always included.
@@ -34,7 +34,7 @@ class CompareArgs(Options):
         check_writable("json", self.json)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
         if self.plots is not None and not self.train_steps:
-            raise ValueError(f"plots = {self.plots}: needs train_steps above 0, because the curves show those steps")
+            raise ValueError(f"plots = {self.plots}: needs train_steps above 0, because the curves show these steps")
 
     @property
     def lengths(self) -> tuple[int, ...]:

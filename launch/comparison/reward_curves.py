@@ -31,7 +31,7 @@ MEASURES = {"reward": "reward/mean", "accuracy": "reward/accuracy"}
 class RewardCurve:
     """Reward curve of a variant.
 
-    reward:   mean reward of each step, NaN where nothing could be scored.
+    reward:   mean reward of each step, NaN if no completion could be scored.
     accuracy: fraction of correct completions in each step.
     seconds:  total time of all steps.
     """
@@ -66,8 +66,8 @@ def train_both(
 ) -> tuple[dict[str, RewardCurve], FirstDifference | None]:
     """Train two variants from their initial states, one after the other, on the same prompts.
 
-    Returns their curves by name, and the second run's first difference from the first (None if there is none). Raises
-    Stopped at a signal.
+    Returns their curves by name, and the first difference of the second run's tokens from the first's (None if there is
+    none). Raises Stopped at a signal.
     """
     trained = {name: _train(variant, name, steps, unfinished) for name, variant in variants.items()}
     curves = {
@@ -83,12 +83,12 @@ def train_both(
 
 
 def _train(variant: Variant, name: str, steps: int, unfinished: Unfinished) -> dict[str, np.ndarray]:
-    """Train a variant. Return each step's measures and seconds, [steps], ids, tokens and lengths, [steps, ..]."""
+    """Train a variant. Return its measures and seconds, [steps], and its ids, tokens and lengths, [steps, ..]."""
     with unfinished.phase(f"training with draft length {name}", steps, "steps") as phase:
         start = phase.restore("state", jax.tree.map(jnp.copy, variant.start))
         taken = phase.restore("steps") or {}
         for state, step in variant.train(start, phase.done, steps):
-            # Only what is compared, because the rollouts of all steps stay in memory.
+            # Keep only what is compared: these arrays of all steps stay in memory.
             new = {"seconds": step.step_s, "ids": step.ids}
             new |= {"tokens": step.rollout.tokens, "lengths": step.rollout.lengths}
             new |= {measure: float(step.metrics[metric]) for measure, metric in MEASURES.items()}
@@ -129,7 +129,7 @@ def print_reward_curves(
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
     """Return the values as a line of bars, the lowest at `low` and the highest at `high`.
 
-    More than WIDTH values are averaged in equal parts. NaN, a step in which nothing could be scored, becomes a gap.
+    More than WIDTH values are averaged in equal parts. NaN (no completion could be scored) becomes a gap.
     """
     parts = [part.tolist() for part in np.array_split(values, min(len(values), WIDTH))]
     heights = np.clip((np.array([_mean(part) for part in parts]) - low) / (high - low if high > low else 1), 0, 1)

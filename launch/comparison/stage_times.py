@@ -32,9 +32,10 @@ class VariantReport:
         tokens:             completion tokens of all steps.
         generation_speedup: over the autoregressive variant.
         trained_steps:      number of steps that trained the draft.
-        draft_training_s:   extra seconds of such a step, 0 or above; None if all steps are such, or none is.
-        step_speedup:       over the autoregressive variant, of steps that do not train the draft, plus 1 / `max_every`
-                            of these extra seconds.
+        draft_training_s:   extra seconds of a step that trains the draft, at least 0; None if all steps or no step
+                            trained it.
+        step_speedup:       over the autoregressive variant, where one in `max_every` steps trains the draft
+                            (`steady_speedup`).
         amdahl:             step speed-up by Amdahl's law from the measured generation speed-up.
         bound:              step speed-up by Amdahl's law if generation were alpha times as fast, that is, if a
                             speculative round cost as much as an autoregressive one (arXiv 2604.26779, S_step).
@@ -68,10 +69,11 @@ def step_speedup(generation_share: float, generation_speedup: float) -> float:
 
 
 def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: int) -> tuple[float | None, Interval]:
-    """Return the extra seconds of a step that trains the draft, and the speed-up of steps where acceptance holds.
+    """Return the extra seconds of a step that trains the draft, and the step speed-up while acceptance holds.
 
-    Then one in `max_every` steps trains the draft. The ratios are those of the steps that do not, plus 1 / `max_every`
-    of the extra seconds. Where all steps train the draft, or none does, the extra seconds are None and all steps count.
+    While acceptance holds, one in `max_every` steps trains the draft. So the speed-up uses the steps that do not train
+    it, each made longer by 1 / `max_every` of the extra seconds. If all steps trained the draft, or none did, the extra
+    seconds are None and the speed-up uses all steps.
     """
     train_s = {trained: [s["seconds"]["train"] for s in steps if s["trained"] is trained] for trained in (True, False)}
     if not all(train_s.values()):
@@ -87,9 +89,9 @@ def time_variants(
     """Time `steps` steps of every variant, interleaved, and return the reports by name. Raises Stopped at a signal.
 
     lengths:   draft lengths that `Variant.chosen` indexes.
-    max_every: steps from one training of the draft to the next while its acceptance holds.
+    max_every: number of steps between two trainings of the draft while its acceptance holds.
     """
-    # Each variant has taken step 0 before.
+    # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
     phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
     turns = timed_turns(phase, runs, _records)
@@ -105,7 +107,7 @@ def time_variants(
 
 
 def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
-    """Return what is kept of one turn, by variant: its rollouts would need too much memory."""
+    """Return the values to keep of one turn, by variant. Keeping the rollouts would need too much memory."""
     plain = steps[PLAIN]
     records = {}
     for name, step in steps.items():
@@ -113,7 +115,7 @@ def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
         records[name] = {
             "seconds": step.seconds,
             "step_s": step.step_s,
-            # NaN in a step that verified nothing.
+            # NaN if the step verified nothing.
             "alpha": float(step.metrics.get("rollout/acceptance_length", math.nan)),
             "tokens": int(np.sum(step.rollout.lengths)),
             "trained": bool(step.metrics.get("draft/trained", False)),
@@ -162,7 +164,7 @@ def _step_s(steps: Sequence[Record]) -> float:
 
 
 def print_stage_times(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print a table of stage times and speed-ups, measured and by Amdahl's law."""
+    """Print a table of stage times and of speed-ups, both measured and by Amdahl's law."""
     numbers = (*STAGES, "overall", "alpha", "generation x", "step x", "by Amdahl", "bound")
     columns = Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in numbers)
     title = "median seconds per stage; speed-ups over autoregressive with 95% intervals"
@@ -191,9 +193,9 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
         steps = sum(report.trained_steps for report in trained.values())
         extra = ", ".join(f"{name} {_seconds(report.draft_training_s or 0.0)} s" for name, report in trained.items())
         console.print(
-            "step x: where acceptance holds, and one in --draft-training.max-every steps trains the draft; extra "
-            f"seconds of such a step: {extra} (measured in {steps} steps). "
-            "Where the draft still learns, most steps are such (time/draft_training of a run)"
+            "step x: while acceptance holds, when one in --draft-training.max-every steps trains the draft; extra "
+            f"seconds of a step that trains it: {extra} (measured in {steps} steps). "
+            "While the draft still learns, most steps train it (see time/draft_training of a run)"
         )
     console.print(
         "alpha: acceptance length; by Amdahl: step speed-up from the measured generation speed-up; "

@@ -51,7 +51,7 @@ class StepTime:
 class Variant:
     """Training steps with one choice of draft lengths.
 
-    start:  initial train state. It is copied, never updated, but for the schedule of draft training.
+    start:  initial train state. Steps update a copy of it; only the schedule of draft training is written back.
     chosen: index of the draft length for each phase; None without a draft.
     """
 
@@ -64,7 +64,7 @@ class Variant:
         self._batches, self._read = experiment.train_batches(), 0
 
     def time_step(self, number: int) -> StepTime:
-        """Time a step from the initial state, on the run's batch of that number, above those of earlier calls.
+        """Time a step from the initial state, on the run's batch `number`, which must be larger than in earlier calls.
 
         The step updates a copy of the state, which is made before the clock starts.
         """
@@ -82,14 +82,14 @@ class Variant:
         return StepTime({"data": data_s} | seconds, step_s, processes.fetch(prompts.id), rollout, metrics)
 
     def train(self, state: TrainState, first: int, steps: int) -> Iterator[tuple[TrainState, StepTime]]:
-        """Train from `state`, on the run's batches `first` .. `steps` - 1, and yield each step with the state after it.
+        """Train from `state` on the run's batches `first` .. `steps` - 1. Yield (state after the step, step).
 
-        Each step donates its state and chooses its draft lengths itself. Its rollout is on the host; its time excludes
-        loading data.
+        Each step donates the state before it and chooses its own draft lengths. Its rollout is on the host; its time
+        excludes loading data.
         """
         for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
             (state, rollout, metrics), seconds = self.step(state, prompts)
-            # Routes are the largest array of a rollout, and nothing here reads them.
+            # Routes are the largest array of a rollout, and are not used here.
             ids, rollout = processes.fetch((prompts.id, replace(rollout, routes=None)))
             yield state, StepTime(seconds, sum(seconds.values()), ids, rollout, metrics)
 
@@ -106,8 +106,8 @@ def plain_config(config: TrainConfig) -> TrainConfig:
 def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Params], np.ndarray]:
     """Return a function from params to the seconds of a round, [phases, draft lengths].
 
-    The seconds come from the recipe's cost table; if the recipe names none, the returned function measures them, and
-    raises Stopped at a signal. Raises ConfigError, before any call of that function, if the table cannot be used.
+    The seconds come from the recipe's cost table. Without one, the returned function measures them, and raises Stopped
+    at a signal. An unusable table raises ConfigError here, not in that function.
     """
     config, rounds = experiment.config, (experiment.phases, experiment.config.rollout.lengths)
     mixture = experiment.networks.policy.mixture
@@ -121,13 +121,13 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
 def make_variants(
     experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray, unfinished: Unfinished
 ) -> tuple[dict[str, Variant], Drafting]:
-    """Return the variants by name, and the measured acceptance and costs that `automatic` chose its draft lengths by.
+    """Return the variants by name, and the acceptance and costs from which `automatic` chose its draft lengths.
 
-    The variants are `autoregressive`, which has and trains no draft, each draft length above 0, and `automatic`. All
-    but the first share one program, because a draft length is data. Each variant has taken its first step, which
-    compiled the programs and measured the acceptance that `automatic` needs. Raises Stopped at a signal.
+    The variants are `autoregressive`, which neither has nor trains a draft, each draft length above 0, and `automatic`.
+    All but the first share one program, because the draft length is data. Each variant has taken its first step, which
+    compiles the programs and measures the acceptance for `automatic`. Raises Stopped at a signal.
 
-    experiment: a run that chooses among the draft lengths.
+    experiment: a run with automatic choice of the draft length.
     seconds:    [phases, lengths], seconds of a round.
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
@@ -162,9 +162,9 @@ def make_variants(
 
 
 def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:
-    """Return the state as it is after many steps in which acceptance held: draft training is at its rarest.
+    """Return the state with draft training as rare as it becomes while acceptance holds: every `max_every`-th step.
 
-    It is due in the next step, and then in every `max_every`-th: so one of few timed steps shows what training takes.
+    The next step trains the draft, so that even a few timed steps include one that does.
     """
     seen = state.adaptation
     if seen is None:

@@ -41,9 +41,9 @@ class PromptTable:
     def build(
         cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int, vocab_size: int
     ) -> "PromptTable":
-        """Encode each problem's prompt; a row is padded to `max_length` tokens.
+        """Encode each problem's prompt. Batches of the table pad rows to `max_length` tokens.
 
-        Raises ConfigError for an id that the policy's vocabulary of `vocab_size` tokens does not hold.
+        Raises ConfigError if an id is not below `vocab_size`, the size of the policy's vocabulary.
         """
         prompts = [tokenizer.chat(problem.prompt) for problem in problems]
         for number, prompt in enumerate(prompts):
@@ -87,7 +87,7 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
 def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:
     """Return the number of prompts in a batch of about `sequences` sequences: a multiple of the data shards.
 
-    sequences: desired batch size. samples: completions per prompt. prompts: prompts there are.
+    sequences: desired batch size. samples: completions per prompt. prompts: number of available prompts.
     """
     shards = batch_shards(mesh)
     return -(-min(max(sequences // samples, 1), prompts) // shards) * shards
@@ -113,7 +113,10 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, owner: str) -> None:
-    """Raise ConfigError if the policy has no embedding for one of the ids: jax would take another one's."""
+    """Raise ConfigError for an id outside the policy's vocabulary: jax would silently use another embedding.
+
+    owner: what the ids are of, for the message.
+    """
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise ConfigError(

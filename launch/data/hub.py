@@ -1,10 +1,10 @@
-"""Names on the Hugging Face hub, and the files that are fetched for them into the hub's cache.
+"""Names on the Hugging Face hub, and downloads of their files into the hub's cache.
 
     checkpoint    org/name[@revision]
     data set      org/name[@revision][:[subset/]split]
 
-A local path that exists comes first. Only tensors, JSON files, tokenizer files and data files are fetched: never code,
-and never pickles.
+An existing local path takes precedence over a name. Only tensors, JSON files, tokenizer files and data files are
+fetched, never code or pickles.
 """
 
 import os
@@ -28,16 +28,16 @@ _NAMES = {
         rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?(?::(?:(?P<subset>[^/:@]+)/)?(?P<split>[^/:@]+))?"
     ),
 }
-# Missing files of problems, not names.
+# A path with one of these endings is a file of problems, even if it does not exist.
 _FILES = (".csv", ".json", ".jsonl", ".parquet")
-# Files of a checkpoint, all in the repository's first level. consolidated*: a second copy of the same weights.
+# Files of a checkpoint, all in the repository's top directory. consolidated*: a second copy of the same weights.
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "chat_template.jinja", "merges.txt", "tokenizer.model")
 _NOT_FETCHED = ("*/*", "consolidated*")
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A name on the hub: a repository, and of a data set the subset and the split. None: not given."""
+    """A name on the hub: a repository, and for a data set its subset and split. None: not given."""
 
     kind: Kind
     repo: str
@@ -58,7 +58,7 @@ class HubName:
 
 
 def hub_name(path: str, kind: Kind) -> HubName | None:
-    """Return the name that an option holds; None if it is a local path: one that exists, or no name by its form."""
+    """Return the hub name in an option's value; None if a local path exists, or if the value has no name's form."""
     match = _NAMES[kind].fullmatch(path)
     if match is None or os.path.lexists(path) or path.endswith(_FILES):
         return None
@@ -66,48 +66,48 @@ def hub_name(path: str, kind: Kind) -> HubName | None:
 
 
 def checkpoint_directory(option: str, path: str | Path) -> Path:
-    """Return the local directory of a checkpoint. One that the hub names is fetched into the hub's cache first.
+    """Return the local directory of a checkpoint. A checkpoint on the hub is fetched into the hub's cache first.
 
-    Raises ConfigError, naming the option, if that is impossible. A local directory is not looked into.
+    Raises ConfigError, naming the option, if it cannot be fetched. A local directory is not checked.
     """
     name = hub_name(str(path), "model")
     return Path(path) if name is None else fetch(option, name, CHECKPOINT_FILES, _NOT_FETCHED)
 
 
 def with_commit(path: str, kind: Kind) -> str:
-    """Return the name of a checkpoint or data set with the commit that its revision stands for now.
+    """Return the name of a checkpoint or data set, with its revision replaced by the commit that it now points to.
 
-    Offline, that is the newest commit in the cache. Local paths, and names of which nothing is known, stay as they are.
+    Offline, that is the newest commit in the cache. Local paths and unknown names are returned unchanged.
     """
     name = hub_name(path, kind)
     if name is None:
         return path
     try:
         hub = _library()
-    except ImportError:  # whoever reads the files says what is missing
+    except ImportError:  # reported when the files are read
         return path
     try:
         found = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
         return str(replace(name, revision=found.resolved))
-    except Exception:  # of many types
+    except Exception:  # the hub's library raises many types
         return str(replace(name, revision=_cached_commit(hub, name) or name.revision))
 
 
 def _cached_commit(hub: Any, name: HubName) -> str | None:
-    """Return the commit in the cache that a read without network takes; None without one."""
+    """Return the commit that is used offline, the newest in the cache; None if the cache has none."""
     try:
         return Path(
             hub.snapshot_download(name.repo, repo_type=name.kind, revision=name.revision, local_files_only=True)
         ).name
-    except Exception:  # of many types; whoever reads the files says what is wrong
+    except Exception:  # many types; reported when the files are read
         return None
 
 
 @cache
 def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
-    """Return the directory in the hub's cache with the files of these patterns. Those that it lacks are fetched.
+    """Return the directory in the hub's cache that holds the files matching the patterns. Missing ones are fetched.
 
-    Raises ConfigError, naming the option, if that is impossible.
+    Raises ConfigError, naming the option, if they cannot be fetched.
     """
     try:
         hub = _library()
@@ -117,18 +117,18 @@ def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str
     arguments |= dict(allow_patterns=list(files), ignore_patterns=list(ignored))
     try:
         return Path(hub.snapshot_download(name.repo, **arguments, tqdm_class=_progress_bar(name)))
-    except Exception as error:  # of the hub's library, of the client below it, or of the disk
+    except Exception as error:  # from the hub's library, its HTTP client or the disk
         raise ConfigError(f"{option} = {name}: {_reason(name, error)}") from error
 
 
 def _library() -> Any:
-    """Import the hub's library, without warnings: it warns of what is then raised, or is meant, as an old cache."""
+    """Import the hub's library and silence its warnings: what they say is also raised, or intended (an old cache)."""
     optional("huggingface_hub.utils").logging.set_verbosity_error()
     return optional("huggingface_hub")
 
 
 def _progress_bar(name: HubName) -> Any:
-    """Return the class of the library's progress bars. Only that of the bytes of all files is shown, while it lasts."""
+    """Return a progress bar class for the library. Only the bar for the bytes of all files is shown, until it ends."""
 
     class Bar(optional("huggingface_hub.utils").tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -140,7 +140,7 @@ def _progress_bar(name: HubName) -> Any:
 
 
 def _reason(name: HubName, error: Exception) -> str:
-    """Return what is wrong and what to do about it, as the end of a message."""
+    """Return the end of an error message: what is wrong and what to do about it."""
     errors = optional("huggingface_hub.errors")
     kind = "model" if name.kind == "model" else "data set"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -1,4 +1,4 @@
-"""Reading of JSON and JSONL files, and writing of JSONL files: one JSON object per line."""
+"""Readers of JSON and JSONL files, and a writer of JSONL files (one JSON object per line)."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
     """Yield (object, place) for each line of a JSONL file, or each item of a JSON array. Blank lines are skipped.
 
     The place is "path:line" or "path: item i", for error messages. Numbers with a fraction or an exponent are Decimal,
-    as written. Raises ConfigError if the file cannot be read, or, with the place, for what is not a JSON object.
+    as written. Raises ConfigError if the file cannot be read, or if an item is not a JSON object (with its place).
     """
     text = read_text(path)
     if text.lstrip().startswith("["):
@@ -66,7 +66,7 @@ def read_text(path: str | Path) -> str:
 def text_field(record: dict[str, object], field: str, where: str) -> str:
     """Return the text of a field; `a.b` also names field b of the object in field a.
 
-    A number is written out in decimals, 0.00001 for 1e-5: scorers take the e for Euler's number. Raises ConfigError,
+    A number is written in decimals, 0.00001 for 1e-5, because scorers read the e as Euler's number. Raises ConfigError,
     naming `where`, unless the field is non-blank text or a number that float64 can hold.
     """
     return _text(field_value(record, field, where), field, where)
@@ -95,7 +95,7 @@ def _text(value: object, field: str, where: str) -> str:
             f"{where}: field {field!r} must be text or a number, not {json.dumps(value, default=str)[:80]}"
         )
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise ConfigError(f"{where}: field {field!r} holds half of a surrogate pair, which is no character")
+        raise ConfigError(f"{where}: field {field!r}: must not hold half of a surrogate pair")
     return value
 
 

@@ -19,7 +19,7 @@ class Problem:
         prompt:   text or messages, before instruction and chat format.
         answer:   the reference answer that scorers compare with.
         solution: worked solution to train on in the warm-up, if there is one.
-        source:   where it was read, "path:line".
+        source:   place in the file it was read from, "path:line".
     """
 
     prompt: Prompt
@@ -29,7 +29,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The prompt's text, system messages aside, without differences in case, spaces and forms of characters."""
+        """The prompt's text without system messages, normalised in case, spaces and Unicode forms, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
         text = " ".join(message.content for message in messages if message.role != "system")
         return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
@@ -60,7 +60,7 @@ def read_problems(
         if answer_after is not None:
             _, marker, answer = answer.rpartition(answer_after)
             if not marker or not answer.strip():
-                raise ConfigError(f"{where}: no answer after {answer_after!r} in field {answer_field!r}")
+                raise ConfigError(f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}")
         problems.append(
             Problem(
                 prompt=read_prompt(record, prompt_field, where),
@@ -70,7 +70,7 @@ def read_problems(
             )
         )
     if not problems:
-        raise ConfigError(f"{path}: holds no problems")
+        raise ConfigError(f"{path}: must hold at least one problem")
     return problems
 
 
@@ -88,19 +88,19 @@ def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], li
     train = [problem for problem in problems[:-held_out] if problem.question not in questions]
     if not train:
         raise ConfigError(
-            f"data.held_out_count = {held_out}: leaves no training problem, because the prompts of all the other "
-            f"{len(problems) - held_out} problems are held out too; must be smaller"
+            f"data.held_out_count = {held_out}: leaves no training problem, because the other "
+            f"{len(problems) - held_out} problems have the same prompts as held-out ones; must be smaller"
         )
     return train, held_out_problems
 
 
 def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
-    """Return one line about held-out problems whose question is trained on too, or None if there are none."""
+    """Return a one-line warning if training problems share their question with held-out ones, else None."""
     questions = {problem.question for problem in train}
     leaked = [problem for problem in held_out if problem.question in questions]
     if not leaked:
         return None
     return (
-        f"{len(leaked)} of {len(held_out)} held-out problems are among the training problems too, the first at "
+        f"{len(leaked)} of {len(held_out)} held-out problems are also training problems, the first at "
         f"{leaked[0].source or leaked[0].question}; accuracy on them says nothing about new problems"
     )

@@ -14,19 +14,19 @@ from launch.data.json_lines import read_lines, read_text
 from models.files import optional
 
 Records = Iterator[tuple[dict[str, Any], str]]
-# What is fetched of a data set whose README.md does not say which files hold which split.
+# Fetched if a data set's README.md does not say which files hold which split.
 _DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv")
-# A stranger's README.md may name any file.
+# README.md is not trusted: it may name any file.
 _NEVER_FETCHED = ("*.py", "*.pyc", "*.so", "*.sh", "*.pkl", "*.pickle", "*.pt", "*.pth", "*.bin", "*.npy", "*.npz")
 
 
 def read_records(option: str, path: str | Path, split: str) -> Records:
     """Yield (record, place) for each record of a file or of a data set on the hub. The place is for error messages.
 
-    The name of a file tells its format: .csv, .parquet, or else JSON: an array of objects, or one object per line.
+    The format follows from the file's name: .csv, .parquet, and JSON otherwise (an array of objects, or one object per
+    line). Raises ConfigError, naming the option or the place, if the records cannot be read.
 
-    split: split of a data set whose name has none. Raises ConfigError, naming the option or the place, if the records
-    cannot be read.
+    split: split to read if the data set's name gives none.
     """
     name = hub_name(str(path), "dataset")
     if name is not None:
@@ -55,7 +55,7 @@ def _csv(path: str | Path) -> Records:
 
 
 def _data_set(option: str, name: HubName) -> Records:
-    """Yield the rows of a split. Its files alone are fetched if README.md tells them, else all data files."""
+    """Yield the rows of a split. Fetches only its own files if README.md lists them, else all data files."""
     commit = fetch(option, name, ("README.md",)).name
     name = replace(name, revision=commit)
     stated = _stated_files(option, name)
@@ -70,16 +70,16 @@ def _data_set(option: str, name: HubName) -> Records:
     found = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
     files = sorted(optional("huggingface_hub.utils").filter_repo_objects(found, allow_patterns=list(patterns)))
     if not files:
-        raise ConfigError(f"{option} = {name}: README.md states {', '.join(patterns)}, but there is no such file")
+        raise ConfigError(f"{option} = {name}: README.md lists {', '.join(patterns)}, but no file matches")
     split, name = name.split, replace(name, subset=subset)
     console.print(f"{option} = {name}")
     yield from _rows(f"{option} = {name}", str(directory), {split: files}, split)
 
 
 def _stated_files(option: str, name: HubName) -> tuple[str, tuple[str, ...]] | None:
-    """Return (subset, patterns of its split's files) as README.md states them; None if it does not.
+    """Return (subset, patterns of the split's files) from README.md; None if it does not list them.
 
-    Without a subset in the name it is the default one, or else the first. Raises ConfigError for an unknown subset or
+    If the name has no subset, the default one is used, or else the first. Raises ConfigError for an unknown subset or
     split, and if README.md is malformed.
     """
     readme = fetch(option, name, ("README.md",)) / "README.md"
@@ -87,13 +87,13 @@ def _stated_files(option: str, name: HubName) -> tuple[str, tuple[str, ...]] | N
         fields = optional("huggingface_hub").metadata_load(readme) if readme.is_file() else None
         subsets = {each["config_name"]: _splits(each.get("data_files")) for each in (fields or {}).get("configs", ())}
         defaults = [each["config_name"] for each in (fields or {}).get("configs", ()) if each.get("default")]
-    except Exception as error:  # a stranger's file
-        raise ConfigError(f"{option} = {name}: README.md: its configs are malformed: {_one_line(error)}") from error
+    except Exception as error:  # the file may hold anything
+        raise ConfigError(f"{option} = {name}: malformed `configs` in README.md: {_one_line(error)}") from error
     subset = name.subset or next(iter([*defaults, *({"default"} & subsets.keys()), *subsets]), None)
     if not subsets or subset is None:
         return None
     if subset not in subsets:
-        raise ConfigError(f"{option} = {name}: has no subset {subset}; must be one of {', '.join(subsets)}")
+        raise ConfigError(f"{option} = {name}: no subset {subset}; must be one of {', '.join(subsets)}")
     splits = subsets[subset]
     if splits is None:
         return None
@@ -114,19 +114,19 @@ def _splits(files: Any) -> dict[str, tuple[str, ...]] | None:
 
 
 def _rows(owner: str, source: str, files: Any, split: str, subset: str | None = None) -> Records:
-    """Yield the rows that the library `datasets` reads, without copies in its own cache. owner: for messages."""
+    """Yield rows as the library `datasets` reads them, without a copy in its cache. owner: named in error messages."""
     try:
         datasets = optional("datasets")
     except ImportError as error:
         raise ConfigError(f"{owner}: {error}") from None
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also raises what it logs
     try:
         rows = datasets.load_dataset(source, subset, data_files=files, split=split, streaming=True)
         for number, row in enumerate(rows, start=1):
             yield row, f"{owner}: row {number}"
     except ConfigError:
         raise
-    except Exception as error:  # of whatever reads the format
+    except Exception as error:  # from the reader of any format
         raise ConfigError(f"{owner}: cannot be read: {_one_line(error)}") from error
 
 

@@ -5,7 +5,7 @@ A file of answers is JSONL. Each line is an object with the fields
     prompt    text: the problem as in the data, before instruction and chat format.
     response  text: the answer. A stop token is appended to it.
     tokens    optional: token ids of the answer, including its stop token if it has one. Used instead of `response`,
-              because tokenizing the text may give other tokens than were generated.
+              because tokenizing the text may not give the generated tokens back.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -114,10 +114,10 @@ def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tok
 def load_answers(
     path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, max_new_tokens: int, vocab_size: int
 ) -> tuple[Answers, int]:
-    """Read a file of answers. Return them, and how many were dropped because their prompts are empty or too long.
+    """Read a file of answers. Return them and the number of answers dropped because their prompt is empty or too long.
 
-    Answers are cut to `max_new_tokens` tokens. Raises ConfigError, with the file and the line, for invalid records, and
-    if no answer is left.
+    Answers are cut to `max_new_tokens` tokens. Raises ConfigError for an invalid record, naming file and line, and if
+    no answer is left.
     """
     rows: list[tuple[list[int], list[int]]] = []
     dropped = 0
@@ -133,7 +133,7 @@ def load_answers(
         else:
             dropped += 1
     if not rows:
-        raise ConfigError(f"{path}: must hold an answer to a prompt of 1 .. {max_prompt_tokens} tokens; holds none")
+        raise ConfigError(f"{path}: must hold at least one answer to a prompt of 1 .. {max_prompt_tokens} tokens")
     return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), dropped
 
 
@@ -146,14 +146,14 @@ def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: 
     for index, problem in enumerate(problems):
         if problem.solution is None:
             text = prompt_text(problem.prompt)[:60]
-            raise ConfigError(f"warmup.steps: problem {index} has no solution to train on: {text!r}")
+            raise ConfigError(f"warmup.steps: must be 0, because problem {index} has no worked solution: {text!r}")
         prompt = tokenizer.chat(problem.prompt)
         solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
         needed = len(prompt) + len(solution)
         if needed > length:
             raise ConfigError(
                 f"data.max_prompt_tokens + rollout.max_new_tokens = {length}: must be at least {needed}, "
-                f"the tokens of problem {index} with its solution"
+                f"the length of problem {index} with its solution"
             )
         check_ids([*prompt, *solution], vocab_size, f"problem {index} with its solution")
         pairs.append((prompt, solution))

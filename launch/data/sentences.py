@@ -2,7 +2,7 @@
 
 prompt    Write one short sentence about winter. Use the word "candle".
 answer    candle
-right     A candle warms a long winter night.
+correct   A candle warms a long winter night.
 """
 
 import random
@@ -40,16 +40,16 @@ def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
 
 
 def one_sentence(completion: str, word: str) -> float:
-    """Return 1.0 if the completion is one sentence of at most 25 words that holds the word, in upper or lower case.
+    """Return 1.0 if the completion is one sentence of at most 25 words that holds the word, in any case; else 0.0.
 
-    Other forms of the word, and words that contain it, do not count. A sentence ends at a mark that white space or the
-    end of the text follows, so an abbreviation such as "Mr. " ends one too. Text that ends without a mark was cut off.
+    Other forms of the word, and longer words that contain it, do not count. A sentence ends at a punctuation mark that
+    is followed by white space or the end of the text; "Mr. " ends one too. Text without a final mark was cut off.
     """
     text = completion.strip()
     ends = [match.end() for match in _END.finditer(text) if text[match.end() :][:1].strip() == ""]
-    whole = ends == [len(text)] and len(text.split()) <= MOST_WORDS and "\n" not in text
-    holds = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
-    return float(whole and holds)
+    is_sentence = ends == [len(text)] and len(text.split()) <= MOST_WORDS and "\n" not in text
+    has_word = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+    return float(is_sentence and has_word)
 
 
 def _problems(seed: int, topics: Sequence[str], words: Sequence[str]) -> list[Problem]:

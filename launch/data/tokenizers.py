@@ -11,7 +11,7 @@ from launch.data.hub import checkpoint_directory
 from launch.data.prompts import Message, Prompt
 from models.files import check_file, read_json
 
-# Files of a tokenizer that lie beside the weights in a checkpoint.
+# Files of a tokenizer, which a checkpoint holds beside its weights.
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-# Arguments of transformers' apply_chat_template that decide what it returns.
+# Arguments of transformers' apply_chat_template that are not variables of the template.
 _NO_VARIABLES = {
     *("conversation", "add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
     *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Ids that end a completion, at least one. The first ends the answers that the models are trained on."""
+        """Ids that end a completion, at least one. The first is appended to answers that models are trained on."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -48,13 +48,13 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`. Stop tokens, special tokens and ids outside the vocabulary are skipped."""
+        """Return the text of `ids`, without stop tokens, special tokens and ids outside the vocabulary."""
         ...
 
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt in the model's chat format, up to the start of the answer.
 
-        Raises ConfigError for messages that the format cannot hold.
+        Raises ConfigError if the format does not support the messages.
         """
         ...
 
@@ -115,11 +115,11 @@ class HuggingFaceTokenizer:
         directory:       directory in Hugging Face layout, or a name on the hub.
         instruction:     format string that is applied to a prompt before the chat template. Example:
                          "{prompt}\\nPut the answer in \\\\boxed{{}}."
-        system_prompt:   system message of prompts that have none of their own.
-        template_kwargs: further variables of the chat template. Templates ignore those that they do not know.
+        system_prompt:   system message for prompts without one.
+        template_kwargs: further variables of the chat template. Templates ignore unknown variables.
 
     Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer or
-    stop token, if the instruction is malformed, and for what the chat template cannot take.
+    stop token, if the instruction is malformed, or if the chat template does not accept these options.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class HuggingFaceTokenizer:
         if self._tokenizer.chat_template is None:
             check_no_template(f"model.path = {directory}", system_prompt, self._template_kwargs)
         for name in self._template_kwargs.keys() & _NO_VARIABLES:
-            raise ConfigError(f"data.chat_template_kwargs = {template_kwargs}: {name} is no variable of a template")
-        # Ids may have gaps, so that there are fewer tokens than the highest id says.
+            raise ConfigError(f"data.chat_template_kwargs = {template_kwargs}: {name} is not a variable of a template")
+        # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory = directory
         self.stop_tokens = _stop_tokens(self._tokenizer, local)
@@ -152,7 +152,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode(kept, skip_special_tokens=True)
 
     def chat(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt. The instruction applies to its last message, the user's."""
+        """Return the ids of a prompt. The instruction is applied to the last message, which is the user's."""
         if self._tokenizer.chat_template is None:
             return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
         *earlier, last = (Message("user", prompt),) if isinstance(prompt, str) else prompt
@@ -166,21 +166,21 @@ class HuggingFaceTokenizer:
                 return_dict=False,
                 **self._template_kwargs,
             )
-        except Exception as error:  # a template is a program: it may raise whatever it likes
+        except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
-                f"model.path = {self._directory}: its chat template fails: {reason}; mend it, or remove it to send the "
-                "prompt as it is"
+                f"model.path = {self._directory}: its chat template fails: {reason}; correct it, or remove it to send "
+                "the prompt unchanged"
             ) from error
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text that each id adds to the ids before it. Joined, the texts equal `decode(ids)`.
+    """Return the text that each id adds to the text of the ids before it. Joined, the texts equal `decode(ids)`.
 
     A character that spans several ids belongs to the last of them. The others, and ids that `decode` skips, give "".
     """
     texts = []
-    # Decode from `context` on, not from the start: that would take quadratic time. Texts of ids[:done] are complete.
+    # Decoding from the start each time would take quadratic time, so decode from `context`. ids[:done] have texts.
     context = done = 0
     for end in range(1, len(ids) + 1):
         before, after = tokenizer.decode(ids[context:done]), tokenizer.decode(ids[context:end])
@@ -230,25 +230,27 @@ def _checked(instruction: str) -> str:
 
 
 def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of a chat template. owner: option, with its value, that gives no template."""
+    """Raise ConfigError if options of a chat template are set. owner: "option = value" that provides no template."""
     for name, value in {"system_prompt": system_prompt, "chat_template_kwargs": dict(template_kwargs)}.items():
         if value:
-            raise ConfigError(f"data.{name} = {value}: must not be set: {owner} has no chat template")
+            raise ConfigError(f"data.{name} = {value}: must not be set, because {owner} has no chat template")
 
 
 def _only_text(prompt: Prompt) -> str:
     if not isinstance(prompt, str):
-        raise ConfigError("data.prompt_field: prompts are lists of messages, which need a model with a chat template")
+        raise ConfigError(
+            "data.prompt_field: prompts must be text, because the model has no chat template for messages"
+        )
     return prompt
 
 
 def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
-    """Return the ids that end a completion: the tokenizer's own first, then those that the model's files name."""
+    """Return the ids that end a completion: first the tokenizer's, then those in the model's files."""
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for path in (directory / "generation_config.json", directory / "config.json"):
         ids += _listed_stops(path) if path.exists() else []
     if not ids:
-        raise ConfigError(f"model.path = {directory}: names no end-of-sequence token; must name at least one")
+        raise ConfigError(f"model.path = {directory}: no end-of-sequence token; its files must name at least one")
     return tuple(dict.fromkeys(ids))
 
 

@@ -1,4 +1,4 @@
-"""Measured against predicted acceptance, by position in the draft and by place in the completion."""
+"""Comparison of measured with predicted acceptance, by position in the draft and by place in the completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from scipy import stats
 from launch.diagnosis.findings import Finding
 from launch.diagnosis.observed import Observed
 
-# A difference counts if it is not small, and this unlikely under the prediction.
+# A difference counts if it exceeds SMALL and its probability under the prediction is below UNLIKELY.
 SMALL, UNLIKELY = 0.02, 1e-3
 SHORTEST_PLACE = 16
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Acceptance of some drafted tokens, each given that those before it in its draft were accepted.
+    """Acceptance rate of a set of drafted tokens, given that all earlier tokens of the same draft were accepted.
 
     Attributes:
-        name:      which tokens.
-        count:     how many.
-        measured:  share accepted.
-        predicted: mean of sum_v min(p, q) over the same tokens; None where training predicts none.
-        tail:      probability of a share as far off, or further, on the same side, if the prediction holds; binomial,
-                   which is wider than the exact law, whose chances differ by token. None without a prediction.
+        name:      names the set.
+        count:     number of tokens in it.
+        measured:  fraction that was accepted.
+        predicted: mean of sum_v min(p, q) over the same tokens; None if training does not predict it.
+        tail:      one-sided binomial probability, under the prediction, of a fraction at least as far off. It is
+                   conservative, because acceptance probabilities differ by token. None without a prediction.
     """
 
     name: str
@@ -35,21 +35,21 @@ class Rate:
 
     @property
     def is_off(self) -> bool:
-        """Return whether the prediction does not hold."""
+        """Return True if the measured rate contradicts the prediction."""
         if self.predicted is None or self.tail is None:
             return False
         return abs(self.measured - self.predicted) > SMALL and self.tail < UNLIKELY
 
     @property
     def said(self) -> str:
-        """Return both numbers in words."""
+        """Return a phrase with both numbers."""
         return f"{self.measured:.2f} accepted, {self.predicted:.2f} predicted, at {self.name} ({self.count} tokens)"
 
 
 def rates(observed: Observed, overlaps: np.ndarray | None) -> tuple[list[Rate], list[Rate]]:
-    """Return the acceptance by position in the draft, and that of position 1 by place in the completion.
+    """Return the acceptance rates by position in the draft, and those of position 1 by place in the completion.
 
-    overlaps: float [positions, R, T] (`make_overlaps`); None where there is no prediction.
+    overlaps: float [positions, R, T] (`make_overlaps`); None if there is no prediction.
     """
     drafted, count = observed.drafted, 0 if overlaps is None else len(overlaps)
     predicted = np.full(len(drafted.row), np.nan)
@@ -66,8 +66,8 @@ def rates(observed: Observed, overlaps: np.ndarray | None) -> tuple[list[Rate], 
     ]
     by_place, start, end = [], 0, SHORTEST_PLACE
     while start <= drafted.place.max(initial=-1):
-        there = (drafted.position == 0) & (start <= drafted.place) & (drafted.place < end)
-        by_place.append(rate(f"tokens {start + 1} to {end}", there, 0))
+        in_range = (drafted.position == 0) & (start <= drafted.place) & (drafted.place < end)
+        by_place.append(rate(f"tokens {start + 1} to {end}", in_range, 0))
         start, end = end, 2 * end
     return [rate for rate in by_position if rate.count], [rate for rate in by_place if rate.count]
 
@@ -84,9 +84,9 @@ def _rate(name: str, accepted: np.ndarray, predicted: np.ndarray | None) -> Rate
 
 
 def acceptance_findings(by_position: Sequence[Rate], by_place: Sequence[Rate]) -> list[Finding]:
-    """Return whether drafts are accepted as often as training predicts.
+    """Return the findings of the comparison of measured with predicted acceptance.
 
-    A place is blamed only if earlier ones are right. What is off by position then follows from it.
+    A place is reported only if earlier places are right; differences by position are then a consequence of it.
     """
     if by_position[0].predicted is None:
         said = f"{by_position[0].measured:.2f} at position 1; nothing is predicted for this kind of draft"
@@ -94,16 +94,16 @@ def acceptance_findings(by_position: Sequence[Rate], by_place: Sequence[Rate]) -
     position = _compared(
         "acceptance by position",
         by_position,
-        "drafting computes something else than training: its first step if position 1 is off, else the state that is "
-        "fed back from one position to the next",
+        "drafting and training compute different things: in the first draft step if position 1 is off, otherwise in "
+        "the state that is passed from one position to the next",
     )
     place = _compared(
         "acceptance by place",
         by_place,
-        "drafting reads something else than training from there on: positions, windows or rope",
+        "from there on, drafting and training read different things: check positions, windows and rope",
     )
     if by_place[0].is_off and position.state == "off":
-        return [position, Finding(place.check, "not checked", "off from the first tokens on: no place is at fault")]
+        return [position, Finding(place.check, "not checked", "off from the first tokens on, so at no special place")]
     return [position.explained_by(place), place]
 
 

@@ -1,4 +1,4 @@
-"""Other ways to read the same draft: if one of them is accepted much more, the draft was probably made for it."""
+"""Other ways to read the same draft. If one is accepted much more often, the draft was probably trained that way."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,11 +25,13 @@ ROPE_BASES = (1e4, 5e5, 1e6)
 
 @dataclass(frozen=True)
 class Alternative:
-    """The same parameters as another draft.
+    """The draft's parameters with one option changed.
 
     Attributes:
-        check:  what is read differently: feature layers, rope, vocabulary map or MTP convention.
-        option: the other value, in words.
+        check:   what is changed: feature layers, rope, vocabulary map or MTP convention.
+        option:  the changed option and its value, in words.
+        policy:  policy to use with it.
+        drafter: drafter to use with it.
     """
 
     check: str
@@ -39,7 +41,7 @@ class Alternative:
 
 
 def alternatives(networks: Networks) -> Iterator[Alternative]:
-    """Yield the other ways to read a head; none for other kinds of drafts."""
+    """Yield other ways to read an EAGLE-3 or MTP head; none for other kinds of drafts."""
     match networks.draft:
         case Eagle3Draft() as draft:
             yield from _eagle3(draft, networks.policy)
@@ -68,10 +70,10 @@ def _eagle3(draft: Eagle3Draft, policy: Policy) -> Iterator[Alternative]:
 
 
 def _mtp(draft: MTPDraft, policy: Policy) -> Iterator[Alternative]:
-    rebuilt, own = partial(_rebuilt, draft), draft.head.convention
+    rebuilt, current = partial(_rebuilt, draft), draft.head.convention
     for convention in CONVENTIONS.values():
-        # A head of its own is a parameter more.
-        if convention != own and convention.own_head == own.own_head:
+        # `own_head` adds a parameter, so both must agree on it.
+        if convention != current and convention.own_head == current.own_head:
             head = replace(draft.head, convention=convention)
             yield Alternative("MTP convention", convention.name, policy, rebuilt(make_mtp(head, policy)))
     for theta in ROPE_BASES:
@@ -81,12 +83,12 @@ def _mtp(draft: MTPDraft, policy: Policy) -> Iterator[Alternative]:
 
 
 def other_layers(decoder: DecoderConfig) -> list[tuple[int, ...]]:
-    """Return EAGLE-3's layers and the neighbours of the policy's, without the policy's own."""
-    own, count = decoder.feature_layers, decoder.num_layers
-    usual = [eagle3_feature_layers(count)] if count >= 7 and len(own) == 3 else []
-    moved = [tuple(layer + step for layer in own) for step in (-1, 1)]
-    found = [layers for layers in [*usual, *moved] if 0 <= layers[0] and layers[-1] < count and layers != own]
-    return list(dict.fromkeys(found))
+    """Return other feature layers to try: EAGLE-3's usual ones, and the current ones moved by one layer."""
+    current, count = decoder.feature_layers, decoder.num_layers
+    usual = [eagle3_feature_layers(count)] if count >= 7 and len(current) == 3 else []
+    moved = [tuple(layer + step for layer in current) for step in (-1, 1)]
+    valid = [layers for layers in [*usual, *moved] if 0 <= layers[0] and layers[-1] < count and layers != current]
+    return list(dict.fromkeys(valid))
 
 
 def _rope_changes(head: Any, decoder: DecoderConfig) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,11 +101,11 @@ def _rope_changes(head: Any, decoder: DecoderConfig) -> Iterator[tuple[str, dict
 
 
 def _other_maps(ids: np.ndarray, vocab_size: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the usual mistakes: no map at all, and offsets taken for ids or ids for offsets."""
-    own = np.arange(len(ids), dtype=np.int32)
-    found = {"the first tokens of the vocabulary": own, "ids read as offsets": ids + own}
-    found["offsets read as ids"] = ids - own
-    for option, other in found.items():
+    """Yield the maps of usual mistakes: no map at all, and offsets confused with ids."""
+    first_ids = np.arange(len(ids), dtype=np.int32)
+    maps = {"the first tokens of the vocabulary": first_ids, "ids read as offsets": ids + first_ids}
+    maps["offsets read as ids"] = ids - first_ids
+    for option, other in maps.items():
         if not np.array_equal(other, ids) and other.min() >= 0 and other.max() < vocab_size:
             yield option, other.astype(np.int32)
 
@@ -114,7 +116,7 @@ def _head(draft: Draft) -> HeadDrafter:
 
 
 def _rebuilt(draft: Draft, drafter: HeadDrafter) -> HeadDrafter:
-    """Return the draft's drafter with the head of another."""
+    """Return the draft's drafter with the head of `drafter`."""
     return replace(_head(draft), head=drafter.head)
 
 

@@ -20,19 +20,19 @@ from launch.diagnosis.summary import Diagnosis
 from specjax.drafters.distillation import MOST_PASSES
 from specjax.types import Params
 
-# Rows decoded together: few, since their float32 caches are held twice.
+# Rows decoded together. Few, because two copies of their float32 caches are in memory.
 ROWS = 4
 
 
 def diagnostic_run(config: RunConfig) -> RunConfig:
-    """Return the run as the diagnosis needs it.
+    """Return the run with the options that the diagnosis needs.
 
-    - In float32: what differs is a fault and no rounding.
-    - On one data shard, weights still split over fsdp and tensor.
-    - Without a lookup beside a draft: what it finds is no merit of the draft.
-    - Its longest drafts, by `rejection`, under temperature alone: training predicts MOST_PASSES positions at most, of
-      this verifier, without truncation, and not at temperature 0.
-    - One sample of each prompt, unless the drafter reads the others.
+    - float32, so that differences are faults, not rounding.
+    - One data shard. Weights are still split over fsdp and tensor.
+    - No lookup beside a draft, because tokens that it finds say nothing about the draft.
+    - The run's longest draft length, at most MOST_PASSES; verifier `rejection`; a temperature above 0, and no
+      truncation. Training predicts acceptance only for these.
+    - One sample per prompt, unless the drafter reads the other samples.
     """
     draft, rollout = config.draft, config.rollout
     if not draft.proposes or not max(rollout.lengths):
@@ -57,8 +57,8 @@ def diagnostic_run(config: RunConfig) -> RunConfig:
 
 
 def diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
-    """Generate up to `count` held-out prompts of a `diagnostic_run`, and check its draft."""
-    # GPUs may multiply float32 matrices in TF32 otherwise, which rounds as bfloat16 does.
+    """Check the draft of a `diagnostic_run` on completions of up to `count` held-out prompts."""
+    # Otherwise GPUs may multiply float32 matrices in TF32, which has little more precision than bfloat16.
     with jax.default_matmul_precision("highest"):
         return _diagnose(experiment, params, count)
 
@@ -83,7 +83,7 @@ def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
     by_position, by_place = rates(observed, overlaps)
     findings = [caches, *(found.explained_by(caches) for found in acceptance_findings(by_position, by_place))]
     if overlaps is not None:
-        # The head predicts no token of the completion before the third of its row.
+        # The head makes no prediction for the first two tokens of a row.
         counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
         findings += alternative_findings(overlaps[0], others, counted)
     if networks.draft.target_ids is not None:

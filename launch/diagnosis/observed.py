@@ -1,4 +1,4 @@
-"""A rollout taken round by round: what became of every drafted token, and whether the caches stay right."""
+"""A rollout run round by round, which records each drafted token and checks the caches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,20 +21,20 @@ from specjax.rollout.speculative import start_rollout
 from specjax.testing.caches import CacheCheck
 from specjax.types import Params, Prompts
 
-# Difference allowed between caches, and its share of the largest entry of an array: far above float32 rounding, and
-# far below a wrong position.
+# Allowed difference between caches, absolute and relative to an array's largest entry: far above float32 rounding, and
+# far below the effect of a wrong position.
 TOLERANCE, RELATIVE = 1e-5, 1e-3
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """Drafted tokens whose predecessors in the draft were all accepted, one entry for each.
+    """Drafted tokens that were verified, that is, those whose predecessors in the draft were all accepted.
 
     Attributes:
-        row:      int [E], the sequence.
-        place:    int [E], the token's index in its completion.
-        position: int [E], its position in the draft, 0 .. K - 1.
-        accepted: bool [E].
+        row:      int [E], index of the token's sequence.
+        place:    int [E], index of the token in its completion.
+        position: int [E], position of the token in its draft, 0 .. K - 1.
+        accepted: bool [E], True if it was accepted.
     """
 
     row: np.ndarray
@@ -49,9 +49,9 @@ class Observed:
 
     Attributes:
         tokens:         int32 [R, P + C], prompts and completions, left-aligned.
-        prompt_lengths: int [R].
-        lengths:        int [R], of the completions.
-        drafted:        what became of the drafted tokens.
+        prompt_lengths: int [R], number of prompt tokens.
+        lengths:        int [R], number of completion tokens.
+        drafted:        the drafted tokens, accepted and rejected.
     """
 
     tokens: np.ndarray
@@ -61,7 +61,7 @@ class Observed:
 
     @property
     def completion(self) -> np.ndarray:
-        """Return which tokens are completion tokens, bool [R, P + C]."""
+        """Return a mask of the completion tokens, bool [R, P + C]."""
         index, starts = np.arange(self.tokens.shape[1])[None], self.prompt_lengths[:, None]
         return (index >= starts) & (index < starts + self.lengths[:, None])
 
@@ -72,9 +72,9 @@ class CacheComparison:
 
     Attributes:
         check:        compares the caches of a state.
-        count:        states whose caches agreed.
-        fault:        the first difference; None if there was none.
-        not_compared: why this drafter's caches cannot be compared; None if they can.
+        count:        number of states whose caches agreed.
+        fault:        description of the first difference; None if there was none.
+        not_compared: reason why this drafter's caches cannot be compared; None if they can.
     """
 
     check: CacheCheck
@@ -98,11 +98,11 @@ class CacheComparison:
 def observe(
     experiment: Experiment, drafter: Drafter, params: Params, batches: Sequence[Prompts], config: RolloutConfig
 ) -> tuple[Observed, CacheComparison]:
-    """Generate batches of prompts at `config.draft_length`, one after the other, and record each round.
+    """Generate completions of batches of prompts at `config.draft_length`, one batch after the other, round by round.
 
-    Each batch is decoded all at once. In the first, caches are compared after the prefill and after rounds 1, 2, 4, 8,
-    .. Prompts with an id below 0 are left out. Rounds are the library's, also in a run with a rollout function of its
-    own. Raises ConfigError if nothing was drafted.
+    All rows of a batch start together. In the first batch, caches are compared after the prefill and after rounds 1, 2,
+    4, 8, .. Prompts with a negative id are left out. A run's own rollout function is not used. Raises ConfigError if
+    nothing was drafted.
     """
     policy = experiment.networks.policy
 
@@ -118,7 +118,7 @@ def observe(
         return after, (after.drafted - state.drafted, after.accepted - state.accepted)
 
     def generate(prompts: Prompts, compare: Callable[[RoundState], None]) -> Observed:
-        # The noise of evaluation, which no training step uses.
+        # Step -1 keys the noise of evaluation; training steps are not negative.
         placed = processes.place(prompts, NamedSharding(experiment.mesh, P()))
         state = start(params, placed, seed_step(experiment.config.seed, -1))
         compare(state)
@@ -139,14 +139,14 @@ def observe(
     observed = _join(parts)
     if not len(observed.drafted.row):
         raise ConfigError(
-            f"prompts = {len(observed.lengths)}: nothing was drafted: completions end with their first token, or a "
-            "lookup found no match; take more prompts or a larger rollout.max_new_tokens"
+            f"prompts = {len(observed.lengths)}: nothing was drafted, because completions ended with their first token "
+            "or a lookup found no match; must be more, or rollout.max_new_tokens larger"
         )
     return observed, caches
 
 
 def _without_padding(prompts: Prompts, state: RoundState, drafted: Drafted, config: RolloutConfig) -> Observed:
-    """Return what a batch generated. Rows that fill it up come last, and drafted nothing."""
+    """Return the sequences of a batch without its filler rows, which come last and drafted nothing."""
     prompts, starts, emitted, completions = processes.fetch((prompts, state.prompt, state.emitted, state.tokens))
     rows = int((prompts.id >= 0).sum()) * config.group_size
     tokens = np.repeat(prompts.tokens, config.group_size, axis=0)
@@ -170,17 +170,17 @@ def _join(parts: Sequence[Observed]) -> Observed:
 
 
 def _concatenate(parts: Sequence[Drafted]) -> Drafted:
-    nothing = np.zeros(0, int)
+    empty = np.zeros(0, int)
     return Drafted(
-        row=np.concatenate([nothing, *(part.row for part in parts)]),
-        place=np.concatenate([nothing, *(part.place for part in parts)]),
-        position=np.concatenate([nothing, *(part.position for part in parts)]),
-        accepted=np.concatenate([nothing > 0, *(part.accepted for part in parts)]),
+        row=np.concatenate([empty, *(part.row for part in parts)]),
+        place=np.concatenate([empty, *(part.place for part in parts)]),
+        position=np.concatenate([empty, *(part.position for part in parts)]),
+        accepted=np.concatenate([empty > 0, *(part.accepted for part in parts)]),
     )
 
 
 def _drafted(emitted: np.ndarray, offered: np.ndarray, accepted: np.ndarray) -> Drafted:
-    """Return what became of the tokens drafted in one round; offered, accepted: int [R, K], 0 or 1."""
-    reached = np.pad(accepted[:, :-1], ((0, 0), (1, 0)), constant_values=1) * offered
-    row, position = np.nonzero(reached)
+    """Return the tokens that one round drafted and verified. offered, accepted: int [R, K], 0 or 1."""
+    verified = np.pad(accepted[:, :-1], ((0, 0), (1, 0)), constant_values=1) * offered
+    row, position = np.nonzero(verified)
     return Drafted(row, emitted[row] + position, position, accepted[row, position] > 0)

@@ -9,12 +9,12 @@ from specjax.options import Options, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseArgs(Options):
-    """Options of launch.diagnose alone.
+    """Options that only launch.diagnose has.
 
     Attributes:
-        checkpoint:      Directory of a run. None: the networks as the recipe starts them.
-        checkpoint_step: Its checkpoint: newest, best or a step.
-        prompts:         Held-out prompts to generate; more give smaller errors.
+        checkpoint:      Run directory to load from. None: the networks that the recipe starts from.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
+        prompts:         Number of held-out prompts to complete; more give smaller errors.
         json:            File for the results.
     """
 

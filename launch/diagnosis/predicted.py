@@ -1,4 +1,4 @@
-"""Acceptance that training predicts, from a teacher-forced forward over what was generated."""
+"""Acceptance as training predicts it, from a teacher-forced forward over the generated sequences."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from specjax.types import Params, Policy
 
 
 def is_predicted(drafter: Drafter) -> bool:
-    """Return whether the drafter's loss tells its acceptance: not if it is the default, which returns zeros."""
+    """Return True if the drafter has a loss of its own, which predicts acceptance. (The default loss returns zeros.)"""
     return getattr(type(drafter), "loss", None) is not Drafter.loss
 
 
@@ -27,8 +27,8 @@ def make_overlaps(
 ) -> Callable[[Params, Observed], np.ndarray]:
     """Return (params, observed) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
 
-    N is `positions`, or 1 for a drafter of one's own, whose loss tells position 1 alone. Rows are taken one by one,
-    and logits `logit_chunk` positions at a time (0: all), since those of all rows would take much memory.
+    N is `positions`, or 1 for a user's drafter, whose loss predicts only position 1. To save memory, rows run one by
+    one, and logits are computed for `logit_chunk` positions at a time (0: all).
     """
     if isinstance(drafter, HeadDrafter):
         drafter = replace(drafter, unroll=positions)

@@ -1,4 +1,4 @@
-"""The report of a diagnosis in plain words: under which options, what was found, and what to do."""
+"""Report of a diagnosis in plain words: the options it used, what it found, and what to do."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,10 +20,10 @@ class Diagnosis:
     """Result of all checks.
 
     Attributes:
-        findings:    one or more for each check.
+        findings:    one or more findings per check.
         by_position: acceptance by position in the draft.
         by_place:    acceptance at position 1, by place in the completion.
-        trainable:   whether the draft has parameters.
+        trainable:   True if the draft has parameters.
     """
 
     findings: list[Finding]
@@ -37,7 +37,7 @@ class Diagnosis:
         return [finding for finding in self.findings if finding.state == "off"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it, for a file."""
+        """Return all fields, and `ok`: True if nothing is off."""
         return asdict(self) | {"ok": not self.faults}
 
 
@@ -49,7 +49,7 @@ def print_setting(
     changed: Sequence[tuple[str, Any, Any]],
     console: Console,
 ) -> None:
-    """Print what is diagnosed. changed: options of the run that have another value here (name, value, the run's)."""
+    """Print which networks are checked, and how. changed: (name, value, the run's value) of options that differ."""
     rollout, count = experiment.config.rollout, min(prompts, len(experiment.held_out_prompts.rows))
     console.print("networks: " + ("as the recipe starts them" if step is None else f"{checkpoint}, step {step}"))
     console.print(
@@ -58,7 +58,7 @@ def print_setting(
         f"draft length {rollout.draft_length}"
     )
     if experiment.networks.drafter.memory is not None:
-        console.print("The drafter's memory of earlier rollouts is not included: the run may accept more.")
+        console.print("The drafter's memory of earlier rollouts is left out, so the run itself may accept more.")
     for name, value, recorded in changed:
         console.print(f"unlike the run: {name} = {value} (the run: {recorded})")
 
@@ -80,12 +80,12 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _without_faults(diagnosis: Diagnosis) -> str:
-    sure = all(finding.state == "ok" for finding in diagnosis.findings)
-    said = "Nothing is off." if sure else "Nothing was found to be off; not every check could tell."
+    all_ok = all(finding.state == "ok" for finding in diagnosis.findings)
+    result = "Nothing is off." if all_ok else "Nothing was found to be off, but not every check could decide."
     agreement = diagnosis.by_position[0].predicted
     if not diagnosis.trainable or agreement is None or agreement >= LOW:
-        return said
+        return result
     return (
-        f"{said} Draft and policy agree on {agreement:.2f} of their probability only: the draft needs more training on "
-        "this policy's answers (launch.distill, --draft-training.every)."
+        f"{result} The overlap of draft and policy is only {agreement:.2f}: the draft needs more training on this "
+        "policy's answers (launch.distill, --draft-training.every)."
     )

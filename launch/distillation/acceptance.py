@@ -1,4 +1,4 @@
-"""Acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap."""
+"""Acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap with the policy."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from specjax.types import Params, Rollout
 
 # Largest answer length of the first bucket.
 SHORTEST_BUCKET = 16
-# Used instead of temperature 0 to predict the overlap: `full_log_probs` has no temperature 0. Almost all mass is on the
-# likeliest token.
+# Replaces temperature 0 when the overlap is predicted, because `full_log_probs` does not support 0. At this temperature
+# almost all mass is on the likeliest token.
 NEARLY_GREEDY = 1e-4
 
 
@@ -32,13 +32,13 @@ class DraftCounts:
 
     Attributes:
         sequences: number of sequences.
-        tokens:    tokens emitted by verifications: all but the first of each sequence, which comes from its prefill.
-        rounds:    verifications.
-        ended:     verifications that end with an accepted drafted token, because it ended the sequence.
-        drafted:   [K], rounds that could emit position i of their proposal.
-        accepted:  [K], rounds that emitted it.
-        alpha:     acceptance length, 1 + (sum of accepted - ended) / rounds; None without a round.
-        rates:     [K], accepted / drafted, not conditioned on earlier positions; None where nothing was drafted.
+        tokens:    number of tokens emitted by verifications. The first token of a sequence, from its prefill, is none.
+        rounds:    number of verifications.
+        ended:     number of verifications in which an accepted drafted token ended the sequence, so none followed it.
+        drafted:   [K], number of rounds that could emit position i of their proposal.
+        accepted:  [K], number of rounds that emitted it.
+        alpha:     acceptance length, 1 + (sum of accepted - ended) / rounds; None without rounds.
+        rates:     [K], accepted / drafted, not conditional on earlier positions; None where nothing was drafted.
     """
 
     sequences: int
@@ -57,9 +57,9 @@ class HeldOutAcceptance:
 
     Attributes:
         temperature:  sampling temperature.
-        draft_length: draft length of every round: the run's longest. Shorter drafts have the same rates per position.
-        predicted:    mean overlap, sum_v min(p, q), over the same answers; to compare with the rate of position 1.
-                      None if the law truncates, because p and q are distributions under temperature alone.
+        draft_length: draft length of every round, the run's longest. Shorter drafts have the same rates per position.
+        predicted:    mean overlap, sum_v min(p, q), over the same answers; compare it with the rate of position 1.
+                      None if the law truncates, because p and q include the temperature but no truncation.
         untrained:    predicted acceptance of the draft before training; None if not measured.
         counts:       counts over all sequences.
         by_length:    counts by bucket of answer length; the key is the largest length in the bucket.
@@ -73,14 +73,14 @@ class HeldOutAcceptance:
     by_length: dict[int, DraftCounts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat object: `counts` is merged into the other fields, `by_length` becomes a list with `up_to`."""
+        """Return a flat object: fields of `counts` on the top level, `by_length` as a list of objects with `up_to`."""
         fields = asdict(self)
         counts, by_length = fields.pop("counts"), fields.pop("by_length")
         return fields | counts | {"by_length": [{"up_to": length} | bucket for length, bucket in by_length.items()]}
 
 
 class DraftRecords(NamedTuple):
-    """Records of the drafts of rollouts, by sequence: int32 [R], and [R, K] for drafted and accepted."""
+    """Lengths, rounds, and drafted and accepted tokens of each sequence: int32 [R], the last two [R, K]."""
 
     lengths: np.ndarray
     rounds: np.ndarray
@@ -104,14 +104,16 @@ class DraftRecords(NamedTuple):
 
 
 def check_counts(experiment: Experiment) -> None:
-    """Raise ConfigError if a custom rollout function does not return the counts that acceptance is measured from."""
+    """Raise ConfigError if a custom rollout function does not return the counts needed to measure acceptance."""
     if (name := experiment.config.rollout.function) is None:
         return
     rollout = experiment.config.rollout
     options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
     traced = experiment.trace_rollout(options, experiment.config.data.prompts)
     if traced.row_rounds is None or traced.drafted is None or traced.accepted is None:
-        raise ConfigError(f"rollout.function = {name}: must return row_rounds, drafted and accepted to be measured")
+        raise ConfigError(
+            f"rollout.function = {name}: must return row_rounds, drafted and accepted, to measure acceptance"
+        )
 
 
 def measure_acceptance(
@@ -124,8 +126,10 @@ def measure_acceptance(
 ) -> HeldOutAcceptance:
     """Generate completions of held-out prompts at the run's longest draft length and measure their acceptance.
 
-    untrained:  parameters whose predicted acceptance on the same answers is also returned.
-    unfinished: what earlier processes have done of it. Raises Stopped at a signal.
+    Raises Stopped at a signal.
+
+    untrained:  parameters before training. Their predicted acceptance on the same answers is returned too.
+    unfinished: progress of earlier processes, which is not repeated.
     """
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     rollout = experiment.config.rollout
@@ -143,7 +147,7 @@ def measure_acceptance(
         records = [] if saved[0] is None else [DraftRecords(**saved[0])]
         answered = [] if saved[1] is None else [Answers(**saved[1])]
         for prompts in batches[phase.done :]:
-            # The noise of evaluation, which no training step uses.
+            # Step -1 keys the noise of evaluation; training steps are not negative.
             rollout = generate(params, prompts, seed_step(config.seed, -1))
             records.append(DraftRecords.of(rollout, np.repeat(prompts.id >= 0, options.group_size)))
             answered.append(answers_of(prompts, rollout))
@@ -158,7 +162,7 @@ def measure_acceptance(
     )
 
     def predicted(params: Params, which: str) -> float | None:
-        # At temperature 0 only the likeliest token has mass, and truncation keeps it.
+        # At temperature 0 all mass is on the likeliest token, which truncation keeps.
         if law.truncates and temperature > 0:
             return None
         batches = list(answers.in_batches(rows))
@@ -200,5 +204,5 @@ def count_drafts(records: DraftRecords) -> DraftCounts:
 
 
 def length_buckets(lengths: np.ndarray) -> np.ndarray:
-    """Return the bucket of each answer, as the largest length in it: 16, 32, 64, .."""
+    """Return the bucket of each answer, named by its largest length: 16, 32, 64, .."""
     return np.array([max(SHORTEST_BUCKET, 2 ** math.ceil(math.log2(max(length, 1)))) for length in lengths.tolist()])

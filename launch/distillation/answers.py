@@ -1,4 +1,4 @@
-"""The policy's answers to training prompts, from which a draft learns."""
+"""Generation of the policy's answers to training prompts, from which a draft learns."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from specjax.keys import SeedStep, seed_step
 from specjax.rollout.generate import make_generate
 from specjax.types import Params
 
-# First step that keys the noise of answers. Training steps count up from 0, measurements down from -1.
+# First step number for the noise of answers. Training steps count up from 0, measurements down from -1.
 FIRST_STEP = -(2**30)
 
 Keep = Callable[[Answers], None]
@@ -24,7 +24,9 @@ Keep = Callable[[Answers], None]
 class AnswerGenerator:
     """Generator of the policy's answers to training prompts, at the run's longest draft length.
 
-    count: number of answers to generate in all; each batch of prompts gives `experiment.sequences`.
+    count: total number of answers to generate. Each batch of prompts gives `experiment.sequences` of them.
+    clock: excludes compilation from the measured time.
+    keep:  called with the answers of each batch.
     """
 
     def __init__(
@@ -42,12 +44,12 @@ class AnswerGenerator:
             keep(self._parts[0])
 
     def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
-        """Return the first `until` answers, of this and of earlier processes. A batch's number keys its noise."""
+        """Return the first `until` answers, including those of earlier processes. A batch's number keys its noise."""
         options, per_batch = self._experiment.config.rollout, self._experiment.sequences
         if self._phase.done * per_batch < until:
             length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
             config = replace(options, draft_length=length, draft_lengths=())
-            # A draft learns from the policy that is trained, whatever copy of it rollouts use.
+            # Draw from the policy that is trained, not from an 8-bit copy of it for rollouts.
             policy = replace(self._experiment.networks.policy, eight_bit=None)
             generate = make_generate(policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn)
             tokens = rounds = batches = 0
@@ -62,16 +64,16 @@ class AnswerGenerator:
                     generated = int(np.sum(rollout.lengths))
                     tokens, rounds = tokens + generated, rounds + int(np.sum(rollout.verifications))
                     batches += 1
-                    # The first token of an answer comes from the prefill of its prompt.
-                    drawn = tokens - per_batch * batches
+                    # The first token of each answer comes from the prefill, not from a verification.
+                    verified = tokens - per_batch * batches
                     self._phase.finish(
                         {"answers": vars(join_answers(self._parts)), "work": self.work.state},
                         tokens=generated,
-                        note=f"acceptance length {drawn / max(rounds, 1):.2f}",
+                        note=f"acceptance length {verified / max(rounds, 1):.2f}",
                         save=(self._phase.done + 1) * per_batch >= until,
                     )
         return join_answers(self._parts).first(until)
 
     def _noise(self) -> SeedStep:
-        """Return what keys the noise of the next batch."""
+        """Return the seed and step that key the noise of the next batch."""
         return seed_step(self._experiment.config.seed, FIRST_STEP + self._phase.done)

@@ -1,7 +1,7 @@
 """Break-even point of a distilled draft: the number of RL steps after which faster rollouts repay its distillation.
 
-The estimate counts rollouts only. It ignores what the draft adds to training in each step: its forward pass, and its
-gradient if it is trained online.
+The estimate counts only rollouts. It ignores the time that the draft adds to each training step: its forward pass, and
+its gradient if it is trained online.
 """
 
 import math
@@ -28,15 +28,15 @@ class BreakEven:
     """Break-even point at one draft length.
 
     Attributes:
-        autoregressive_s: seconds of a step's rollout without the draft, one per turn.
-        speculative_s:    seconds of a step's rollout with the draft, one per turn.
-        cost_s:           seconds of the distillation: generation and training.
+        autoregressive_s: seconds of a step's rollout without the draft, in each turn.
+        speculative_s:    seconds of a step's rollout with the draft, in each turn.
+        cost_s:           seconds of the distillation, generation and training together.
         draft_length:     draft length of the speculative rollouts.
         saved_s:          seconds that the draft saves per rollout: median over the turns.
         saved_s_low:      lower end of its 95% interval.
         saved_s_high:     upper end of its 95% interval.
-        steps:            steps after which the saved seconds make up for the cost; None: never.
-        counted:          part of the step that is counted: rollouts.
+        steps:            number of steps after which the saved seconds exceed the cost; None: never.
+        counted:          the part of a step that the estimate counts.
     """
 
     autoregressive_s: list[float]
@@ -57,11 +57,11 @@ class BreakEven:
         )
         if self.steps is None:
             return f"{times}: distillation does not pay off"
-        doubt = " (the interval includes 0: it may never pay off)" if self.saved_s_low <= 0 else ""
+        caveat = " (the interval includes 0: it may never pay off)" if self.saved_s_low <= 0 else ""
         return (
-            f"{times}, saving {self.saved_s:.3g} s [{self.saved_s_low:.3g}, {self.saved_s_high:.3g}]{doubt}: "
+            f"{times}, saving {self.saved_s:.3g} s [{self.saved_s_low:.3g}, {self.saved_s_high:.3g}]{caveat}: "
             f"{self.cost_s:.1f} s of distillation pay off after {self.steps} steps, "
-            "counting rollouts only, not the draft's cost in training"
+            "counting only rollouts, not the draft's cost in training"
         )
 
 
@@ -84,7 +84,7 @@ def measure_break_even(
 ) -> list[BreakEven]:
     """Return the break-even point at each of the run's draft lengths above 0.
 
-    Rollouts of one training batch are timed, interleaved with rollouts without the draft. In each turn all have the
+    Times rollouts of one training batch, interleaved with rollouts without the draft. All rollouts of a turn use the
     same noise. Raises Stopped at a signal.
     """
     rollout, mesh, policy = experiment.config.rollout, experiment.mesh, experiment.networks.policy
@@ -100,8 +100,8 @@ def measure_break_even(
     runs, lengths = {}, [length for length in rollout.lengths if length]
     with unfinished.phase("compiling of rollouts to time", 1 + len(lengths), "programs", kept=False) as phase:
         for length in (0, *lengths):
-            drawn = (drafter, params) if length else (NoDrafter(), replace(params, draft={}))
-            runs[str(length)] = timer(*drawn, length)
+            networks = (drafter, params) if length else (NoDrafter(), replace(params, draft={}))
+            runs[str(length)] = timer(*networks, length)
             phase.finish()
     turns = timed_turns(unfinished.phase("rollouts with and without the draft", repeats, "turns"), runs)
     seconds = {length: [turn[str(length)] for turn in turns] for length in (0, *lengths)}

@@ -1,4 +1,4 @@
-"""Cost of a distillation, counted over all processes that took part in it."""
+"""Cost of a distillation, summed over all processes that worked on it."""
 
 import contextlib
 import time
@@ -14,16 +14,16 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True)
 class DistillationCost:
-    """Wall time of a distillation and the work done in it, over all processes that took part.
+    """Wall time and amount of work of a distillation, summed over all processes that worked on it.
 
     Attributes:
-        generation_s:   seconds of generating answers, including compiling.
-        training_s:     seconds of training, including compiling.
-        compile_s:      seconds of both spent compiling or reading the compile cache.
+        generation_s:   seconds of generating answers, including compilation.
+        training_s:     seconds of training, including compilation.
+        compile_s:      seconds of both that went into compiling or reading the compile cache.
         answers:        number of answers.
-        answer_tokens:  tokens of all answers.
-        steps:          training steps.
-        trained_tokens: answer tokens trained on, counted once per use.
+        answer_tokens:  number of tokens in all answers.
+        steps:          number of training steps.
+        trained_tokens: number of answer tokens trained on; a token counts each time it is used.
     """
 
     generation_s: float
@@ -37,7 +37,7 @@ class DistillationCost:
 
 @dataclass
 class Work:
-    """Seconds, of which some compiled, and tokens of a phase. Saved with its state: they count in all processes."""
+    """Seconds (`compile_s` of them compiling) and tokens of a phase, summed over processes: saved with its state."""
 
     seconds: float = 0.0
     compile_s: float = 0.0
@@ -45,13 +45,13 @@ class Work:
 
     @classmethod
     def restore(cls, phase: Phase) -> "Work":
-        """Return the work that earlier processes saved as part "work"."""
+        """Return the work that earlier processes saved with the phase, as its part "work"."""
         saved = phase.restore("work")
         return cls() if saved is None else cls(**{name: value.item() for name, value in saved.items()})
 
     @contextlib.contextmanager
     def timed(self, clock: CompileClock) -> Iterator[None]:
-        """Add the seconds of the block."""
+        """Add the seconds that the `with` block takes."""
         clock.lap()
         start = time.perf_counter()
         try:
@@ -62,5 +62,5 @@ class Work:
 
     @property
     def state(self) -> PyTree:
-        """Return what a phase saves."""
+        """Return the values as arrays, for the phase to save."""
         return {name: np.array(value) for name, value in vars(self).items()}

@@ -1,4 +1,4 @@
-"""Write trained networks in public layouts: a draft alone, or a policy with its MTP head."""
+"""Writers of trained networks in public layouts: a draft alone, or a policy with its MTP head."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ DRAFT, POLICY = "draft", "policy"
 
 
 def check_verifier(verifier: str | None, dialect: str) -> None:
-    """Raise ConfigError if `verifier` is given for a dialect whose config does not name the policy."""
+    """Raise ConfigError if `verifier` is set for a dialect whose config does not name the policy."""
     if verifier is not None and dialect != "speculators":
         raise ConfigError(f"verifier = {verifier}: allowed only with dialect = speculators")
 
@@ -59,7 +59,7 @@ def write_trained(
 
 
 def remove_written(out: Path, dialect: Dialect | None) -> None:
-    """Remove what an earlier process wrote before it was stopped, whole or half."""
+    """Remove complete and incomplete directories that an earlier, stopped process wrote."""
 
     def remove() -> None:
         for name in (DRAFT, POLICY, *([] if dialect is None else [dialect])):
@@ -74,12 +74,13 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
 
     Fields of model.path's config.json that do not describe the network's shape are kept.
 
+    Raises ConfigError for a custom family, and ValueError if the directory is in use or the family is unknown there.
+
     mtp: MTP head to include, under the weight names of its family.
-    Raises ConfigError for a custom family, ValueError if the directory is in use or Hugging Face has no such family.
     """
     model, decoder = experiment.config.model, experiment.networks.decoder
     if decoder is None:
-        raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout, must be a built-in family")
+        raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout; must be a built-in family")
     source = None if model.path is None else checkpoint_directory("model.path", model.path)
     save_policy(directory, policy, decoder, None if source is None else public_config(source), mtp=mtp)
     if source is not None:
@@ -89,13 +90,15 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
 def made_for_distillation(
     policy: str | None, decoder: DecoderConfig | None, measured: HeldOutAcceptance
 ) -> MadeFor | None:
-    """Return the record of a distilled draft: its policy, that policy's shape, and the predicted acceptance.
+    """Return the record of the policy that a draft was distilled for, with the predicted acceptance.
 
-    policy:  directory of the policy or of the run that trained it.
-    decoder: shape of the policy. None, for a custom family, returns None: made_for.json cannot describe it.
+    Returns None for a custom family, which made_for.json cannot describe.
+
+    policy:  directory of the policy, or of the run that trained it.
+    decoder: shape of the policy; None for a custom family.
     """
     if decoder is None:
         return None
-    # Not comparable at temperature 0, where a run predicts acceptance from the distributions at temperature 1.
+    # At temperature 0 a run predicts acceptance from the distributions at temperature 1, so the two are not comparable.
     predicted = measured.predicted if measured.temperature > 0 else None
     return MadeFor(policy, decoder.hidden_size, decoder.num_layers, measured.temperature, predicted)

@@ -1,4 +1,4 @@
-"""Offline distillation: train the draft, save it, measure it on held-out prompts, report."""
+"""Offline distillation: train a draft, save it, measure its acceptance on held-out prompts, report."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +27,9 @@ REPORT = "distill.json"
 def distill_offline(
     experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console, unfinished: Unfinished
 ) -> None:
-    """Distil the draft of `params`, measure it, write the draft and distill.json to `out`, and print the results.
+    """Distil the draft of `params`, measure it, write it and distill.json to `out`, and print the results.
 
-    Raises ConfigError, before anything is written, if this run cannot distil or measure a draft, and Stopped at a
+    Raises ConfigError before it writes anything if this run cannot distil or measure a draft. Raises Stopped at a
     signal.
     """
     config, networks = experiment.config, experiment.networks
@@ -41,9 +41,11 @@ def distill_offline(
     check_distillation(experiment, responses)
     check_trained(networks, args.public_dialect)
     if max(config.rollout.lengths) == 0:
-        raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft")
+        raise ConfigError("rollout.draft_length = 0: must be at least 1, to measure the draft's acceptance")
     if not experiment.held_out_prompts.rows:
-        raise ConfigError(f"data.held_out = {config.data.held_out}: has no usable prompt to measure the draft on")
+        raise ConfigError(
+            f"data.held_out = {config.data.held_out}: must hold a usable prompt, to measure the draft's acceptance"
+        )
     check_counts(experiment)
     writer = None if args.save_responses is None else JsonLinesWriter("save_responses", args.save_responses)
 
@@ -53,14 +55,15 @@ def distill_offline(
 
     # A trained draft keeps its reduced vocabulary, because its weights depend on it.
     trained = args.start == "checkpoint"
-    own_vocabulary = config.draft.vocab_size is not None and not trained
+    choose_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
-        experiment, params, unfinished, given=responses, own_vocabulary=own_vocabulary, trained=trained, keep=keep
+        experiment, params, unfinished, given=responses, choose_vocabulary=choose_vocabulary, trained=trained, keep=keep
     )
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path
     name = None if policy is None else hub_name(policy, "model")
-    verifier = args.verifier or (policy if name is None else name.repo)  # serving engines know no revisions
+    # Serving engines do not take a revision.
+    verifier = args.verifier or (policy if name is None else name.repo)
     draft = replace(networks.draft, drafter=result.drafter)
     remove_written(out, args.public_dialect)
     written = write_trained(out, experiment, draft, distilled, args.public_dialect, verifier)
@@ -80,7 +83,7 @@ def distill_offline(
 
 
 def _load_responses(path: Path, experiment: Experiment, console: Console) -> Answers:
-    """Return the answers in the JSONL file `path`; print how many were dropped."""
+    """Return the answers in a JSONL file, and print how many were dropped."""
     config, vocab_size = experiment.config, experiment.networks.policy.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
     answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)

@@ -13,7 +13,7 @@ from specjax.sampling import Temperature
 
 @dataclass(frozen=True, kw_only=True)
 class DistillArgs(Options):
-    """Options of launch.distill alone; its --out is the directory to write, new or empty.
+    """Options that only launch.distill has. Its --out is a new or empty directory to write into.
 
     Attributes:
         checkpoint:      Run directory whose policy generates the answers. None: the policy of model.path.
@@ -23,8 +23,8 @@ class DistillArgs(Options):
         verifier:        Policy name to write in a speculators config. None: the policy's directory.
         responses:       JSONL file of answers (prompt, response). None: generate them.
         save_responses:  File for the generated answers.
-        temperatures:    Also measure acceptance at these temperatures.
-        repeats:         Number of timed rollouts, each with and without the draft.
+        temperatures:    Further temperatures at which acceptance is measured.
+        repeats:         Number of rollouts to time, each with and without the draft.
     """
 
     checkpoint: str | None = None
@@ -40,14 +40,14 @@ class DistillArgs(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.responses is not None and self.save_responses is not None:
-            raise ValueError(f"save_responses = {self.save_responses}: must be none with responses")
+            raise ValueError(f"save_responses = {self.save_responses}: must not be set together with responses")
         if self.start == "checkpoint" and self.checkpoint is None:
-            raise ValueError("start = checkpoint: must be recipe without checkpoint")
+            raise ValueError("start = checkpoint: needs checkpoint; must be recipe otherwise")
         check_verifier(self.verifier, self.dialect)
         check_writable("save_responses", self.save_responses)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
 
     @property
     def public_dialect(self) -> Dialect | None:
-        """Return the extra layout to write; None: only ours."""
+        """Return the additional layout to write; None: only ours."""
         return None if self.dialect == "ours" else self.dialect

@@ -1,4 +1,7 @@
-"""The policy's forward over its answers, computed once and kept on the host, in batches of similar length."""
+"""Outputs of the policy's forward over its answers, computed once and kept on the host, in batches of similar length.
+
+The draft's loss needs the policy's features and hidden states, but these do not change while the draft is distilled.
+"""
 
 import math
 import os
@@ -21,25 +24,25 @@ from specjax.train.distill import PolicyReads, make_read
 from specjax.types import Policy, PyTree
 from specjax.writing import writing
 
-# Share of the host's memory that is used before a file is.
+# Fraction of the host's memory to use before arrays go to files.
 MOST_OF_MEMORY = 0.25
-# Rows are padded to one of these shares of the longest possible row, and the tokens that count to one of these of the
-# longest possible answer. Each pair compiles its own program.
+# Rows are padded to one of these fractions (WIDTHS) of the longest possible row, and answer tokens to one of these
+# fractions (COUNTS) of the longest possible answer. Each pair of both compiles its own program.
 WIDTHS, COUNTS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1), (1 / 2, 3 / 4, 1)
-# Batches whose rows are sorted by length together; over more, a step would see only answers of its length.
+# Number of batches whose rows are sorted by length together. With more, lengths would vary too little in a step.
 SORTED_TOGETHER = 16
 
 
 class KeptReads:
-    """Parts of the policy's forward that the draft's loss reads, of every answer, in the compute dtype.
+    """Features and hidden states of the policy for every answer, in the compute dtype, as the draft's loss needs them.
 
-    They are kept in memory, or in files of the temporary directory (TMPDIR) once they exceed a quarter of it.
+    They are kept in memory. Above a quarter of the host's memory, they go to files in TMPDIR.
 
     weights:      the policy's parameters.
-    rows:         answers per batch.
-    budget:       most tokens of an answer.
+    rows:         number of answers per batch.
+    budget:       largest number of tokens of an answer.
     unfinished:   shows the progress.
-    microbatches: parts of a batch that are run one after the other, to save memory.
+    microbatches: number of parts of a batch that run one after the other, to save memory.
     """
 
     def __init__(
@@ -59,9 +62,9 @@ class KeptReads:
         self._features = self._bytes = 0
 
     def extend(self, answers: Answers) -> None:
-        """Run the policy over the answers that are not kept yet: those after the first ones, which are. Shows progress.
+        """Run the policy over the answers that are new since the last call. Shows progress.
 
-        Raises Stopped at a signal.
+        The answers of earlier calls must come first. Raises Stopped at a signal.
         """
         new = np.arange(len(self._kept), len(answers))
         if not len(new):
@@ -77,7 +80,7 @@ class KeptReads:
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
     def batch(self, answers: Answers, picks: np.ndarray) -> tuple[Sequences, PolicyReads, Anchors]:
-        """Return the rows `picks`, int [B], in the smallest width that holds them, with their reads and all anchors."""
+        """Return the rows `picks`, int [B], cut to the smallest width that fits, with their reads and all anchors."""
         sequences = self._cut(answers, picks)
         rows = np.zeros((*sequences.tokens.shape, self._kept[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
@@ -89,8 +92,8 @@ class KeptReads:
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest = answers.lengths[picks[picks >= 0]].max()
         width = fitting(longest, answers.tokens.shape[1], WIDTHS)
-        whole = answers.batch(picks)
-        return Sequences(whole.tokens[:, :width], whole.completion[:, :width])
+        padded = answers.batch(picks)
+        return Sequences(padded.tokens[:, :width], padded.completion[:, :width])
 
     def _keep(self, rows: np.ndarray, lengths: np.ndarray, reads: PolicyReads) -> None:
         features, hidden = processes.fetch((reads.features, reads.hidden))
@@ -104,29 +107,33 @@ class KeptReads:
         ends = np.cumsum(lengths)
         for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
             length = lengths[i]
-            into = kept[end - length : end]
-            into[:, : self._features], into[:, self._features :] = features[i, :length], hidden[i, :length]
-            self._kept[row] = into
+            target = kept[end - length : end]
+            target[:, : self._features], target[:, self._features :] = features[i, :length], hidden[i, :length]
+            self._kept[row] = target
 
 
 def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-    """Return an array in a file without a name, which lives as long as the array. Raises OSError on a full disk."""
+    """Return an array in an unnamed file, which exists as long as the array. Raises OSError if the disk is full."""
     with writing(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
-        if sys.platform == "linux":  # later, a full disk would end the process
+        if sys.platform == "linux":  # reserve the space now: a full disk would kill the process at a later write
             os.posix_fallocate(file.fileno(), 0, math.prod(shape) * dtype.itemsize)
         return np.memmap(file, dtype, "w+", shape=shape)
 
 
-def fitting(tokens: int, most: int, shares: Sequence[float]) -> int:
-    """Return the smallest of these shares of `most`, in multiples of 8 and ascending, that holds `tokens`."""
-    sizes = (min(-(-math.ceil(share * most) // 8) * 8, most) for share in shares)
+def fitting(tokens: int, most: int, fractions: Sequence[float]) -> int:
+    """Return the smallest size that holds `tokens`. Sizes are `fractions` of `most`, rounded up to multiples of 8.
+
+    fractions: ascending, the last one 1.
+    """
+    sizes = (min(-(-math.ceil(fraction * most) // 8) * 8, most) for fraction in fractions)
     return next(size for size in sizes if size >= tokens)
 
 
 def picks_of_step(lengths: np.ndarray, rows: int, seed: int, step: int) -> np.ndarray:
-    """Return the rows of a step, int [rows], of similar length. (seed, step) determines them.
+    """Return the rows of a step, int [rows], which have similar lengths. (seed, step) determines them.
 
-    A pass takes all rows in a random order, but for the last that fill no batch. Where rows are added, it ends early.
+    A pass uses all rows once in random order, except those left over that do not fill a batch. If rows are added, the
+    current pass ends early.
     """
     batches = len(lengths) // rows
     number, index = divmod(step, batches)

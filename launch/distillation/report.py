@@ -64,7 +64,7 @@ def print_distillation(
     console.print(
         f"cost: {cost.generation_s:.1f} s to generate {cost.answers} answers ({cost.answer_tokens} tokens), "
         f"{cost.training_s:.1f} s for {cost.steps} training steps ({cost.trained_tokens} tokens); "
-        f"{cost.compile_s:.1f} s of this was compiling"
+        f"{cost.compile_s:.1f} s of this was compilation"
     )
     console.print(_best(break_even).describe())
     if len(break_even) > 1:
@@ -73,7 +73,7 @@ def print_distillation(
 
 
 def _best(break_even: Sequence[BreakEven]) -> BreakEven:
-    """Return the break-even point at the draft length that saves most."""
+    """Return the break-even point at the draft length that saves the most time."""
     return max(break_even, key=lambda at_length: at_length.saved_s)
 
 

@@ -1,4 +1,4 @@
-"""Distillation of a draft from the policy's answers. Answers are generated in chunks; the draft trains after each."""
+"""Distillation of a draft from the policy's answers. Answers are generated in chunks; each chunk is then trained on."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,7 +21,7 @@ from specjax.train.distill import init_distill_state, make_distill_step
 from specjax.train.optimizer import make_optimizer
 from specjax.types import Params, PyTree
 
-# Passes over the answers if the recipe does not set distill.steps.
+# Number of passes over the answers if the recipe does not set distill.steps.
 PASSES = 4
 
 
@@ -32,8 +32,8 @@ class Distillation:
     Attributes:
         drafter: the run's drafter, or one with a reduced vocabulary chosen from the answers.
         draft:   its distilled parameters.
-        answers: answers that it was trained on.
-        cost:    seconds and amounts of work.
+        answers: answers that the draft was trained on.
+        cost:    seconds and amount of work.
     """
 
     drafter: Drafter
@@ -46,7 +46,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     """Raise ConfigError if this run cannot distil a draft. given: answers to train on instead of generated ones."""
     config, options = experiment.config, experiment.config.distill
     if not experiment.networks.draft.has_params:
-        raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil, so distill.steps must be 0")
+        raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil; distill.steps must be 0")
     prompts, group_size = config.data.prompts, config.rollout.group_size
     check_rollout(experiment, config.rollout, prompts, {"data.prompts": prompts, "rollout.group_size": group_size})
     experiment.train_batches()
@@ -70,26 +70,24 @@ def distill(
     unfinished: Unfinished,
     *,
     given: Answers | None = None,
-    own_vocabulary: bool = False,
+    choose_vocabulary: bool = False,
     trained: bool = False,
     keep: Keep | None = None,
 ) -> Distillation:
-    """Train the draft of `params` on answers of the policy of `params`; the policy does not change.
+    """Train the draft of `params` on answers of the policy of `params`. The policy does not change.
 
-    A random draft is not used for the first chunk of answers. Later chunks are generated with the draft as trained so
-    far. The distribution of the answers is the same either way.
+    The first chunk of answers is generated without the draft if the draft is random, later chunks with the draft as
+    trained so far. Both have the same distribution. Raises Stopped at a signal.
 
     Args:
-        experiment:     the run.
-        params:         parameters of policy and draft.
-        unfinished:     what earlier processes have done of it.
-        given:          answers to train on. None: generate them.
-        own_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The draft
-                        must be untrained.
-        trained:        the draft of `params` is trained, though the recipe starts from random weights.
-        keep:           called with the answers to each batch of prompts.
-
-    Raises Stopped at a signal.
+        experiment:        the run.
+        params:            parameters of policy and draft.
+        unfinished:        progress of earlier processes, which is not repeated.
+        given:             answers to train on. None: generate them.
+        choose_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The
+                           draft must be untrained.
+        trained:           the draft of `params` is trained, even if the recipe starts from random weights.
+        keep:              called with the answers of each batch of prompts.
     """
     clock, rows = CompileClock(), experiment.config.distill.batch_size
     drafter, trainer, answers = experiment.networks.drafter, None, given
@@ -100,12 +98,12 @@ def distill(
     generator = AnswerGenerator(experiment, unfinished, counts[-1], clock, keep) if given is None else None
     for number, count in enumerate(counts, start=1):
         if generator is not None:
-            writer = drafter if can_draft or trainer is not None else NoDrafter()
+            generating_drafter = drafter if can_draft or trainer is not None else NoDrafter()
             draft = params.draft if trainer is None else trainer.draft
-            answers = generator.generate(replace(params, draft=draft), writer, count)
+            answers = generator.generate(replace(params, draft=draft), generating_drafter, count)
         assert answers is not None
         if trainer is None:
-            if own_vocabulary:
+            if choose_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
             trainer = DraftTrainer(experiment, drafter, params, steps, unfinished, clock)
         trainer.train(answers, steps * number // len(counts))
@@ -124,9 +122,9 @@ def distill(
 
 
 def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
-    """Return the run's drafter with its reduced vocabulary chosen again: stop tokens and the answers' most frequent.
+    """Return the run's drafter with a reduced vocabulary chosen from the answers: stop tokens and most frequent tokens.
 
-    A drafter with the policy's vocabulary is returned unchanged.
+    A drafter with the policy's full vocabulary is returned unchanged.
     """
     networks = experiment.networks
     if networks.draft.target_ids is None:
@@ -176,17 +174,17 @@ class DraftTrainer:
 
     @property
     def draft(self) -> PyTree:
-        """Return the draft's parameters. They are valid until the next step, which donates them."""
+        """The draft's parameters, valid until the next step, which donates them."""
         return self._state.draft
 
     def train(self, answers: Answers, until: int) -> None:
         """Train on batches drawn from `answers` until step `until`, counted over all calls and processes.
 
-        Earlier answers must be the first of `answers`.
+        `answers` must begin with the answers of earlier calls.
         """
         if self._phase.done >= self._phase.total:
             return
-        # Also of chunks that are trained on already: in the same batches, the reads are the same to the bit.
+        # Include chunks that earlier processes trained on: the same batches give bit-identical reads.
         with self.work.timed(self._clock):
             self._reads.extend(answers)
         if self._phase.done >= until:

@@ -24,9 +24,11 @@ from specjax.types import Params, Prompts
 def answer_prompt(
     experiment: Experiment, params: Params, prompt: str, samples: int, show: Callable[[str], None]
 ) -> str:
-    """Show `samples` answers as text, a single one while it is generated. Return a line on their speed and their end.
+    """Show `samples` answers as text. Return one line on their speed and how they ended.
 
-    show: called with each piece of text. A custom rollout function is not shown before its end.
+    A single answer is shown while it is generated, unless the run has its own rollout function.
+
+    show: called with each piece of text.
 
     Raises ConfigError if the prompt is empty or too long.
     """
@@ -34,14 +36,14 @@ def answer_prompt(
     limit = config.data.max_prompt_tokens
     table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
     if table.dropped:
-        raise ConfigError(f"prompt: must take 1 .. {limit} tokens (data.max_prompt_tokens)")
+        raise ConfigError(f"prompt: must have 1 .. {limit} tokens (data.max_prompt_tokens)")
     sampler, shards = Sampler(experiment, experiment.networks.drafter, samples, step=0), batch_shards(experiment.mesh)
     check_rollout(experiment, sampler.rollout, shards, {"samples": samples})
     (prompts,) = fixed_batches(table, shards)
     if samples == 1 and config.rollout.function is None:
         return _stream(experiment, params, prompts, sampler, show)
     rollout, seconds = sampler.generate(params, prompts)
-    # Later rows belong to filler prompts, which make the batch a multiple of the data shards.
+    # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
     tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
     for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):
         show(experiment.tokenizer.decode(row[:length]) + "\n\n")
@@ -56,12 +58,12 @@ def answer_prompt(
 def _stream(
     experiment: Experiment, params: Params, prompts: Prompts, sampler: Sampler, show: Callable[[str], None]
 ) -> str:
-    """Show one answer piece by piece, and return its summary."""
+    """Show one answer piece by piece. Return its summary."""
     clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
     for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
         text = experiment.tokenizer.decode(processes.fetch(state.tokens[0])[: int(state.emitted[0])].tolist())
         done = bool(state.done[0])
-        # An unfinished character may become another one, and decoding may take a space back.
+        # Hold back an incomplete character and trailing space: the next tokens may change them.
         settled = text if done else text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
         if done or settled.startswith(shown):
             show(settled[len(os.path.commonprefix([shown, settled])) :])
@@ -76,6 +78,6 @@ def _stream(
 
 def _summary(tokens: float, seconds: float, acceptance_length: float, cut: str | None) -> str:
     parts = [f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"]
-    if not math.isnan(acceptance_length):  # a completion of one token needs no verification
+    if not math.isnan(acceptance_length):  # NaN for a completion of one token, which needs no verification
         parts.append(f"acceptance length {acceptance_length:.2f}")
     return ", ".join([*parts, cut or "ended by a stop token"])

@@ -9,14 +9,14 @@ from specjax.options import Options, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArgs(Options):
-    """Options of launch.evaluate alone.
+    """Options that only launch.evaluate has.
 
     Attributes:
         checkpoint:      Run directory to load from. None: the networks that the recipe starts from.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         files:           Files of problems, or data sets on the hub, as data.held_out takes them. Empty: the recipe's
                          held-out problems.
-        prompts:         Number of problems to use of each file, from its start. None: all.
+        prompts:         Number of problems to use, from the start of each file. None: all.
         samples:         Completions per problem.
         k:               k of pass@k and majority@k, within 1 .. samples. Empty: powers of 2.
         json:            File for the results.

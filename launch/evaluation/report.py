@@ -22,11 +22,11 @@ class SetReport:
         prompts:           number of prompts.
         samples:           completions per prompt.
         measures:          estimates by name: `accuracy`, `pass@k`, `majority@k`.
-        unscored:          completions that could not be scored; they count as wrong.
+        unscored:          number of completions that could not be scored; they count as wrong.
         length_mean:       mean completion length in tokens.
-        truncated:         fraction of completions that reached the length budget.
-        acceptance_length: tokens per verification; None without any verification.
-        tokens_per_s:      tokens per second of generation, without compiling.
+        truncated:         fraction of completions cut off at the length budget.
+        acceptance_length: tokens per verification; None if nothing was verified.
+        tokens_per_s:      tokens per second of generation, without compilation.
     """
 
     name: str
@@ -40,7 +40,7 @@ class SetReport:
     tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return every field, each measure as {value, low, high}."""
+        """Return all fields, with each measure as {value, low, high}."""
         return asdict(self) | {"measures": {name: measure._asdict() for name, measure in self.measures.items()}}
 
 
@@ -54,9 +54,9 @@ def set_report(
 ) -> SetReport:
     """Return the results of a set.
 
-    parts:        its batches of sampled completions.
+    parts:        batches of sampled completions of the set.
     counts:       values of k above 1, for pass@k and majority@k.
-    final_answer: extracts the answer from a completion's text; None reports no majority@k.
+    final_answer: extracts the answer from a completion's text; None: no majority@k.
     """
     correct, value, lengths, stopped = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
@@ -92,10 +92,10 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
     completions = result.prompts * result.samples
     console.print(f"{result.prompts} prompts, {result.samples} completions each; {INTERVAL}")
     if result.unscored:
-        console.print(f"{result.unscored} of {completions} completions could not be scored: they count as wrong")
+        console.print(f"{result.unscored} of {completions} completions could not be scored and count as wrong")
     acceptance_length = "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}"
     console.print(
-        f"mean length {result.length_mean:.1f} tokens, {result.truncated:.1%} truncated by the budget; "
+        f"mean length {result.length_mean:.1f} tokens, {result.truncated:.1%} cut off at the length budget; "
         f"acceptance length {acceptance_length} at draft length {draft_length}, {result.tokens_per_s:.0f} tokens/s"
     )
 
@@ -103,7 +103,7 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
 def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: Callable[[str], str | None]) -> list[str | None]:
     """Return the final answer of each scored wrong completion, None for the others.
 
-    `majority_at_k` counts all right completions as one answer, so it needs no text for them.
+    `majority_at_k` counts all correct completions as one answer, so it does not need their text.
     """
     rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
     return [

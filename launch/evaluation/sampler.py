@@ -35,7 +35,7 @@ class Sampled(NamedTuple):
         rounds:  int32 [R], verifications.
         value:   float32 [R], reward; NaN where scoring failed.
         correct: bool [R], False where scoring failed.
-        seconds: time of generation, without compiling.
+        seconds: time of generation, without compilation.
     """
 
     ids: np.ndarray
@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
 class Sampler:
     """Callable that samples and scores completions: (params, jitted reward, prompts) -> Sampled.
 
-    Every call uses the noise of (the run's seed, step), so two calls differ only by their parameters and prompts.
+    Every call uses the same noise, that of (the run's seed, `step`).
 
     Attributes:
         draft_length: draft length of every round.
@@ -61,10 +61,10 @@ class Sampler:
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
         rollout = experiment.config.rollout
-        # Automatic draft lengths are chosen for training batches. The output distribution is the same at any length.
+        # Automatic draft lengths are chosen for training batches. The draft length does not change the distribution.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
         self.rollout = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
-        # Results are those of the policy that is trained, whatever copy of it rollouts use.
+        # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
         self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, rollout.stop_tokens
@@ -72,8 +72,8 @@ class Sampler:
         self._compile_clock = CompileClock()
 
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
-        """Return the rollout, and its seconds without compiling."""
-        # The drafter's memory is keyed by ids of training prompts, which stand for other prompts here.
+        """Return the rollout and its seconds, without compilation."""
+        # The drafter's memory is keyed by ids of training prompts; other prompts reuse these ids here.
         params = replace(params, memory=())
         self._compile_clock.lap()
         start = time.perf_counter()
@@ -101,7 +101,7 @@ def join_sampled(parts: Sequence[Sampled]) -> Sampled:
 def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
 
-    Missing `stopped`: the last token is a stop token. Missing `row_rounds`: those of plain decoding.
+    Default of `stopped`: whether the last token is a stop token. Default of `row_rounds`: as in plain decoding.
     """
     lengths, stopped = rollout.lengths, rollout.stopped
     last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
@@ -110,7 +110,7 @@ def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
 
 
 def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
-    """Return a function from params to the fraction of correct completions, `eval.samples` per prompt.
+    """Return a function from params to the fraction of correct completions, with `eval.samples` per prompt.
 
     A completion that could not be scored counts as wrong. Filler prompts do not count.
     """

@@ -32,7 +32,7 @@ HELD_OUT = "held-out"
 
 
 def load_sets(config: RunConfig, files: Sequence[str]) -> dict[str, list[Problem]]:
-    """Return the problems of each file by path; without files, the recipe's held-out problems."""
+    """Return the problems of each file, by path. Without files, return the recipe's held-out problems."""
     if files:
         return {path: load_problems(path, config.data, "files") for path in files}
     held_out = config.data.held_out
@@ -49,7 +49,9 @@ def prompt_tables(
     for name, problems in sets.items():
         table = experiment.encode_prompts(problems)
         if not table.rows:
-            raise ConfigError(f"{name}: has no prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
+            raise ConfigError(
+                f"{name}: must have a prompt of 1 .. {table.max_length} tokens (data.max_prompt_tokens); has none"
+            )
         if table.dropped:
             console.print(f"{name}: {table.dropped} prompts dropped: empty or over {table.max_length} tokens")
         tables[name] = table if count is None else table.first(count)
@@ -64,7 +66,7 @@ def evaluate_sets(
     console: Console,
     unfinished: Unfinished,
 ) -> dict[str, Any]:
-    """Sample, score, save and print each set; return the results for the JSON file. Raises Stopped at a signal."""
+    """Sample, score, save and print each set. Return the results for the JSON file. Raises Stopped at a signal."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
     tables = prompt_tables(experiment, sets, args.prompts, console)
     if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
@@ -104,7 +106,7 @@ def evaluate_sets(
 
 
 def _final_answer(experiment: Experiment, args: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
-    """Return the scorer's function from text to final answer; None if no k above 1 is wanted or it has none."""
+    """Return the scorer's function from text to final answer; None without one, or if no k is above 1."""
     if not args.larger_k:
         return None
     final_answer = final_answer_of(experiment.config.reward)
@@ -114,7 +116,7 @@ def _final_answer(experiment: Experiment, args: EvaluateArgs, console: Console) 
 
 
 def completion_records(name: str, sampled: Sampled, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield one JSON object per completion, as `--save` writes them."""
+    """Yield one JSON object per completion, in the format of `--save`."""
     for row, value in enumerate(sampled.value.tolist()):
         text = tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
         reward = value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Estimates from samples of each prompt: pass@k, majority@k, and their intervals over prompts."""
+"""Estimates from several samples per prompt: pass@k, majority@k, and their intervals over prompts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(correct: Bool[np.ndarray, "prompts samples"], k: int) -> Float[np.ndarray, "prompts"]:
-    """Return an unbiased estimate, per prompt, of the probability that at least one of k samples is right.
+    """Return an unbiased estimate, per prompt, of the probability that at least one of k samples is correct.
 
-    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n - c, k) / C(n, k), where c of n samples are right.
+    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n - c, k) / C(n, k), where c of n samples are correct.
     """
     samples = correct.shape[1]
     wrong, i = samples - correct.sum(axis=1, keepdims=True), np.arange(k)[None]
@@ -34,16 +34,16 @@ def pass_at_k(correct: Bool[np.ndarray, "prompts samples"], k: int) -> Float[np.
 def majority_at_k(
     answers: Sequence[Sequence[str | None]], correct: Bool[np.ndarray, "prompts samples"], k: int
 ) -> Float[np.ndarray, "prompts"]:
-    """Return, per prompt, the probability that the most frequent answer among k samples is right (arXiv 2203.11171).
+    """Return, per prompt, the probability that the most frequent of k answers is correct (arXiv 2203.11171).
 
-    It is the mean over the samples // k disjoint groups of k samples. All right samples count as one answer; wrong
-    ones are equal if their text is. A wrong sample with answer None does not vote. A tie counts as the fraction of its
-    answers that are right.
+    The estimate is the mean over samples // k disjoint groups of k samples. All correct samples count as one answer.
+    Wrong samples have the same answer if their texts are equal; those with answer None do not vote. A tie scores the
+    fraction of its answers that are correct.
     """
     groups = correct.shape[1] // k
     values = []
     for row_answers, row_correct in zip(answers, correct, strict=True):
-        votes = [(True, None) if right else (False, text) for text, right in zip(row_answers, row_correct, strict=True)]
+        votes = [(True, None) if ok else (False, text) for text, ok in zip(row_answers, row_correct, strict=True)]
         values.append(np.mean([_majority(votes[start : start + k]) for start in range(0, groups * k, k)]))
     return np.array(values)
 
@@ -51,9 +51,9 @@ def majority_at_k(
 def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
     """Return the mean of values in 0 .. 1, with its Wilson interval for the effective number of 0/1 trials.
 
-    If every prompt's value is 0 or 1, the number of trials is about that of prompts. Fractions vary less than that,
-    so each prompt counts as several trials: n * m (1 - m) / variance. Mean m and variance include one extra 0 and one
-    extra 1, so that a few equal values do not give an interval of width zero.
+    The number of trials is n * m (1 - m) / variance, for n prompts. It is about n if every prompt's value is 0 or 1;
+    fractions vary less, so each prompt counts as several trials. Mean m and variance include one extra 0 and one extra
+    1, so that a few equal values do not give an interval of width zero.
     """
     mean, padded = float(np.mean(values)), np.append(values, (0.0, 1.0)).astype(np.float64)
     trials = len(values) * padded.mean() * (1 - padded.mean()) / padded.var()
@@ -63,13 +63,13 @@ def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
 
 
 def _majority(votes: Sequence[tuple[bool, str | None]]) -> float:
-    """Return the fraction of the most frequent answers that is right; 0 if no answer was given.
+    """Return the fraction of the most frequent answers that is correct; 0 if no answer was given.
 
-    votes: (right, text of a wrong answer).
+    votes: (is correct, text of a wrong answer).
     """
     counts = Counter(vote for vote in votes if vote != (False, None))
     if not counts:
         return 0.0
     highest = max(counts.values())
-    winners_right = [right for (right, _), count in counts.items() if count == highest]
-    return sum(winners_right) / len(winners_right)
+    winners_correct = [correct for (correct, _), count in counts.items() if count == highest]
+    return sum(winners_correct) / len(winners_correct)

@@ -1,4 +1,4 @@
-"""One answer, as it is generated: the rounds of the rollout, a few at a time."""
+"""Streaming of one answer: the rounds of its rollout, a few at a time."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from specjax.rollout.rounds import Decoding, RoundState, rounds
 from specjax.rollout.speculative import start_rollout
 from specjax.types import Params, Prompts
 
-ROUNDS = 4  # between two looks at what was emitted
+ROUNDS = 4  # per call of the compiled program
 
 
 def stream_rounds(
@@ -23,9 +23,11 @@ def stream_rounds(
 ) -> Iterator[RoundState]:
     """Yield the state of a rollout after its prefill and after every few rounds, until its first row has ended.
 
-    The tokens are those of a rollout. prompts: one for each data shard; those after the first only fill up the mesh.
+    The tokens are the same as those of `Sampler.generate`.
+
+    prompts: one per data shard; only the first is shown, the others fill the mesh.
     """
-    # The policy that is trained, whatever copy of it rollouts use.
+    # Use the policy that is trained, not an 8-bit copy of it for rollouts.
     policy, drafter = replace(experiment.networks.policy, eight_bit=None), experiment.networks.drafter
     mesh = experiment.mesh
     slots = len(prompts.lengths) * config.group_size

@@ -1,4 +1,4 @@
-"""Compile a training step for GPUs that are not there: `python -m launch.plan CONFIG --plan.gpu h200 --plan.gpus 8`.
+"""Compile a training step for absent GPUs: `python -m launch.plan CONFIG --plan.gpu h200 --plan.gpus 8`.
 
 Prints memory per device, collectives, operations, and what to change if the step does not fit. Needs no weights.
 """
@@ -9,7 +9,7 @@ from launch.plan.plan import plan
 
 
 def main(argv: list[str]) -> int:
-    """Plan the run that the command line describes, and return the exit code."""
+    """Plan the run that the command line describes. Return the exit code."""
     config, args = parse_run_and(PlanArgs, argv, "python -m launch.plan", "Compile a training step for absent GPUs.")
     plan(config, args)
     return 0

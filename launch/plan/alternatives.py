@@ -1,4 +1,4 @@
-"""Single options changed in a run that does not fit, to find out which of them buys most."""
+"""Variants of a run that does not fit, each with one option changed, to find out which saves the most memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +10,9 @@ from specjax.rollout.plan import lay_out
 def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tuple[str, RunConfig]]:
     """Yield (what changes, the changed config) for the options that may reduce the memory of `generate` or `update`.
 
-    The number of devices stays, except where an axis cannot take them from `data`. experts: whether the policy has a
-    mixture of experts, which `mesh.expert` splits.
+    The number of devices stays the same, unless neither `data` nor `fsdp` can give devices to the axis that grows.
+
+    experts: the policy is a mixture of experts, which `mesh.expert` splits.
     """
     yield from _rollout(config) if program == "generate" else _update(config)
     for axis in ("tensor", "expert", "fsdp") if experts else ("tensor", "fsdp"):
@@ -25,19 +26,19 @@ def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tup
             changes = {axis: 2 * size}
         mesh = replace(config.mesh, **changes)
         text = ", ".join(f"mesh.{name} = {value}" for name, value in changes.items())
-        more = "" if len(changes) == 2 else ", so twice the GPUs"
-        yield text + more, replace(config, mesh=mesh)
+        suffix = "" if len(changes) == 2 else ", so twice the GPUs"
+        yield text + suffix, replace(config, mesh=mesh)
 
 
 def _rollout(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     shards = config.mesh.data * config.mesh.fsdp
     sequences = config.data.prompts * config.rollout.group_size // shards
     phases = lay_out(config.rollout, sequences, config.data.max_prompt_tokens)
-    most = phases[0].slots // 2
-    if most:
-        fewer = tuple((min(slots, most), window) for slots, window in phases)
-        rollout = replace(config.rollout, phases=fewer)
-        yield f"rollout.phases of {most} slots at most, so sequences wait", replace(config, rollout=rollout)
+    limit = phases[0].slots // 2
+    if limit:
+        fewer_slots = tuple((min(slots, limit), window) for slots, window in phases)
+        rollout = replace(config.rollout, phases=fewer_slots)
+        yield f"rollout.phases with at most {limit} slots, so sequences wait", replace(config, rollout=rollout)
 
 
 def _update(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:

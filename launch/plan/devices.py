@@ -1,4 +1,4 @@
-"""GPUs that need not be there, described well enough to compile for them."""
+"""Descriptions of GPUs that are complete enough to compile for them without having one."""
 
 import importlib.util
 import math
@@ -17,7 +17,7 @@ from launch.plan.options import PlanConfig
 from specjax.parallel.mesh import AXES
 
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-# Without a GPU there is nothing to time: XLA takes its default for each kernel.
+# Autotuning times kernels, which needs a GPU. At level 0, XLA uses its default for each kernel.
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 
 
@@ -84,9 +84,9 @@ GPUS = {
 
 
 def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
-    """Return the config for all GPUs of the plan, and their mesh.
+    """Return the config with a mesh over all GPUs of the plan, and that mesh.
 
-    Raises ConfigError if the mesh does not divide them, or jax's CUDA plugin is missing.
+    Raises ConfigError if the mesh's size does not divide their number, or if jax's CUDA plugin is missing.
     """
     size = math.prod(config.mesh.shape)
     count = plan.gpus or size
@@ -105,14 +105,14 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     """Return devices to compile for. name: key of `GPUS`. Raises ConfigError without jax's CUDA plugin."""
     if not any(map(importlib.util.find_spec, PLUGINS)):
         raise ConfigError(
-            f"plan.gpu = {name}: needs jax's CUDA plugin, of the extra [cuda]; without it --plan.gpu cpu compiles "
-            "for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
+            f"plan.gpu = {name}: needs jax's CUDA plugin (pip install 'specjax[cuda]'); without it, --plan.gpu cpu "
+            "compiles for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
         )
     gpu = GPUS[name]
     per_host = min(count, per_host or gpu.per_host)
     if count % per_host:
         raise ConfigError(f"plan.per_host = {per_host}: must divide plan.gpus = {count}")
-    # The plugin can compile without CUDA's libraries and a driver, but cannot start as a backend without them.
+    # Without CUDA's libraries and a driver, the plugin can compile, but cannot start as a backend.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
     topology = f"1x{count // per_host}x{per_host}"
@@ -126,5 +126,5 @@ def _cpu_devices(count: int) -> list[Any]:
         pass
     devices = jax.devices("cpu")
     if len(devices) < count:
-        raise ConfigError(f"plan.gpus = {count}: must be at most the {len(devices)} CPU devices that exist already")
+        raise ConfigError(f"plan.gpus = {count}: must be at most {len(devices)}, the CPU devices that already exist")
     return devices[:count]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Flops(NamedTuple):
     """Operations over all devices: those that run a known number of times, and those of one turn of the longest loop.
 
-    See `launch.plan.traffic.Collectives`.
+    `launch.plan.traffic.Collectives` divides a program in the same way.
     """
 
     fixed: float
@@ -16,22 +16,22 @@ class Flops(NamedTuple):
 
 
 def flops(jaxpr: Any) -> Flops:
-    """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr, with all that it calls.
+    """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr and in all functions that it calls.
 
-    A grouped product counts as if every row were of some group.
+    A grouped product counts as if every row belonged to a group.
     """
     fixed = turn = 0.0
     for eqn in jaxpr.eqns:
         name, inner = eqn.primitive.name, [flops(each) for each in _called(eqn.params)]
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            left = eqn.invars[0].aval.shape
-            fixed += 2.0 * prod(eqn.outvars[0].aval.shape) * prod(left[axis] for axis in contracted)
+            lhs_shape = eqn.invars[0].aval.shape
+            fixed += 2.0 * prod(eqn.outvars[0].aval.shape) * prod(lhs_shape[axis] for axis in contracted)
         elif name == "ragged_dot_general":
             fixed += 2.0 * prod(eqn.invars[0].aval.shape) * eqn.outvars[0].aval.shape[-1]
         elif name == "cond":
-            part = max(inner, key=sum)
-            fixed, turn = fixed + part.fixed, max(turn, part.turn)
+            branch = max(inner, key=sum)
+            fixed, turn = fixed + branch.fixed, max(turn, branch.turn)
         elif name == "while":
             turn = max(turn, sum(map(sum, inner)))
         elif inner:
@@ -43,7 +43,7 @@ def flops(jaxpr: Any) -> Flops:
 
 
 def _times(name: str, params: dict[str, Any]) -> int:
-    """Return how often a call runs: the turns of a scan, the shards of a function that is manual over mesh axes."""
+    """Return how often a call runs: the turns of a scan, or the shards of a `shard_map`."""
     if name == "scan":
         return params["length"]
     if name == "shard_map":

@@ -1,4 +1,4 @@
-"""Memory of a device while each program of a step runs, by component."""
+"""Memory per device while each program of a step runs, by component."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from specjax.rollout.rounds import Decoding
 from specjax.types import LayerCache, Prompts, PyTree, TrainState
 
 Components = dict[str, int]
-REST = "activations and other temporaries"
+TEMPORARIES = "activations and other temporaries"
 
 
 def components(
@@ -26,25 +26,25 @@ def components(
 ) -> Components:
     """Return bytes per device by component while the program `name` runs: `generate` or `update`.
 
-    Weights, moments, copies, caches and gradients follow from shapes and shardings. The rest is what XLA's count of the
-    whole program leaves.
+    Weights, moments, copies, caches and gradients follow from shapes and shardings. Temporaries are the remainder of
+    XLA's total for the program.
 
     batches: the program's arguments after the state, as shapes. They are split by rows.
     """
     memory = compiled.memory_analysis()
     assert memory is not None
-    kept, params = resident(state), state.params
+    state_sizes, params = resident(state), state.params
     trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
-    own = {"gradients": bytes_per_device(trained)}
+    program_sizes = {"gradients": bytes_per_device(trained)}
     if name == "generate":
-        own = _rollout(experiment, state)
+        program_sizes = _rollout(experiment, state)
     rows = NamedSharding(experiment.mesh, P(BATCH_AXES))
     batches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches)
-    # XLA drops arguments that a program does not read, which are in memory all the same.
-    total = sum(kept.values()) + bytes_per_device(batches)
+    # Count arguments here: XLA drops those that a program does not read, but they are in memory too.
+    total = sum(state_sizes.values()) + bytes_per_device(batches)
     total += memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-    known = kept | own
-    return known | {REST: max(total - sum(known.values()), 0)}
+    known = state_sizes | program_sizes
+    return known | {TEMPORARIES: max(total - sum(known.values()), 0)}
 
 
 def resident(state: TrainState) -> Components:
@@ -68,7 +68,7 @@ def _rollout(experiment: Experiment, state: TrainState) -> Components:
 
 
 def _caches(experiment: Experiment) -> int:
-    """Return the bytes of the policy's and the draft's caches in the first phase."""
+    """Return the bytes per device of the policy's and the draft's caches in the first phase."""
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     rollout, phases = config.rollout, experiment.phases
     prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
@@ -80,8 +80,10 @@ def _caches(experiment: Experiment) -> int:
         state = first_rows(decoding, prompts, phases[0], blank=True)
         return state.cache, state.draft
 
-    every = jax.tree.leaves(jax.eval_shape(start, params, prompts, chosen), is_leaf=lambda x: isinstance(x, LayerCache))
-    arrays: list[Any] = [x for layer in every if isinstance(layer, LayerCache) for x in layer]
+    leaves = jax.tree.leaves(
+        jax.eval_shape(start, params, prompts, chosen), is_leaf=lambda x: isinstance(x, LayerCache)
+    )
+    arrays: list[Any] = [x for leaf in leaves if isinstance(leaf, LayerCache) for x in leaf]
     return bytes_per_device(
         [x.update(sharding=NamedSharding(mesh, spec((None, "kv_heads", None, None), x.shape, mesh))) for x in arrays]
     )

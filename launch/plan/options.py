@@ -11,13 +11,13 @@ Count = Annotated[int, at_least(1), at_most(2**16)]
 
 @dataclass(frozen=True)
 class PlanConfig(Options):
-    """GPUs that the step is compiled for.
+    """GPUs to compile the step for.
 
     Attributes:
-        gpu:          GPU to compile for. cpu: the CPU, whose temporaries are 2.5 to 3 times a GPU's.
-        gpus:         Number of GPUs, a multiple of the mesh's, which is repeated along data. None: the mesh's.
-        per_host:     GPUs of a host. None: as sold, 8, and 4 of gb200.
-        alternatives: If the step does not fit, compile it with single options changed too, and compare.
+        gpu:          Kind of GPU. cpu: compile for CPUs, which need 2.5 to 3 times a GPU's temporary memory.
+        gpus:         Number of GPUs, a multiple of the mesh's size; mesh.data grows to use them. None: the mesh's size.
+        per_host:     GPUs per host. None: 4 for gb200, otherwise 8.
+        alternatives: If the step does not fit, also compile it with one option changed at a time, and compare.
     """
 
     gpu: Literal["h100", "h200", "b200", "gb200", "cpu"] = "h100"
@@ -28,11 +28,11 @@ class PlanConfig(Options):
 
 @dataclass(frozen=True)
 class PlanArgs(Options):
-    """Options of launch.plan alone.
+    """Options that only launch.plan has.
 
     Attributes:
         json: File for the results.
-        plan: GPUs that the step is compiled for.
+        plan: GPUs to compile the step for.
     """
 
     json: str | None = None

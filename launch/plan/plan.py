@@ -1,4 +1,4 @@
-"""Plan a run: compile its step from shapes, print what it needs, and try what helps where it does not fit."""
+"""Plan of a run: compile its step from shapes, print what it needs, and try other options if it does not fit."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from launch.timing import provenance
 
 
 def plan(config: RunConfig, args: PlanArgs) -> None:
-    """Compile the step for devices that may be absent, print what it needs, and write it to `--json`.
+    """Compile the step for devices that may be absent, print what it needs, and write the same to `--json`.
 
     Raises ConfigError if the run cannot be planned.
     """
@@ -40,13 +40,16 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
 
 
 def compiled(experiment: Experiment, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
-    """Compile the programs of these names. Raises ConfigError if options do not fit together."""
+    """Compile the named programs. Raises ConfigError if options contradict each other."""
     with refusing():
         return Plan(experiment).programs(names)
 
 
 def compare(config: RunConfig, plan: PlanConfig, program: str, now: int, experts: bool) -> list[Alternative]:
-    """Compile `program` with one option changed at a time, and print the memory of each. See `alternatives`."""
+    """Compile `program` with one option changed at a time (`alternatives`), and print the memory of each variant.
+
+    now: bytes per device without a change.
+    """
     found = []
     for change, other in alternatives(config, program, experts):
         try:
@@ -58,5 +61,5 @@ def compare(config: RunConfig, plan: PlanConfig, program: str, now: int, experts
             found.append(Alternative(program, change, None, str(error)))
             console.print(f"  refused: {change}: {error}")
     if sizes := {each.change: each.total for each in found if each.total is not None}:
-        console.print(f"  most is bought by: {min(sizes, key=lambda change: sizes[change])}")
+        console.print(f"  least memory: {min(sizes, key=lambda change: sizes[change])}")
     return found

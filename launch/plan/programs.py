@@ -24,8 +24,8 @@ class Planned:
 
     Attributes:
         memory:      Bytes per device by component, while it runs.
-        collectives: Bytes between devices, in all and in one round.
-        flops:       Of matrix products, over all devices.
+        collectives: Bytes that devices exchange.
+        flops:       Operations of matrix products, over all devices.
         seconds:     Time to trace and compile it.
         text:        The compiled program.
     """
@@ -42,42 +42,44 @@ class Planned:
 
 
 class Plan:
-    """Programs of an experiment whose networks are shapes: `generate` and `update`. Each is compiled when asked for.
+    """Programs `generate` and `update` of an experiment whose networks are shapes. `programs` compiles them.
 
-    A step with a traced reward fuses both, and needs about the memory of the larger.
+    A step with a traced reward fuses both into one program, which needs about the memory of the larger.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         config, networks = experiment.config, experiment.networks
-        # The scores are an argument of `update`, whoever makes them.
+        # `update` takes the scores as an argument, so any reward function serves.
         reward = HostReward(_no_scores, config.reward.parts)
         functions = experiment.rollout_fn, experiment.loss_fn
         self._step = TrainStep(Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions))
         self._state = abstract_state(experiment)
 
     def programs(self, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
-        """Trace and compile the programs of these names. Raises ValueError if options do not fit together."""
-        experiment, started = self.experiment, time.perf_counter()
-        traced = self._step.trace_halves(self._state, experiment.abstract_prompts(experiment.config.data.prompts))
-        found, tracing = {}, (time.perf_counter() - started) / len(traced)
+        """Trace and compile the named programs. Raises ValueError if options contradict each other."""
+        experiment, start = self.experiment, time.perf_counter()
+        traced_programs = self._step.trace_halves(
+            self._state, experiment.abstract_prompts(experiment.config.data.prompts)
+        )
+        planned, tracing_s = {}, (time.perf_counter() - start) / len(traced_programs)
         for name in names:
-            each, started = traced[name], time.perf_counter()
+            traced, start = traced_programs[name], time.perf_counter()
             on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
             with jax.set_mesh(experiment.mesh):
-                compiled = each.lower().compile(COMPILER_OPTIONS if on_gpu else None)
-            seconds, text = tracing + time.perf_counter() - started, compiled.as_text()
+                compiled = traced.lower().compile(COMPILER_OPTIONS if on_gpu else None)
+            seconds, text = tracing_s + time.perf_counter() - start, compiled.as_text()
             assert text is not None
-            (_, *batches), _ = each.args_info
-            found[name] = Planned(
+            (_, *batches), _ = traced.args_info
+            planned[name] = Planned(
                 components(name, experiment, self._state, batches, compiled),
                 collectives_of(Program(text), experiment.mesh),
-                flops(each.jaxpr.jaxpr),
+                flops(traced.jaxpr.jaxpr),
                 seconds,
                 text,
             )
-        return found
+        return planned
 
 
 def _no_scores(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-    raise AssertionError("a plan runs nothing")
+    raise AssertionError("a plan does not run programs")

@@ -1,4 +1,4 @@
-"""Plans as text and as JSON."""
+"""Report of a plan, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,21 @@ from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned
 from launch.plan.traffic import Traffic
 
-# Beyond this share of a GPU's memory nothing fits: CUDA and the collectives take the rest.
+# Fraction of a GPU's memory that programs can use: CUDA and the collectives need some too.
 USABLE = 0.95
-# What JAX takes of a GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+# Fraction that JAX reserves by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
 BY_DEFAULT = 0.75
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A program compiled with one option changed. total: bytes per device; None where the options do not go together.
+    """Memory of a program that was compiled with one option changed.
 
-    refused: why they do not.
+    Attributes:
+        program: `generate` or `update`.
+        change:  the changed option and its value.
+        total:   bytes per device; None if the options contradict each other.
+        refused: the error in that case.
     """
 
     program: str
@@ -32,7 +36,7 @@ class Alternative:
 
 
 def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
-    """Return the line that says what is compiled for what."""
+    """Return one line that names the recipe and the devices."""
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     if plan.gpu == "cpu":
         return (
@@ -43,28 +47,28 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
 
 
 def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:
-    """Yield the lines of memory per device by component. capacity: of a device, in bytes."""
+    """Yield the lines of memory per device by component. capacity: bytes of a device; None: unknown."""
     yield f"{'memory per device, GiB':34}" + "".join(f"{name:>10}" for name in programs)
     for part in dict.fromkeys(part for each in programs.values() for part in each.memory):
         sizes = [each.memory.get(part) for each in programs.values()]
         if any(sizes):
             yield f"  {part:32}" + "".join(f"{'' if size is None else gib(size):>10}" for size in sizes)
-    yield f"  {'in all':32}" + "".join(f"{gib(each.total):>10}" for each in programs.values())
+    yield f"  {'total':32}" + "".join(f"{gib(each.total):>10}" for each in programs.values())
     if capacity is None:
         return
     yield f"  {'of the device':32}" + "".join(f"{each.total / capacity:>10.0%}" for each in programs.values())
-    most = max(each.total for each in programs.values())
-    if most > USABLE * capacity:
+    largest = max(each.total for each in programs.values())
+    if largest > USABLE * capacity:
         usable = f"{gib(USABLE * capacity)} of a device's {gib(capacity)} GiB are usable"
-        yield f"does not fit: {gib(most)} GiB are needed, {usable}"
-    elif most > BY_DEFAULT * capacity:
-        yield f"fits, with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}: by default JAX takes {BY_DEFAULT:.0%} of a device"
+        yield f"does not fit: {gib(largest)} GiB are needed, {usable}"
+    elif largest > BY_DEFAULT * capacity:
+        yield f"fits with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}; by default JAX takes {BY_DEFAULT:.0%} of a device"
     else:
         yield "fits"
 
 
 def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
-    """Yield the lines of the collectives by program, and of one speculative round at the longest draft length."""
+    """Yield the lines of collectives: of each program, and of one speculative round at the longest draft length."""
     yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
     for title, found in _parts(programs):
         if not found.count:
@@ -75,7 +79,7 @@ def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
 
 
 def work(programs: dict[str, Planned], mesh: Mesh) -> Iterator[str]:
-    """Yield the lines of matrix products and of compile times."""
+    """Yield the lines of matrix products and compile times."""
     turn, update = programs["generate"].flops.turn / mesh.size, programs["update"].flops.fixed / mesh.size
     yield f"matrix products, divided by the devices: {turn / 1e12:,.2f} TFLOP a round, {update / 1e12:,.1f} an update"
     yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())

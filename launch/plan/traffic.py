@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: how often each runs, between which devices, and the bytes that it returns."""
+"""Collectives of a compiled program: how often each runs, along which mesh axes, and the bytes that it returns."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ _CALLS = ("while", "conditional", "call", "async-start")
 
 
 class Kind(NamedTuple):
-    """A collective, and the mesh axes along which it joins devices."""
+    """A kind of collective: the operation, and the mesh axes whose devices take part."""
 
     operation: str
     axes: tuple[str, ...]
@@ -40,8 +40,8 @@ class Traffic:
 class Collectives(NamedTuple):
     """Collectives of a program: those that run a known number of times, and those of one turn of its longest loop.
 
-    Loops over rounds end when all rows have ended: their number of turns is data. Of several such loops, the one that
-    moves the most bytes in a turn counts, and of a conditional the branch that does.
+    A loop over rounds ends when all rows have ended, so its number of turns depends on data. Of several such loops, and
+    of the branches of a conditional, only the one that moves the most bytes counts.
     """
 
     fixed: Traffic
@@ -53,7 +53,7 @@ class Collectives(NamedTuple):
 
 
 def collectives_of(program: Program, mesh: Mesh, computation: str | None = None) -> Collectives:
-    """Return the collectives of a compiled program, or of one of its computations with all that it calls."""
+    """Return the collectives of a compiled program, or of one computation in it, including those it calls."""
     fixed, turn = Traffic(), Traffic()
     for line in program.computations[computation or program.entry]:
         operation = line.opcode.removesuffix("-start")
@@ -66,11 +66,11 @@ def collectives_of(program: Program, mesh: Mesh, computation: str | None = None)
             if line.opcode == "conditional":
                 inner = [max(inner, key=lambda part: part.total)]
             elif line.opcode == "while" and not trips:
-                one = Traffic()
+                one_turn = Traffic()
                 for part in inner:
-                    one.add(part.fixed)
-                    one.add(part.turn)
-                inner = [Collectives(Traffic(), one)]
+                    one_turn.add(part.fixed)
+                    one_turn.add(part.turn)
+                inner = [Collectives(Traffic(), one_turn)]
             for part in inner:
                 fixed.add(part.fixed, int(trips[1]) if trips else 1)
                 turn = max(turn, part.turn, key=lambda each: each.total)
@@ -82,6 +82,6 @@ def received(line: Instruction) -> int:
     sizes = line.sizes
     if line.opcode == "collective-permute-start":
         return sizes[1]
-    # Starts return their operands too, that of an all-reduce excepted.
-    starts = line.opcode.endswith("-start") and not line.opcode.startswith("all-reduce")
-    return sum(sizes[len(sizes) // 2 :] if starts else sizes)
+    # Start operations return their operands too, except that of an all-reduce.
+    has_operands = line.opcode.endswith("-start") and not line.opcode.startswith("all-reduce")
+    return sum(sizes[len(sizes) // 2 :] if has_operands else sizes)

@@ -12,7 +12,7 @@ class ReportArgs:
     """Options of launch.report.
 
     Attributes:
-        directory: Run directory, into which report.html is written.
+        directory: Run directory. report.html is written into it.
     """
 
     directory: str

@@ -1,6 +1,6 @@
-"""Charts as SVG in the report's colors: lines over steps, stacked bars, histograms.
+"""Charts as SVG: lines over steps, stacked bars, histograms.
 
-Each chart is as wide as a phone's screen. One unit is one pixel at a text height of 11.
+Each chart is as wide as a phone's screen. One SVG unit is one pixel; text is 11 units high.
 """
 
 import json
@@ -14,9 +14,9 @@ from launch.report.series import Series, limits, stretches, thin
 
 WIDTH, HEIGHT = 400, 210
 TOP, BOTTOM, RIGHT = 8, 24, 14
-# Width of a character of a label.
+# Width of one character of a label.
 CHARACTER = 7.2
-# Clips lines to the plot area, with room for a line's width.
+# Nested SVG that clips lines to the plot area, with a margin for their width.
 PLANE = f'<svg width="{WIDTH}" height="{HEIGHT - BOTTOM + 3}">'
 
 
@@ -69,15 +69,15 @@ def line_chart(
     reference: float | None = None,
     span: tuple[int, int] | None = None,
 ) -> str:
-    """Return a chart of values over steps, each series with its running mean; an empty string without any values.
+    """Return a chart of values over steps, each series with its running mean. Empty if there are no values.
 
     Args:
         title:     caption.
-        series:    lines; those without values are left out.
+        series:    lines; those without values are not drawn.
         hint:      explanation below the title.
         percent:   show values as percentages.
         zero:      include 0 in the y axis.
-        reference: level of a dashed horizontal line.
+        reference: value at which a dashed horizontal line is drawn.
         span:      first and last step of the x axis. None: those of the series.
     """
     series = [each for each in series if len(each.values)]
@@ -116,7 +116,7 @@ def line_chart(
 
 
 def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndarray]], *, hint: str = "") -> str:
-    """Return a chart of stacked seconds, one bar per step; more than 24 steps are averaged in groups.
+    """Return a chart of stacked seconds with one bar per step. More than 24 steps are averaged in groups.
 
     parts: color and values [steps] by label.
     """
@@ -145,26 +145,26 @@ def bar_chart(title: str, steps: np.ndarray, parts: dict[str, tuple[int, np.ndar
 
 
 def histogram(title: str, groups: dict[str, tuple[int, np.ndarray]], top: int, *, hint: str = "") -> str:
-    """Return a histogram of integers 0 .. top; the y axis is the fraction of a group.
+    """Return a histogram of integers 0 .. top. The y axis is the fraction of values in a group.
 
     groups: color and values by label.
     """
     bins = min(top + 1, 24)
     edges = np.linspace(0, top + 1, bins + 1)
-    shares = {name: np.histogram(values, edges)[0] / max(len(values), 1) for name, (_, values) in groups.items()}
-    frame = Frame(0, top + 1, ticks(0.0, max(float(share.max()) for share in shares.values())), percent=True)
+    fractions = {name: np.histogram(values, edges)[0] / max(len(values), 1) for name, (_, values) in groups.items()}
+    frame = Frame(0, top + 1, ticks(0.0, max(float(each.max()) for each in fractions.values())), percent=True)
     slot = (WIDTH - RIGHT - frame.left) / bins
     width = slot * 0.84 / len(groups)
     body = [frame.grid(), frame.x_labels()]
     for group, (name, (color, _)) in enumerate(groups.items()):
-        for place, share in enumerate(shares[name]):
-            if share > 0:
+        for place, fraction in enumerate(fractions[name]):
+            if fraction > 0:
                 low, high = int(np.ceil(edges[place])), int(np.ceil(edges[place + 1])) - 1
-                y = float(frame.y(share))
+                y = float(frame.y(fraction))
                 body.append(
                     f'<rect class="f{color}" x="{frame.left + place * slot + slot * 0.08 + group * width:.1f}" '
                     f'y="{y:.1f}" width="{width:.1f}" height="{float(frame.y(0.0)) - y:.1f}"><title>{escape(name)}: '
-                    f"{share:.1%} of {low}{f' to {high}' if high > low else ''} tokens</title></rect>"
+                    f"{fraction:.1%} of {low}{f' to {high}' if high > low else ''} tokens</title></rect>"
                 )
     legend = [(f"b{color}", name, f"mean {number(float(values.mean()))}") for name, (color, values) in groups.items()]
     return _figure(title, hint, legend, "".join(body), "")
@@ -180,7 +180,7 @@ def _path(frame: Frame, steps: np.ndarray, values: np.ndarray) -> str:
 
 
 def _hover(frame: Frame, series: Sequence[Series], percent: bool) -> str:
-    """Return the points, as JSON, that the page's script shows at the pointer."""
+    """Return the points as JSON in a script tag. The page's script shows those at the mouse pointer."""
     lines = []
     for each in series:
         kept = thin(each.smooth)

@@ -9,19 +9,19 @@ from launch.report.scales import number
 from specjax.types import Writer
 
 WRITERS = {
-    Writer.POLICY: "policy, nothing drafted (the first token, and all at draft length 0)",
+    Writer.POLICY: "policy, without a draft (the first token, and all at draft length 0)",
     Writer.DRAFT: "draft, accepted",
-    Writer.RECOVERED: "policy, in place of a rejected token",
-    Writer.BONUS: "policy, after a proposal accepted whole",
+    Writer.RECOVERED: "policy, instead of a rejected token",
+    Writer.BONUS: "policy, bonus token after a fully accepted proposal",
 }
 # Tokens shown at the start and at the end of a long completion.
 HEAD, TAIL = 400, 100
-# Most steps whose completions are shown.
+# Largest number of steps whose completions are shown.
 MOST = 8
 
 
 def shown(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most MOST steps that logged completions: the first, the last, and evenly spaced ones between."""
+    """Return at most MOST of the steps that logged completions: the first, the last, and evenly spaced ones between."""
     logged = [sample for sample in samples if sample["completions"]]
     if len(logged) <= MOST:
         return logged
@@ -29,7 +29,7 @@ def shown(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def completions(samples: Sequence[dict[str, Any]]) -> str:
-    """Return a foldable block per step, newest first and open; empty if no step logged completions."""
+    """Return one foldable block per step, the newest first and open. Empty if no step logged completions."""
     steps = shown(samples)
     if not steps:
         return ""
@@ -54,7 +54,7 @@ def _completion(completion: dict[str, Any]) -> str:
     facts = [f"{len(pieces)} tokens", f"expected {escape(completion['answer'])}"]
     facts.append("not scored" if completion["reward"] is None else f"reward {number(completion['reward'])}")
     if completion["stopped"] is False:
-        facts.append("cut at the length budget")
+        facts.append("cut off at the length budget")
     hidden = len(pieces) - HEAD - TAIL
     if hidden > 0:
         text = _tokens(pieces[:HEAD]) + f'<p class="soft">… {hidden} tokens …</p>' + _tokens(pieces[-TAIL:])
@@ -70,6 +70,6 @@ def _completion(completion: dict[str, Any]) -> str:
 
 
 def _tokens(pieces: Sequence[tuple[str, int | None]]) -> str:
-    """Return the tokens as shaded spans. A line break gets a visible sign, so that its shade shows."""
+    """Return the tokens as shaded spans. Line breaks get a visible sign, so that their shade can be seen."""
     texts = ((escape(text).replace("\n", "\u21b5\n"), writer or 0) for text, writer in pieces if text)
     return "".join(f'<span class="w{writer}">{text}</span>' for text, writer in texts)

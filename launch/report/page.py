@@ -1,4 +1,4 @@
-"""Page of the report: its sections and charts, in order."""
+"""The report's page: its sections and charts, in order."""
 
 import importlib.resources
 import re
@@ -29,24 +29,24 @@ STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "
 
 
 def write_report(directory: Path) -> Path:
-    """Write report.html into the directory of a run, finished or not, and return its path.
+    """Write report.html into the directory of a finished or unfinished run. Return its path.
 
     Raises ConfigError if the directory is not a run directory.
     """
     path = directory / REPORT_FILE
-    # A damaged record may hold half of a surrogate pair, which UTF-8 does not.
+    # A damaged record may hold half of a surrogate pair, which UTF-8 cannot encode.
     write_atomically(path, page(read_run(directory)).encode("utf-8", "replace"))
     return path
 
 
 def try_report(directory: Path) -> None:
-    """Write report.html and print its path. Never raise, so that the original error of a failed run is not masked."""
+    """Write report.html and print its path. Never raises, so that a failed run shows its original error."""
     if not processes.primary():
         return
     try:
         console.print(f"report: {write_report(directory)}")
     except Exception as error:
-        console.print(f"report.html could not be written: {type(error).__name__}: {error}")
+        console.print(f"report.html not written: {type(error).__name__}: {error}")
 
 
 def page(run: Run) -> str:
@@ -93,7 +93,7 @@ def _head(run: Run) -> str:
 
 
 def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield (label, value) of the run's key figures, for the tiles at the top."""
+    """Yield (label, value) of each key figure of the run, for the tiles at the top."""
     done = int(run.steps[-1]) if len(run.steps) else 0
     yield f"of {run.config.get('steps')} steps done", str(done)
     result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
@@ -228,7 +228,7 @@ def _time(run: Run) -> Iterator[str]:
 
 
 def _other_metrics(run: Run) -> Iterator[str]:
-    """Yield a chart for each nonstandard metric, for example of a custom loss or drafter."""
+    """Yield a chart for each nonstandard metric, such as those of a custom loss or drafter."""
     for name in run.metrics:
         if name not in STANDARD_METRICS and not name.startswith("reward/") and not POSITION.fullmatch(name):
             yield _lines(run, name, {name: name.rpartition("/")[2]})

@@ -5,12 +5,12 @@ import numpy as np
 from launch.run.draft_alerts import acceptance_alarm
 from launch.run.records import Run
 
-# Most warnings shown; the others are counted.
+# Largest number of warnings shown; the others are only counted.
 MOST = 20
 
 
 def warnings(run: Run) -> list[str]:
-    """Return the warnings, one line each: damaged files, then the others ordered by step."""
+    """Return the warnings, one line each: damaged files first, then the others by step."""
     found = [*_draft_alarms(run), *run.events_of("warning"), *_unscored(run), *_logprob_gap(run), *_not_finite(run)]
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
     lines = [*run.damaged, *lines]
@@ -18,7 +18,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def _draft_alarms(run: Run) -> list[tuple[int, str]]:
-    """Return a warning for each period of raised draft alarms: its first step, and until when it lasted."""
+    """Return a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
     starts = np.flatnonzero((raised > 0) & ~np.concatenate([[False], raised[:-1] > 0]))
     lines = []
@@ -37,7 +37,7 @@ def _unscored(run: Run) -> list[tuple[int, str]]:
     affected = steps[failed > 0]
     if not len(affected):
         return []
-    text = f"{failed.sum():.0f} completions could not be scored, in {_steps(affected)}: they do not train the policy"
+    text = f"{failed.sum():.0f} completions could not be scored, in {_steps(affected)}; they do not train the policy"
     return [(int(affected[0]), text)]
 
 
@@ -53,10 +53,10 @@ def _logprob_gap(run: Run) -> list[tuple[int, str]]:
 
 
 def _not_finite(run: Run) -> list[tuple[int, str]]:
-    """Warn of losses and gradients that were not finite, and of skipped updates.
+    """Return warnings about losses and gradients that were not finite, and about skipped updates.
 
-    metrics.jsonl stores a value that is not finite as null. Every step that trains a sequence measures these, so null
-    has no other cause there.
+    metrics.jsonl stores a value that is not finite as null. These metrics are measured in every step that trains a
+    sequence, so null has no other cause there.
     """
     lines = []
     trains = run.metrics.get("groups/sequences_trained", np.ones(len(run.steps))) != 0
@@ -80,6 +80,6 @@ def _value_at(run: Run, metric: str, step: int) -> float | None:
 
 
 def _steps(steps: np.ndarray) -> str:
-    """Return "step 3", "steps 3, 4" or, for more than five, "steps 3, .. and 2 more"."""
+    """Return "step 3" or "steps 3, 4"; of more than five steps, the first five "and 2 more"."""
     listed = ", ".join(map(str, steps[:5]))
     return f"step{'s' if len(steps) > 1 else ''} {listed}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''}"

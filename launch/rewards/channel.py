@@ -1,7 +1,7 @@
 """Messages between the pool and its scorer processes: JSON, one message per line, over a socket.
 
-A scorer shares its process with this channel and may write to it, fork, or die halfway through a line. So nothing that
-arrives is trusted: it is JSON and never pickle, every wait has a limit, and so has the length of a line.
+A scorer shares its process with this channel, so it may write to it, fork, or die halfway through a line. The pool
+therefore trusts nothing it receives: messages are JSON, never pickle, and it limits both waits and line lengths.
 """
 
 import json
@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-LONGEST_MESSAGE = 2**20  # bytes; the value of each scorer, or a short text
+LONGEST_MESSAGE = 2**20  # bytes; a message holds one value per scorer, or a short text
 CHUNK = 2**16
 
 
@@ -29,8 +29,8 @@ class Channel:
     def receive(self, limit_s: float | None = None, longest: int | None = None) -> Any:
         """Return the next message.
 
-        Raises TimeoutError after `limit_s` seconds, EOFError if the other end is closed, and ValueError if a line is no
-        JSON or has more than `longest` bytes.
+        Raises TimeoutError after `limit_s` seconds, EOFError if the other end is closed, and ValueError if a line is
+        not JSON or has more than `longest` bytes.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         searched = 0
@@ -54,7 +54,7 @@ class Channel:
             raise ValueError("a message nested too deep") from None
 
     def ended(self) -> bool:
-        """Return whether the other end is closed and has sent nothing that was not received."""
+        """Return True if the other end is closed and everything it sent has been received."""
         self._socket.settimeout(0)
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)

@@ -16,22 +16,22 @@ from launch.rewards.process import Result, Sample, ScorerProcess
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 8  # samples sent to a worker at a time; the later ones wait if one of them costs a restart
+CHUNK = 8  # samples sent to a worker at a time; if one causes a restart, the rest of its chunk waits
 
 
 def pattern_of(config: RewardConfig, scorer: str) -> str | None:
-    """Return the regular expression that `load_scorer` takes for that scorer."""
+    """Return the `pattern` argument of `load_scorer` for a scorer."""
     return {"regex": config.pattern, "format": config.format}.get(scorer)
 
 
 class RewardPool:
     """Processes that score completions against answers.
 
-    They are started, never forked, because JAX has threads. They run the scorers of `config` that read the text. A
-    user's scorer is a function (completion, answer) -> number, 1.0 for correct.
+    The processes are spawned, never forked, because JAX has threads. They run those scorers of `config` that read text
+    (all but `length`). A user's scorer is a function (completion, answer) -> number, 1.0 for correct.
 
-    Raises ConfigError if a scorer cannot be imported. The processes end with `close`, at the end of the `with` block,
-    and with the program, however it ends.
+    Raises ConfigError if a scorer cannot be imported. The processes end at `close`, at the end of the `with` block, and
+    when the program ends in any way.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -43,7 +43,8 @@ class RewardPool:
         scorers = json.dumps([(name, pattern_of(config, name)) for name in self.scorers])
         self._processes = [ScorerProcess(scorers, config.time_limit_s, self._closing) for _ in range(config.workers)]
         self._free: queue.SimpleQueue[ScorerProcess] = queue.SimpleQueue()
-        # Daemon threads, which live as long as the pool: Linux ends a process when the thread that started it ends.
+        # These threads start the processes and live as long as the pool: on Linux, a process gets its parent-death
+        # signal when the thread that started it ends.
         self._threads = ThreadPool(config.workers)
         atexit.register(self.close)
         problems = self._threads.map(ScorerProcess.problem, self._processes, chunksize=1)
@@ -54,10 +55,10 @@ class RewardPool:
                 raise ConfigError(problem)
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """Return the values, float32 [completions, scorers]. Several threads may call it.
+        """Return the values, float32 [completions, scorers]. Thread-safe.
 
-        A row is NaN if a scorer raised, ran out of time or died; a value is NaN if it is not finite. Raises
-        RuntimeError after `close`.
+        A row is NaN if a scorer raised an exception, ran out of time or died. A value that is not finite becomes NaN.
+        Raises RuntimeError after `close`.
         """
         samples = list(zip(completions, answers, strict=True))
         size = max(1, min(CHUNK, -(-len(samples) // len(self._processes))))
@@ -75,7 +76,7 @@ class RewardPool:
         return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
 
     def close(self) -> None:
-        """Stop the processes; waiting calls of `score` return NaN."""
+        """Stop the processes. Calls of `score` that are waiting return NaN."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -106,4 +107,6 @@ class RewardPool:
             kind = reason.partition(":")[0]
             if kind not in self._reported:
                 self._reported.add(kind)
-                logger.warning("a sample was not scored: scorer %s (said once; the metrics count them)", reason)
+                logger.warning(
+                    "a sample was not scored: scorer %s (shown once; the metric reward/failed counts them)", reason
+                )

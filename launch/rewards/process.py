@@ -1,4 +1,4 @@
-"""One scorer process as the pool sees it, and its keeper: started, asked, killed with all children, and replaced."""
+"""Client of one scorer process: starts it, sends it samples, kills it with its children, replaces it."""
 
 import os
 import socket
@@ -13,17 +13,17 @@ START_LIMIT_S = 120.0  # for importing the scorer
 STOP_LIMIT_S = 5.0
 
 Sample = tuple[str, str]
-# The value of each scorer, or why there are none.
+# The value of each scorer, or the reason why there are none.
 Result = list[float] | str
 
 
 class ScorerProcess:
-    """A scorer process, replaced whenever it hangs, dies or says what it was not asked. One thread may use it.
+    """A scorer process, which is replaced when it hangs, dies or sends an unexpected message. Not thread-safe.
 
     Args:
         scorers:      JSON, as launch.rewards.worker takes it.
-        time_limit_s: Seconds for all scorers of a sample.
-        closing:      Set when the pool closes: samples that are still waiting fail.
+        time_limit_s: Limit in seconds for all scorers of one sample together.
+        closing:      Event that is set when the pool closes: samples that are still waiting then fail.
     """
 
     def __init__(self, scorers: str, time_limit_s: float, closing: threading.Event) -> None:
@@ -34,7 +34,7 @@ class ScorerProcess:
         self._pid = self._request = 0
 
     def problem(self) -> str | None:
-        """Start the process and return what keeps it from coming up, or None."""
+        """Start the process. Return why it could not start, or None if it did."""
         try:
             self._start()
         except OSError as error:
@@ -42,16 +42,16 @@ class ScorerProcess:
         return None
 
     def score(self, samples: list[Sample]) -> list[Result]:
-        """Return the values of each sample, or as text why it has none."""
+        """Return the values of each sample, or the reason why it has none as text."""
         results: list[Result] = []
         while len(results) < len(samples):
             try:
                 if self._keeper is None or self._channel.ended():
                     self._start()
                 self._request += 1
-                rest = samples[len(results) :]
-                self._channel.send([self._request, rest], self._time_limit_s)
-                for index in range(len(rest)):
+                remaining = samples[len(results) :]
+                self._channel.send([self._request, remaining], self._time_limit_s)
+                for index in range(len(remaining)):
                     results.append(self._result(index))
             except OSError as error:
                 self.discard()
@@ -59,17 +59,17 @@ class ScorerProcess:
         return results
 
     def kill(self) -> None:
-        """Tell the keeper to stop the process and all that it started; may be called from any thread."""
+        """Tell the keeper to stop the process and all that it started. Any thread may call it."""
         if (keeper := self._keeper) is not None:
             keeper.terminate()
 
     def discard(self) -> None:
-        """Stop the process, if there is one, with all that it started, and wait for it."""
+        """Stop the process and all that it started, and wait for the end. Does nothing without a process."""
         if self._keeper is not None:
             self.kill()
             try:
                 self._keeper.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:  # a scorer has stopped it
+            except subprocess.TimeoutExpired:  # a scorer suspended the keeper
                 self._keeper.kill()
                 self._keeper.wait()
             self._keeper = None
@@ -79,11 +79,11 @@ class ScorerProcess:
         self.discard()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        # What the launcher can import, a scorer process can.
+        # Scorer processes can import whatever the launcher can.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with theirs:
             command = [sys.executable, "-P", "-m", "launch.rewards.worker", self._scorers, str(theirs.fileno())]
-            # A session of its own: Ctrl-C is for the launcher alone.
+            # In its own session, so that Ctrl-C reaches only the launcher.
             self._keeper = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -97,15 +97,15 @@ class ScorerProcess:
                 return
             case [int(), str() as problem]:
                 raise ChildProcessError(problem)
-        raise ChildProcessError("mixed up: its process sent what is no greeting")
+        raise ChildProcessError("mixed up: its process sent an unexpected message when it started")
 
     def _result(self, index: int) -> Result:
-        """Return the result of sample `index` of the present request. Raises ChildProcessError if another comes."""
+        """Return the result of sample `index` of the current request. Raises ChildProcessError on any other message."""
         expected = [self._request, index, self._pid]
         match self._receive(self._time_limit_s):
             case [*head, list() | str() as result] if head == expected:
                 return result
-        raise ChildProcessError("mixed up: its process sent what is no result of this sample")
+        raise ChildProcessError("mixed up: its process sent a message that is not the result of this sample")
 
     def _receive(self, limit_s: float) -> Any:
         """Return the process's next message. Raises ChildProcessError if there is none."""
@@ -116,6 +116,6 @@ class ScorerProcess:
         except TimeoutError:
             raise ChildProcessError(f"hung: no value within {limit_s:g} s") from None
         except ValueError:
-            raise ChildProcessError("mixed up: its process sent what is no message") from None
+            raise ChildProcessError("mixed up: its process sent a malformed message") from None
         except (EOFError, OSError):
             raise ChildProcessError("died: its process ended") from None

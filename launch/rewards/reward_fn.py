@@ -24,10 +24,10 @@ def make_pool(config: RewardConfig) -> RewardPool | None:
 
 
 def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
-    """Return the scorer's `final_answer`; None if it has no notion of an answer.
+    """Return the scorer's `final_answer`; None if it has none.
 
-    It runs in this process and without a time limit: call it on completions that were scored. A completion at which it
-    raises gives no answer.
+    It runs in this process without a time limit, so call it only on completions that were scored. A completion on which
+    it raises an exception has no answer.
     """
     name = "exact" if config.scorer == TRACED else config.scorer
     final_answer = load_scorer(name, pattern_of(config, name)).final_answer
@@ -46,16 +46,17 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
 def make_reward(
     pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, unfinished: Unfinished = NOT_KEPT
 ) -> RewardFn:
-    """Return the reward for completions of `problems`, which prompts name by id; without a pool it is traced.
+    """Return the reward function for completions of `problems`; without a pool, the traced one.
 
-    Logs a warning about answers that the scorer refuses even when a completion states them. Raises Stopped at a signal.
+    The ids of prompts are indices into `problems`. Logs a warning about answers that the scorer rejects even if a
+    completion states them. Raises Stopped at a signal.
     """
     if pool is None:
         return traced_exact(problems, tokenizer)
     if unscorable := unscorable_answers(pool, problems, unfinished):
         logger.warning(
-            "reward.scorer = %s: %d of %d problems have an answer that scores no 1.0 when a completion states it, so "
-            "nothing can be learnt from them; answers: %s",
+            "reward.scorer = %s: %d of %d problems have an answer that does not score 1.0 even if a completion states "
+            "it, so nothing can be learnt from them; answers: %s",
             *(pool.config.scorer, sum(problem.answer in unscorable for problem in problems), len(problems)),
             ", ".join(map(repr, unscorable[:5])) + (", .." if len(unscorable) > 5 else ""),
         )
@@ -63,7 +64,7 @@ def make_reward(
 
 
 def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished: Unfinished = NOT_KEPT) -> list[str]:
-    """Return the distinct answers that do not score 1.0 when stated; none if the scorer knows no form to state them."""
+    """Return the distinct answers that do not score 1.0 when stated; none if the scorer has no `stating`."""
     name = pool.config.scorer
     stating = load_scorer(name, pattern_of(pool.config, name)).stating
     if stating is None:
@@ -80,11 +81,11 @@ def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished
 
 
 def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScore:
-    """Return what scores token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32.
+    """Return a scorer of token ids: (tokens [r, C], lengths [r], ids [r]) -> (value [r], correct [r]), float32.
 
-    If there are several scorers, a third array has what each says, [r, scorers], and the value is their weighted sum.
-    `ids` are indices in `problems`; rows with an id below zero are padding and get NaN. `correct` is 1.0 where the
-    first scorer says above 0.5.
+    `value` is the weighted sum of all scorers; with several, a third array holds their own values, [r, scorers].
+    `correct` is 1.0 where the first scorer's value is above 0.5. `ids` are indices into `problems`; rows with a
+    negative id are padding and get NaN.
     """
     config = pool.config
     weights = np.array(config.weights or [1.0] * len(config.names), np.float32)
@@ -96,23 +97,26 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
         columns = dict(zip(pool.scorers, by_text.T, strict=True))
         if "length" in config.names:
             columns["length"] = length_penalty(lengths[kept], config.length)
-        said = np.full((len(ids), len(config.names)), np.nan, np.float32)
-        said[kept] = np.stack([columns[name] for name in config.names], axis=1)
-        value, correct = said @ weights, (said[:, 0] > 0.5).astype(np.float32)
-        return (value, correct, said) if config.parts else (value, correct)
+        values = np.full((len(ids), len(config.names)), np.nan, np.float32)
+        values[kept] = np.stack([columns[name] for name in config.names], axis=1)
+        total, correct = values @ weights, (values[:, 0] > 0.5).astype(np.float32)
+        return (total, correct, values) if config.parts else (total, correct)
 
     return score
 
 
 def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
-    """Return the reward of completions by their length in tokens alone, -1 .. 0."""
+    """Return a reward in -1 .. 0 that depends only on the length of a completion in tokens."""
     assert config.most is not None
     outside = np.maximum(np.maximum(config.least - lengths, lengths - config.most), 0)
     return -np.minimum(outside / config.slack, 1.0)
 
 
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
-    """Return 1 if a completion ends in '#', the answer and the stop token, else 0; compared as token ids."""
+    """Return a traced reward: 1 if a completion ends with '#', the answer and the stop token, else 0.
+
+    It compares token ids.
+    """
     endings = [[*tokenizer.encode(f"#{problem.answer}"), tokenizer.stop_tokens[0]] for problem in problems]
     width = max(map(len, endings))
     # Right-aligned, as completions end; -1 matches anything.

@@ -1,4 +1,4 @@
-"""Scorers by name, each with its final answer. Imports nothing heavy: every scorer process loads this module."""
+"""Scorers by name. This module imports nothing heavy, because every scorer process loads it."""
 
 import logging
 import re
@@ -14,8 +14,8 @@ class Scorer(NamedTuple):
 
     Attributes:
         score:        (completion, answer) -> a number; above 0.5 is correct.
-        final_answer: completion -> its answer, None if it gives none. None if the scorer has no notion of an answer.
-        stating:      answer -> a completion that gives it and must score 1.0. None if the scorer knows no such form.
+        final_answer: completion -> the answer in it, None if it gives none. None: the scorer extracts none.
+        stating:      answer -> a completion that states it and must score 1.0. None if the scorer has no fixed form.
     """
 
     score: Callable[[str, str], Any]
@@ -34,24 +34,24 @@ def exact() -> Scorer:
 
 
 def math() -> Scorer:
-    """Compare the last boxed answer with the expected one by math-verify; without any box, the last answer it finds.
+    """Compare the last boxed answer with the expected one by math-verify; without a box, the last answer it finds.
 
-    A last box that does not close is no answer: the completion was cut off, or is malformed. `score` raises ValueError
-    if the expected answer cannot be read. math-verify's own timeouts are off: the pool's time limit is the only one, so
-    `final_answer` is for completions that were scored within it.
+    A last box that does not close is not an answer: the completion was cut off, or is malformed. `score` raises
+    ValueError if the expected answer cannot be read. math-verify's own timeouts are off because the pool has a time
+    limit. So call `final_answer` only on completions that were scored within that limit.
     """
     try:
         from math_verify import parse, verify
     except ImportError:
         raise ImportError("math-verify is not installed: pip install 'specjax[hf]'") from None
-    # It would warn in every worker that its timeouts are off.
+    # Otherwise every worker warns that math-verify's timeouts are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def parsed(text: str) -> list[Any]:
         return parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def given(completion: str) -> list[Any]:
-        box = last_box(completion)  # given several, math-verify would take them together or the first
+        box = last_box(completion)  # of several boxes, math-verify would take the first, or all together
         return parsed(completion if box is None else box)
 
     def score(completion: str, answer: str) -> float:
@@ -68,14 +68,14 @@ def math() -> Scorer:
 
 
 def boxed(answer: str) -> str:
-    """Return the answer in a box, as a model is asked to give it."""
+    r"""Return the answer as `\boxed{answer}`, the form in which models are asked to give it."""
     return f"\\boxed{{{answer}}}"
 
 
 def last_box(text: str) -> str | None:
     r"""Return the last `\boxed{..}` of a text, "" if it does not close, and None if there is none.
 
-    A brace after a backslash is a character of the answer.
+    A brace after a backslash is part of the answer.
     """
     openings = list(re.finditer(r"\\boxed\s*(\{|[^\s{]\S*)", text))
     if not openings:
@@ -92,9 +92,9 @@ def last_box(text: str) -> str | None:
 
 
 def regex(pattern: str) -> Scorer:
-    """Compare the first group that took part in the last match with the answer, surrounding spaces ignored.
+    """Compare the answer with the first group that took part in the last match, ignoring surrounding spaces.
 
-    A pattern without groups scores whether it matches, and has no final answer.
+    A pattern without groups only scores whether it matches, and has no final answer.
     """
     compiled = re.compile(pattern)
     if not compiled.groups:
@@ -110,7 +110,7 @@ def regex(pattern: str) -> Scorer:
 
 
 def whole_format(pattern: str) -> Scorer:
-    """Score whether the whole completion matches; a dot matches line ends too."""
+    """Score 1.0 if the whole completion matches, else 0.0. A dot also matches line ends."""
     compiled = re.compile(pattern, re.DOTALL)
     return Scorer(lambda completion, answer: float(compiled.fullmatch(completion) is not None))
 
@@ -121,8 +121,10 @@ NAMED: dict[str, Callable[..., Scorer]] = {"exact": exact, "math": math, "regex"
 def load_scorer(name: str, pattern: str | None = None) -> Scorer:
     """Return the scorer of that name, or the function that "package.module:name" names.
 
-    pattern: the regular expression of `regex` and `format`. A function's final answer is the function `final_answer` of
-    its module. Raises ConfigError if there is no such function, and whatever a built-in scorer needs and does not find.
+    If the function's module also has a function `final_answer`, it is the scorer's. Raises ConfigError if there is no
+    such function, and ImportError if a built-in scorer needs a package that is not installed.
+
+    pattern: regular expression for `regex` and `format`.
     """
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)

@@ -1,10 +1,13 @@
 """A scorer process: `python -m launch.rewards.worker SCORERS FD`, started and killed by `launch.rewards.process`.
 
-SCORERS is JSON: (name, regular expression or null) of each scorer. FD is the socket to the pool. The first message to
-the pool is [process id, null] once the scorers are imported, or [process id, text] that says why they cannot be. Then
-the pool sends requests [request number, [[completion, answer], ..]], and the process answers with one message per
-sample: [request number, index, process id, result]. A result is the value of each scorer, or text that says why there
-is none. This module imports nothing heavy: starting a process costs what the scorers cost.
+SCORERS is JSON: [name, regular expression or null] for each scorer. FD is the socket to the pool.
+
+Protocol: the process first sends [process id, null] after it has imported the scorers, or [process id, text] with the
+reason why it could not. The pool then sends requests [request number, [[completion, answer], ..]]. The process answers
+with one message per sample: [request number, index, process id, result]. A result is a list with each scorer's value,
+or text with the reason why there is none.
+
+This module imports nothing heavy, so that a process starts as fast as its scorers allow.
 """
 
 import json
@@ -23,14 +26,14 @@ Score = Callable[[str, str], Any]
 
 
 def serve(scores: Sequence[Score], channel: Channel) -> None:
-    """Score what the pool requests until it closes its end."""
+    """Answer the pool's requests until the pool closes its end."""
     this_process = os.getpid()
     try:
         while True:
             request, samples = channel.receive()
             for index, (completion, answer) in enumerate(samples):
                 result = _values(scores, completion, answer)
-                if os.getpid() != this_process:  # a child that a scorer forked, and that returned here
+                if os.getpid() != this_process:  # a scorer forked, and its child returned here
                     os._exit(1)
                 channel.send([request, index, this_process, result])
     except (EOFError, ConnectionError):
@@ -42,9 +45,9 @@ def _values(scores: Sequence[Score], completion: str, answer: str) -> list[float
     for score in scores:
         try:
             value = score(completion, answer)
-            # float() would take text as well.
+            # float() would also accept text.
             if not isinstance(value, SupportsFloat):
-                return f"returned {type(value).__name__}: not a number"
+                return f"returned {type(value).__name__}, which is not a number"
             values.append(float(value))
         except Exception as error:
             return f"raised {type(error).__name__}: {error!s:.200}"
@@ -52,7 +55,7 @@ def _values(scores: Sequence[Score], completion: str, answer: str) -> list[float
 
 
 def _work(scorers: str, end: socket.socket) -> None:
-    # Programs that a scorer starts, and children that it forks, must not hold the channel open or write to it.
+    # Child processes of a scorer must not hold the channel open or write to it.
     os.register_at_fork(after_in_child=end.close)
     channel = Channel(end)
     scores = []
@@ -70,7 +73,7 @@ def _work(scorers: str, end: socket.socket) -> None:
 
 
 def main(scorers: str, descriptor: str) -> None:
-    """Serve in a process of its own, whose keeper this one is."""
+    """Serve in a forked process. This process becomes its keeper."""
     end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     keep(lambda: _work(scorers, end), release=end.close)

@@ -83,7 +83,7 @@ def read_draft_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
         if found.get("kind") != "eagle3":
             raise ValueError(f"kind = {show(found.get('kind'))}: must be eagle3")
         if found.keys() != _FIELDS:
-            raise ValueError("must have kind, head and feature_layers and nothing else")
+            raise ValueError("must have the fields kind, head and feature_layers, and no others")
         return config_from_json(Eagle3Config, nested(found, "head"), "a draft"), layer_ids(found, "feature_layers")
 
 
@@ -116,14 +116,16 @@ def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
     size, policy = config.draft_vocab_size, config.vocab_size
     if ids is None:
         if size != policy:
-            raise ValueError(f"target_ids = None: a draft vocabulary of {size} tokens of {policy} needs them")
+            raise ValueError(f"target_ids = None: must be set for a draft vocabulary of {size} out of {policy} tokens")
         return
     if ids.shape != (size,):
-        raise ValueError(f"target_ids: of shape {ids.shape}, must be ({size},), the draft vocabulary's")
+        raise ValueError(f"target_ids: has shape {ids.shape}; must be ({size},), the size of the draft vocabulary")
     if np.any(np.diff(ids) <= 0):
         raise ValueError("target_ids: must be strictly increasing")
     if ids[0] < 0 or ids[-1] >= policy:
-        raise ValueError(f"target_ids: {ids[0]} .. {ids[-1]}, must be within the policy's 0 .. {policy - 1}")
+        raise ValueError(
+            f"target_ids: range from {ids[0]} to {ids[-1]}; must be within 0 .. {policy - 1}, the policy's vocabulary"
+        )
 
 
 def _read_ids(path: Path) -> np.ndarray | None:

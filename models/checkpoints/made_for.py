@@ -46,7 +46,7 @@ def read_made_for(directory: Path) -> MadeFor | None:
     with errors_name(path):
         names = [field.name for field in fields(MadeFor)]
         if found.keys() != set(names):
-            raise ValueError(f"must have {', '.join(names)} and nothing else")
+            raise ValueError(f"must have the fields {', '.join(names)}, and no others")
         policy, predicted = found["policy"], found["predicted_acceptance"]
         if not isinstance(policy, str | None):
             raise ValueError(f"policy = {show(policy)}: must be text or null")

@@ -71,7 +71,7 @@ def restore_params(directory: Path, expected: PyTree) -> PyTree:
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         saved = checkpointer.metadata(path).item_metadata.tree
     if _shapes(saved) != _shapes(expected):
-        raise ValueError(f"{path}: not the parameters that {directory / 'config.json'} describes")
+        raise ValueError(f"{path}: does not hold the parameters that {directory / 'config.json'} describes")
     with ocp.StandardCheckpointer() as checkpointer, one_line_errors(f"{path}: not a complete Orbax checkpoint"):
         params = checkpointer.restore(path, jax.tree.map(lambda x, y: x.update(dtype=y.dtype), expected, saved))
     check_finite(params, path)

@@ -64,7 +64,9 @@ class Eagle3Config(LayerConfig):
             if getattr(self, name) and not self.use_aux_hidden_state:
                 raise ValueError(f"{name} = True: must be False without use_aux_hidden_state")
         if self.fc_norm and self.feature_size % self.hidden_size:
-            raise ValueError(f"feature_size = {self.feature_size}: with fc_norm a multiple of {self.hidden_size}")
+            raise ValueError(
+                f"feature_size = {self.feature_size}: must be a multiple of {self.hidden_size} with fc_norm"
+            )
 
     def check(self, policy: DecoderConfig) -> None:
         """Raise ValueError, naming the field, if the head does not fit the policy."""

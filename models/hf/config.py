@@ -134,7 +134,9 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
         raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has {which}")
     matches = [name for name, family in alike.items() if has_windows(family, config)]
     if not matches:
-        raise ValueError(f"sliding_layers = {config.sliding_layers}: {' and '.join(alike)} have none, or no others")
+        raise ValueError(
+            f"sliding_layers = {config.sliding_layers}: must be all layers or none for {' and '.join(alike)}"
+        )
     model_type = preferred if preferred in matches else matches[0]
     return {
         "architectures": [FAMILIES[model_type].architecture],

@@ -82,7 +82,7 @@ def config_to_public(
     outer |= {name: getattr(config, name) for name in _FLAGS}
     if dialect == "speculators":
         if not config.use_aux_hidden_state:
-            raise ValueError("use_aux_hidden_state = False: speculators has no such head, specforge has")
+            raise ValueError("use_aux_hidden_state = False: not supported by speculators; write the dialect specforge")
         greedy = dict(proposal_type="greedy", speculative_tokens=3, verifier_accept_k=1, accept_tolerance=0.0)
         return outer | {
             "architectures": ["Eagle3Speculator"],
@@ -102,9 +102,13 @@ def config_to_public(
     config_fields = Eagle3Config.__dataclass_fields__
     for name in ("num_layers", "qk_norm", "sliding_window", "norm_before_fc", "norm_before_residual"):
         if getattr(config, name) != config_fields[name].default:
-            raise ValueError(f"{name} = {getattr(config, name)}: specforge has no such head, speculators has")
+            raise ValueError(
+                f"{name} = {getattr(config, name)}: not supported by specforge; write the dialect speculators"
+            )
     if 0 in layers:
-        raise ValueError(f"feature_layers = {layers}: specforge cannot name the entry of layer 0, speculators can")
+        raise ValueError(
+            f"feature_layers = {layers}: specforge cannot express the input of layer 0; write the dialect speculators"
+        )
     eagle: dict[str, Any] = {"use_aux_hidden_state": config.use_aux_hidden_state}
     if layers:
         eagle[_LAYERS] = [i - 1 for i in layers]
@@ -128,7 +132,7 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
         if (family.qk_norm, family.qkv_bias) == (policy.qk_norm, policy.qkv_bias)
     ]
     if made_for and not set(made_for) & set(alike):
-        raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), the policy is {alike[0]}")
+        raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), but the policy is {alike[0]}")
 
 
 def _architectures(policy: DecoderConfig | None) -> list[str]:

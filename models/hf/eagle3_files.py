@@ -141,7 +141,7 @@ def check_embedding(directory: Path, table: jax.Array) -> None:
         return
     same_shape = tuple(copy.get_shape()) == table.shape
     if not (same_shape and _mean_cosine(copy, table) >= _LEAST_COSINE):
-        raise ValueError(f"{EMBEDDING}: not the policy's, which the head borrows: made for another policy")
+        raise ValueError(f"{EMBEDDING}: differs from the policy's, so the head was made for another policy")
 
 
 def _mean_cosine(copy: Any, table: jax.Array) -> float:
@@ -167,20 +167,21 @@ def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.n
     offsets, in_draft = tensors.get(TO_TARGET), tensors.get(TO_DRAFT)
     if offsets is None:
         if in_draft is not None:
-            raise ValueError(f"{TO_DRAFT}: there without {TO_TARGET}")
+            raise ValueError(f"{TO_DRAFT}: must not be present without {TO_TARGET}")
         if config.draft_vocab_size != config.vocab_size:
             raise ValueError(
-                f"{TO_TARGET}: missing; a draft_vocab_size of {config.draft_vocab_size} of {config.vocab_size} needs it"
+                f"{TO_TARGET}: missing; must be present for a draft_vocab_size of {config.draft_vocab_size} out of "
+                f"{config.vocab_size}"
             )
         return None
     if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
         wanted = f"int64 ({config.draft_vocab_size},)"
-        raise ValueError(f"{TO_TARGET}: {offsets.dtype} {offsets.shape}, must be {wanted}")
+        raise ValueError(f"{TO_TARGET}: is {offsets.dtype} {offsets.shape}; must be {wanted}")
     ids = np.arange(len(offsets)) + offsets
     with errors_name(Path(TO_TARGET)):
         check_target_ids(ids, config)
     if in_draft is not None and not np.array_equal(in_draft, np.isin(np.arange(config.vocab_size), ids)):
-        raise ValueError(f"{TO_DRAFT}: not the {config.vocab_size} flags of the ids that {TO_TARGET} gives")
+        raise ValueError(f"{TO_DRAFT}: must be {config.vocab_size} flags that mark the ids of {TO_TARGET}")
     return ids.astype(np.int32)
 
 

@@ -23,7 +23,7 @@ def experts_from_hf(fields: Mapping[str, Any], num_layers: int) -> ExpertsConfig
     step, dense = integer(fields, "decoder_sparse_step", 1), layer_ids(fields, "mlp_only_layers")
     layers = tuple(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)
     if not layers:
-        raise ValueError(f"mlp_only_layers = {show(list(dense))}: must leave a layer with experts")
+        raise ValueError(f"mlp_only_layers = {show(list(dense))}: must leave at least one layer with experts")
     return ExpertsConfig(
         num_experts=integer({name: count}, name),
         active=integer(fields, "num_experts_per_tok"),

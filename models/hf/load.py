@@ -83,10 +83,10 @@ def read_tensors(
         named.sort(key=lambda item: item[1].place or 0)
         found = {views[name].get_dtype(): name for name, _ in named}
         for unknown in found.keys() - dtypes.keys():
-            raise ValueError(f"{found[unknown]}: dtype {unknown}, must be {' or '.join(dtypes)}")
+            raise ValueError(f"{found[unknown]}: dtype {unknown}; must be {' or '.join(dtypes)}")
         if len(found) > 1:
             (one, first), (other, second) = list(found.items())[:2]
-            raise ValueError(f"{second}: dtype {other}, must be {one} as that of {first}")
+            raise ValueError(f"{second}: dtype {other}; must be {one}, like {first}")
         dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[next(iter(found))]
         name = named[0][0] if len(named) == 1 else ".".join(path)
         parameters[path] = by_name[name] = _read(views, named, flat[path], dtype)
@@ -102,7 +102,7 @@ def _read(
     for name, stored in named:
         found, expected = tuple(views[name].get_shape()), stored.shape(stored.of(shape))
         if found != expected:
-            raise ValueError(f"{name}: shape {found} in the file, {expected} by config.json")
+            raise ValueError(f"{name}: has shape {found} in the file; must be {expected} according to config.json")
 
     def tensor(name: str, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
         index, whole = stored.of(index), stored.of(shape)
@@ -127,18 +127,20 @@ def open_tensors(directory: Path) -> dict[str, Any]:
     if (directory / SINGLE).exists():
         return file_views(directory / SINGLE)
     if not (directory / INDEX).exists():
-        raise ValueError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
+        raise ValueError(f"{directory}: must hold {SINGLE} or {INDEX}")
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ValueError(f"{directory / INDEX}: weight_map = {show(weight_map)}: must be an object of file names")
     for name, file in weight_map.items():
         if not isinstance(file, str) or file != Path(file).name or "\\" in file:
-            raise ValueError(f"{directory / INDEX}: weight_map.{name} = {show(file)}: must be a file beside it")
+            raise ValueError(
+                f"{directory / INDEX}: weight_map.{name} = {show(file)}: must be a file in the same directory"
+            )
     views: dict[str, Any] = {}
     for file in sorted(set(weight_map.values())):
         for name, view in file_views(directory / file).items():
             if weight_map.get(name) != file:
-                raise ValueError(f"{name}: in {file}, but {INDEX} says {weight_map.get(name, 'nothing of it')}")
+                raise ValueError(f"{name}: is in {file}, but {INDEX} names {weight_map.get(name, 'no file for it')}")
             views[name] = view
     return views
 

@@ -43,7 +43,7 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
         return None
     (convention, names), *others = found.items()
     if others:
-        raise ValueError(f"{others[0][1][0]}: of another convention than {names[0]} in {directory}")
+        raise ValueError(f"{others[0][1][0]}: has another convention than {names[0]} in {directory}")
     config = mtp_config(policy, convention)
     head_views, tensors = {name: views[name] for name in names}, mtp_tensors(config, policy.num_layers)
     copy = embedding_copy(config, policy.num_layers)
@@ -76,6 +76,6 @@ def _check_counts(path: Path, found: bool) -> None:
     for name in COUNTS:
         count = fields.get(name)
         if found and count not in (None, 1):
-            raise ValueError(f"{path}: {name} = {show(count)}: must be 1, a head is there and one layer implemented")
+            raise ValueError(f"{path}: {name} = {show(count)}: must be 1; the weights hold an MTP head of one layer")
         if count and not found:
-            raise ValueError(f"{path}: {name} = {show(count)}: must be 0, the weights hold no MTP head")
+            raise ValueError(f"{path}: {name} = {show(count)}: must be 0; the weights hold no MTP head")

@@ -93,4 +93,4 @@ def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init)
     for path in sorted(flat.keys() | abstract.keys()):
         found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
         if found != expected:
-            raise ValueError(f"{what}: {'.'.join(path)} has shape {found}, {expected} by the config")
+            raise ValueError(f"{what}: {'.'.join(path)} has shape {found}; must be {expected} according to the config")

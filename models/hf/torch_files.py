@@ -40,7 +40,9 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
     try:
         torch = optional("torch")
     except ImportError as error:
-        raise ImportError(f"{path}: torch is not installed, which alone reads it; or convert it to {SINGLE}") from error
+        raise ImportError(
+            f"{path}: needs torch, which is not installed; install it, or convert the file to {SINGLE}"
+        ) from error
 
     def array(tensor: Any) -> np.ndarray:
         if tensor.dtype == torch.bfloat16:

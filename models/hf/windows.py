@@ -15,7 +15,7 @@ def windows_from_hf(
 ) -> tuple[int | None, tuple[int, ...] | None]:
     """Return `sliding_window` and `sliding_layers` of the decoder. Raises ValueError naming an invalid field."""
     if family.windows == "each" and "sliding_window" not in fields:
-        raise ValueError("sliding_window: missing, must be null or a positive integer")
+        raise ValueError("sliding_window: missing; must be null or a positive integer")
     switch = (False, True) if family.windows == "any" else (False,)
     used = one_of({"use_sliding_window": False, **fields}, "use_sliding_window", switch) or family.windows == "each"
     used = used and fields.get("sliding_window") is not None

@@ -25,7 +25,7 @@ BATCH_AXES, MODEL_AXES = AXES[:2], AXES[2:]
 
 
 class Rule(NamedTuple):
-    """How the mesh splits one logical axis of arrays.
+    """Rule for the split of one logical axis of arrays over mesh axes.
 
     Attributes:
         mesh_axes: Mesh axes that split it.

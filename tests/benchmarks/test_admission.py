@@ -1,4 +1,4 @@
-"""However waiting sequences are let in, the tokens are those of plain decoding all at once."""
+"""Every way to admit waiting sequences gives the tokens of plain decoding without a queue."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ def config(draft_length: int, **options: tuple[tuple[int, int], ...]) -> Rollout
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [conditional, reading])
 @pytest.mark.parametrize("k", [0, 2])
-def test_tokens_do_not_depend_on_the_way_in(way, k: int):
+def test_tokens_do_not_depend_on_the_way_of_admission(way, k: int):
     expected = jax.jit(partial(speculative_rollout, WORLD.policy, NoDrafter(), config=config(0)))
     expected = expected(WORLD.params("none"), WORLD.batch, RUN)
     program = jax.jit(partial(way, WORLD.policy, WORLD.drafters["eagle3"], config=config(k, phases=((5, LONGEST),))))

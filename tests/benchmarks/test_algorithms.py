@@ -1,4 +1,4 @@
-"""The comparison of algorithms, on very little of everything."""
+"""The comparison of algorithms, at tiny sizes."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tests.documents import ROOT
 
 
 @pytest.mark.slow
-def test_every_task_and_algorithm_is_run_tabled_and_drawn(
+def test_every_task_and_algorithm_is_run_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -33,18 +33,18 @@ def test_every_task_and_algorithm_is_run_tabled_and_drawn(
     assert all(len(run["accuracy"]) == 2 for run in runs)
     # From the same policy.
     assert runs[0]["before"] == runs[1]["before"]
-    # Both tasks, but for the control.
+    # Both tasks, except the control.
     assert capsys.readouterr().out.count("did not learn: NOT AS IT SHOULD") == 4
     assert all((run["gap"] > 1e-4) == (run["algorithm"] == "importance by token") for run in runs)
     assert len(list((tmp_path / "plots").glob("*.png"))) == 1
-    # What is there is tabled again and not run again.
+    # Existing results are put in the table without a new run.
     monkeypatch.setattr(algorithms, "learn", None)
     assert algorithms.main(["--algorithms", *names, *options]) == 1
     assert capsys.readouterr().out.count("did not learn") == 6
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
-def test_it_changes_a_run_to_one_that_goes_together(name: str, tmp_path: Path) -> None:
+def test_each_algorithm_gives_a_valid_run(name: str, tmp_path: Path) -> None:
     plain = [recipe for recipe in algorithms.recipes(tmp_path).values()]
     changed = [algorithms.ALGORITHMS[name](config) for config in plain]
     assert (changed == plain) == (name in ("GRPO", algorithms.CONTROL))
@@ -59,7 +59,7 @@ def test_digits_are_put_in_order(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_has_learnt_both_tasks() -> None:
-    """The committed results cover the algorithms that exist."""
+    """The committed results cover all algorithms."""
     found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
     runs = [algorithms.Learned(**run) for run in found]
     assert {(run.task, run.algorithm) for run in runs} == {

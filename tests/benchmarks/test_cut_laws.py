@@ -1,4 +1,4 @@
-"""The implementations that the benchmark times compute the same law."""
+"""The implementations that the benchmark compares compute the same law."""
 
 import jax
 import numpy as np
@@ -9,6 +9,6 @@ from specjax.sampling import SamplingLaw, process_logits
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_sorting_and_bisection_cut_alike(law: SamplingLaw):
+def test_sorting_and_bisection_agree(law: SamplingLaw):
     logits = 3 * jax.random.normal(jax.random.key(1), (50, 60))
     np.testing.assert_allclose(by_sorting(logits, law), process_logits(logits, law), atol=1e-5)

@@ -1,4 +1,4 @@
-"""The experiment on drafts, from warm-up to its plots, on very little of everything."""
+"""The experiment on drafts, from warm-up to plots, at tiny sizes."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from configs.schema import EvalConfig
 
 
 @pytest.mark.slow
-def test_every_part_is_measured_tabled_and_drawn(
+def test_every_part_is_measured_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = replace(narrow.config.model.architecture, num_layers=2)

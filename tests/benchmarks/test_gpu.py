@@ -1,4 +1,4 @@
-"""A session on a GPU: whatever becomes of a part, the next one runs, and what is known is written down."""
+"""A GPU session: whatever happens in one part, the next part runs, and results are written at once."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from launch.bench.presets import PRESETS
 from specjax.types import PyTree
 from tests.launch.checkpoints import write_checkpoint, write_problems
 
-# Programs that stand for parts, by name, and how each ends.
+# Programs that replace parts, by name. Each ends in a different way.
 PROGRAMS = {
     "good": ("print('measured: 1')", "ok"),
     "failing": ("print('so far'); raise ValueError('too bad')", "exit code 1"),
@@ -32,7 +32,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs parts which are programs of PROGRAMS, and returns the exit code and the log."""
+    """Return a function that runs PROGRAMS as parts, and returns the exit code and the log."""
     for name, (source, _) in PROGRAMS.items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -47,9 +47,9 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run_parts
 
 
-def test_no_end_of_a_part_ends_the_next(session, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "GRACE", 0.5)
-    # The endless part has a tenth of a minute, its share of one minute in all; the last has what the others left.
+    # The endless part gets a tenth of a minute, its share of one minute; the last part gets the remaining time.
     shares = {"failing": 30, "aborting": 30, "endless": 10, "good": 90}
     chosen = [Part(name, minutes, (name,)) for name, minutes in shares.items()]
     began = time.monotonic()
@@ -86,7 +86,7 @@ def test_what_cannot_run_is_refused(words: str, monkeypatch: pytest.MonkeyPatch,
     assert ("/nowhere" if words else "needs a GPU") in capsys.readouterr().err
 
 
-def test_a_required_check_that_fails_is_told_and_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_failed_required_check_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def fails() -> str:
         raise AssertionError("not the same tokens")
 
@@ -103,7 +103,7 @@ def test_a_required_check_that_fails_is_told_and_fails_the_part(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_gradients_of_another_policy_are_found(monkeypatch: pytest.MonkeyPatch):
-    """The check compares with the CPU; here, where that is this device, one of its two runs has other weights."""
+    """The check compares with the CPU. Here both runs are on the CPU, and one of them has other weights."""
     networks, put, calls = smoke.random_networks(PRESETS["tiny"]), jax.device_put, count()
 
     def put_changed(tree: PyTree, device: Any) -> PyTree:

@@ -1,4 +1,4 @@
-"""Implementations that are timed against each other agree, and two parts make one attention."""
+"""The compared implementations of attention agree, also if attention is computed in two parts."""
 
 import re
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ CUDNN = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
 
 
 def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache, View]:
-    """Return 4 heads of `count` queries, and 2 heads of keys and values that are garbage where no query may look."""
+    """Return 4 heads of `count` queries, and 2 heads of keys and values with garbage where no query may attend."""
     view, rng, rows = decode_view(jnp.asarray(START), count, LENGTH), np.random.default_rng(count), len(START)
     cached = rng.normal(size=(2, rows, 2, LENGTH, 8))
     for row, start in enumerate(START):
@@ -36,7 +36,7 @@ def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache
 
 
 @pytest.mark.parametrize("queries", [1, 3])
-def test_every_implementation_attends_alike(queries: int):
+def test_all_implementations_of_attention_agree(queries: int):
     preset = PRESETS["tiny"]
     cells = [Cell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates().items()]
     assert len(cells) > 1
@@ -46,7 +46,7 @@ def test_every_implementation_attends_alike(queries: int):
 
 
 def xla(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what cuDNN does, in the dtype of the arguments."""
+    """Return cuDNN's output and log-sum-exp, in the dtype of the arguments."""
     scores = jnp.einsum("bnqh,bnsh->bnqs", q, k) * q.shape[-1] ** -0.5
     scores = jnp.where(
         (jnp.arange(k.shape[2], dtype=jnp.int32)[None] < lengths[:, None])[:, None, None], scores, -jnp.inf
@@ -56,7 +56,7 @@ def xla(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> tuple[j
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_two_parts_are_one_attention(count: int):
-    """In float64, in which sums in another order differ by 1e-15; also for a row that starts at position 0."""
+    """Compare in float64, where the order of sums changes results by about 1e-15. One row starts at position 0."""
     q, cache, view = attended(count, np.float64)
     with jax.enable_x64(True):
         scores = jnp.einsum("btgnh,bgsh->bgnts", q.reshape(3, count, 2, 2, 8), cache.k) * 8**-0.5
@@ -67,7 +67,7 @@ def test_two_parts_are_one_attention(count: int):
 
 
 def test_a_rounded_log_sum_exp_would_cost_accuracy():
-    """Why jax's public function, which rounds it to bfloat16, is not used."""
+    """This is why jax's public function, which rounds it to bfloat16, is not used."""
 
     def rounded(*args: Any) -> tuple[jax.Array, jax.Array]:
         y, lse = xla(*args)
@@ -80,7 +80,7 @@ def test_a_rounded_log_sum_exp_would_cost_accuracy():
 
 
 def lowered(attend: Attend, count: int, monkeypatch: pytest.MonkeyPatch, mesh: Mesh | None = None) -> str:
-    """Return the program for CUDA, which needs no GPU to be written down."""
+    """Return the program lowered for CUDA, which needs no GPU."""
     monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(count, jnp.bfloat16)
     with jax.set_mesh(mesh) if mesh is not None else nullcontext():
@@ -96,7 +96,7 @@ def test_cudnn_is_asked_for_the_right_masks(
 ):
     text = lowered(attend, count, monkeypatch)
     assert re.findall(r"mask_type.{2,9}?([A-Z_]+)", text) == masks
-    # The cache goes in as it is: nothing of its size is transposed.
+    # The cache is passed unchanged: no array of its size is transposed.
     assert not re.search(rf"transpose.*-> tensor<3x\w*{LENGTH}x\w*bf16>", text)
 
 

@@ -1,4 +1,4 @@
-"""The counts find what a program holds; here programs are compiled for the CPU, which every machine has."""
+"""The counts of a program's operations are right. Most programs here are compiled for the CPU."""
 
 import json
 import math
@@ -34,7 +34,7 @@ from specjax.types import Params, PolicyOutput, Prompts, Rollout
 
 
 def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """Return the section of rounds at each draft length."""
+    """Return the report's section on rounds, for each draft length."""
     options = f"--preset tiny --batch 3 --context 16 --draft-lengths {draft_lengths} --json {tmp_path / 'x.json'}"
     monkeypatch.setattr("sys.argv", ["program", *options.split()])
     program.main()
@@ -54,7 +54,7 @@ def test_a_row_for_every_draft_length_and_a_line_for_every_array_of_logits(
 
 
 def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A CPU has some or none of those that XLA makes itself, depending on the version of jax."""
+    """XLA may add loops of its own on a CPU, depending on the version of jax."""
     (before,) = reported("0", monkeypatch, tmp_path)["rows"]
 
     def looping(preset: Preset) -> Functions:
@@ -72,7 +72,7 @@ def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert after["loops or conditions"] == before["loops or conditions"] + 1
 
 
-def test_a_call_of_the_host_is_counted():
+def test_a_host_callback_is_counted():
     def called(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda x: x, x, x)
 
@@ -88,12 +88,12 @@ ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768
 
 @pytest.fixture
 def h100() -> Iterator[Mesh]:
-    """A mesh of one H100 to compile for. Skips the test without jax's CUDA plugin."""
+    """Return a mesh of one absent H100 to compile for. Skips the test without jax's CUDA plugin."""
     try:
         devices = absent_gpus("h100")
     except ConfigError as error:
         pytest.skip(str(error))
-    # Programs for devices that are absent can be kept in the compile cache, but not be read from it.
+    # Programs for absent devices can be written to the compile cache, but not read from it.
     name = "jax_persistent_cache_min_compile_time_secs"
     before = jax.config.jax_persistent_cache_min_compile_time_secs  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update(name, 1e9)
@@ -123,7 +123,7 @@ def largest_for_a_gpu(operation: Callable[..., jax.Array], mesh: Mesh) -> tuple[
 
 
 def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix(h100: Mesh):
-    """Blocks are padded: at most 128 rows of each of 128 matrices more. XLA's own operation does it."""
+    """Blocks are padded by at most 128 rows for each of 128 matrices. XLA's own operation multiplies every row."""
     elements, temporary = largest_for_a_gpu(lambda *args: kernels.grouped(*args), h100)
     assert elements <= 2 * max(ROWS * INNER, 640 * INNER * OUTER) and temporary < 12
     elements, temporary = largest_for_a_gpu(jax.lax.ragged_dot, h100)
@@ -131,7 +131,7 @@ def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix(
 
 
 def test_on_a_gpu_each_product_of_an_8_bit_draft_reads_8_bits_in_the_loop(h100: Mesh):
-    """The loop carries the kernels in 8 bits, and they are converted within their products."""
+    """The loop carries the kernels in 8 bits, and converts them within their products."""
     size = dict(hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=2048, dtype="bfloat16")
     decoder = DecoderConfig(**size, intermediate_size=1536, num_layers=1, feature_layers=(0,))
     head = Eagle3Config(**size, intermediate_size=1024, feature_size=512, draft_vocab_size=2048)

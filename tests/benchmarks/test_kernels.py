@@ -1,4 +1,4 @@
-"""A round is timed without a kernel and with a flag, and a flag that is unknown does not end the run."""
+"""A round is timed without each kernel and with each flag. An unknown flag does not end the run."""
 
 import pytest
 

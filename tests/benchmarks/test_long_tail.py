@@ -1,4 +1,4 @@
-"""The lengths that the benchmark forces are met by stopping, with the same tokens by every plan and draft length."""
+"""Completions stop at the lengths that the benchmark sets, with the same tokens for every plan and draft length."""
 
 from dataclasses import replace
 

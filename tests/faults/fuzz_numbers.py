@@ -1,8 +1,8 @@
-"""Hostile values for every numeric option of every program: `python -m tests.faults.fuzz_numbers --inputs 2000`.
+"""Fuzz every numeric option of every program: `python -m tests.faults.fuzz_numbers --inputs 2000`.
 
-Each input sets one number of one program, on its command line or in its recipe. The program runs up to the end of its
-set-up, before it compiles. It must accept the value, or refuse it in one line with exit code 2: no traceback, no input
-over 10 s, no native abort. Prints what failed; exit code 1 if anything did.
+Each input sets one number of one program, on its command line or in its recipe. The program runs to the end of its
+set-up, before it compiles. It must accept the value, or refuse it in one line with exit code 2. A traceback, a native
+abort or more than 10 s is a failure. Prints the failures, and exits with 1 if there are any.
 """
 
 import argparse
@@ -59,14 +59,14 @@ VALUES = (
 
 
 class Program(NamedTuple):
-    """A program, and where its set-up ends.
+    """A program, and the function that marks the end of its set-up.
 
     Attributes:
         reading: Options of the recipe that it reads; None: it takes no recipe.
-        own:     Its own options, as module:class; "": none.
+        own:     Class of the program's own options, as module:class; "": none.
         words:   Arguments that it needs. OUT is a new directory.
-        end:     Function that is called when the set-up has ended, as module:name.
-        found:   Function that would load a checkpoint, and returns the recipe's networks instead.
+        end:     First function that is called after the set-up, as module:name.
+        found:   Function that loads a checkpoint; replaced by one that returns the recipe's networks.
     """
 
     reading: tuple[str, ...] | None
@@ -115,7 +115,7 @@ PROGRAMS = {
         None, "launch.bench.options:BenchArgs", ("--preset", "tiny"), "launch.bench.__main__:random_networks"
     ),
 }
-# The recipe `tiny` at almost no size.
+# The recipe `tiny` with the smallest possible sizes.
 SMALL = {
     **{f"model.architecture.{name}": 16 for name in ("hidden_size", "intermediate_size", "head_dim")},
     **{"model.architecture.num_layers": 2, "model.architecture.num_heads": 1, "model.feature_layers": (0, 1)},
@@ -141,7 +141,7 @@ class Case(NamedTuple):
 
 
 class SetUp(Exception):
-    """Raised where a program would begin to work."""
+    """Raised when a program has finished its set-up."""
 
 
 def cases() -> Iterator[Case]:
@@ -189,7 +189,7 @@ def stubbed() -> Iterator[None]:
                 if name:
                     _load(name)
                     stack.enter_context(patch(name.replace(":", "."), stub))
-        # A run without a directory: it has these checkpoints, and the options that it is diagnosed with.
+        # A run without a directory, with these checkpoints and the options of the diagnosis.
         stack.enter_context(patch("launch.cli.paths.saved_steps", lambda directory: [1, 7]))
         stack.enter_context(patch("launch.run.pinned.saved_step", lambda *args: 7))
         for name in ("read_recorded", "check_same", "saved_step", "differences"):
@@ -199,13 +199,13 @@ def stubbed() -> Iterator[None]:
 
 
 def _zeros(init: Callable[..., Any], key: Any, mesh: Any) -> Any:
-    """Return parameters of zeros, in place of random ones, whose program would have to be compiled for every shape."""
+    """Return parameters of zeros. Random ones would need a compiled program for every shape."""
     shapes = fitting_params(init, mesh)
     return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), shapes)
 
 
 def run(case: Case) -> None:
-    """Run a program up to the end of its set-up. Raises what the program raises."""
+    """Run a program to the end of its set-up. Raises what the program raises."""
     program = PROGRAMS[case.program]
     with tempfile.TemporaryDirectory() as directory:
         argv = [word.replace("OUT", f"{directory}/out") for word in program.words]
@@ -227,7 +227,7 @@ def run(case: Case) -> None:
 
 
 def outcome(case: Case) -> str:
-    """Run one input. Return accepted, refused, or why it failed."""
+    """Run one input. Return "accepted", "refused", or the reason why it failed."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -254,7 +254,7 @@ def _work(pipe: Any) -> None:
 
 
 class Worker:
-    """A process that runs inputs; a new one after a hang or an abort."""
+    """A process that runs inputs. It is replaced after a hang or an abort."""
 
     def __init__(self) -> None:
         self._start()

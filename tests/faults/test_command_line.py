@@ -1,4 +1,4 @@
-"""Faults around a command line: who reads the output, and what the user's own files do."""
+"""Faults around a command line: closed output pipes, and recipes and modules that exit."""
 
 import subprocess
 import sys
@@ -26,14 +26,14 @@ EXITS = (
 
 
 @pytest.mark.parametrize(("arguments", "read"), [(["--help"], 0), (["tiny", "--help", "all"], 1)])
-def test_row_23_output_that_nobody_reads_is_no_error(arguments: list[str], read: int) -> None:
+def test_row_23_a_closed_output_pipe_is_not_an_error(arguments: list[str], read: int) -> None:
     program = [sys.executable, "-m", "launch.train", *arguments]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(read)
         process.stdout.close()
         assert process.stderr.read() == ""
-        # All of it may fit into the pipe before it is closed.
+        # The whole output may fit into the pipe before it is closed.
         assert process.wait() in (141, 0 if read else 141)
 
 
@@ -65,7 +65,7 @@ def test_row_23_a_module_that_exits_is_refused(number: int, tmp_path: Path, monk
         load_function("loss.function", f"exits_{number}:f")
 
 
-def test_row_23_an_interrupt_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_23_an_interrupt_has_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("raise KeyboardInterrupt")
     monkeypatch.setattr(sys, "argv", ["program", str(recipe)])

@@ -1,4 +1,4 @@
-"""Faults in what a run reads: problems, tokenizers, chat templates."""
+"""Faults in the inputs of a run: problems, tokenizers, chat templates."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_row_09_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> No
         read_problems(path, "q", "a", "s")
 
 
-def test_row_09_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_row_09_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"q": "x", "a": 1}, mark="\ufeff")
     assert read_problems(path, "q", "a") == [Problem(prompt="x", answer="1")]
 
@@ -93,7 +93,7 @@ def test_row_09_a_system_message_may_be_empty(tmp_path: Path) -> None:
     assert read_problems(path, "q", "a")[0].prompt == chat
 
 
-def test_row_09_messages_and_fields_within_fields_are_read(tmp_path: Path) -> None:
+def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
     record = {"prompt": list(map(Message._asdict, CHAT)), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
     path = jsonl(tmp_path / "a.jsonl", record)
     (problem,) = read_problems(path, "prompt", "reward_model.ground_truth", "a.b")

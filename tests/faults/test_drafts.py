@@ -59,7 +59,7 @@ def test_row_29_acceptance_is_measured_on_no_more_sequences_at_a_time_than_a_ste
     sizes = list[int]()
 
     def measure(prompts: int) -> acceptance.HeldOutAcceptance:
-        """Return what is measured in a run of so many prompts a step."""
+        """Return the measured acceptance in a run with `prompts` prompts per step."""
         sizes.clear()
         experiment = build_experiment(replace(RUN, data=replace(RUN.data, prompts=prompts)))
         return acceptance.measure_acceptance(

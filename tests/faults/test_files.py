@@ -1,4 +1,4 @@
-"""Faults in the files of a model: what is no plain file, lies elsewhere, or holds values of other types."""
+"""Faults in the files of a model: not regular files, files outside the directory, values of wrong types."""
 
 import json
 import os
@@ -51,7 +51,7 @@ WRONG = ([], {}, "x", "", 5, 0, -1, 10**9, 2**31, 10**400, 1e308, True, None, [[
 
 
 def changed(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the fields with each value, also of nested objects and lists, replaced by each wrong one."""
+    """Yield the fields with one value replaced by a wrong one, for all values, also in nested objects and lists."""
     for name, value in fields.items():
         yield from ({**fields, name: wrong} for wrong in WRONG)
         if isinstance(value, dict):

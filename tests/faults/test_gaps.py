@@ -1,4 +1,4 @@
-"""Gaps between the log-probs of rollout and training that are small by token and large by sequence."""
+"""Gaps between the log-probs of rollout and training that are small per token and large per sequence."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ BUDGET, GAP = 20, 0.04
 POLICY, WEIGHTS = tiny_policy()
 PROMPTS = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.arange(2, dtype=jnp.int32))
 ONE_ROW, ALTERNATING = np.eye(4)[2][:, None], np.where(np.arange(BUDGET) % 2, -1, 1)
-# By step, [rows, tokens]: none, those that cancel over a sequence, that add up, and that do so in one sequence alone.
+# [rows, tokens] for each step: no gaps, gaps that cancel over a sequence, that add up, that add up in one sequence.
 GAPS = GAP * np.stack(np.broadcast_arrays(np.zeros((4, BUDGET)), ALTERNATING, 1.0, ONE_ROW)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Row 30: launch.generate shows an answer while it is generated, once, and says why it ended."""
+"""Row 30: launch.generate shows an answer while it is generated, generates it once, and prints why it ended."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def experiment() -> Experiment:
 
 
 def whole_answer(experiment: Experiment) -> tuple[str, int, bool]:
-    """Return text and length of the answer that one rollout gives, and whether a stop token ended it."""
+    """Return text and length of the answer of one rollout, and whether a stop token ended it."""
     sampler = Sampler(experiment, experiment.networks.drafter, 1, step=0)
     (prompts,) = fixed_batches(experiment.encode_prompts([Problem(prompt=PROMPT, answer="")]), 1)
     rollout, _ = sampler.generate(experiment.networks.params, prompts)
@@ -43,7 +43,7 @@ def test_row_30_an_answer_is_streamed_with_the_tokens_of_a_rollout(experiment: E
     assert summary.startswith(f"{BUDGET} tokens in ") and f"rollout.max_new_tokens = {BUDGET}" in summary
 
 
-def test_row_30_a_stop_token_is_said_to_have_ended_the_answer(experiment: Experiment) -> None:
+def test_row_30_an_end_by_a_stop_token_is_printed(experiment: Experiment) -> None:
     text, _, _ = whole_answer(experiment)
     ended = replace(experiment.config.rollout, stop_tokens=(experiment.tokenizer.encode(text[3])[0],))
     other: Any = replace(experiment, config=replace(experiment.config, rollout=ended))
@@ -52,16 +52,16 @@ def test_row_30_a_stop_token_is_said_to_have_ended_the_answer(experiment: Experi
     assert summary.endswith("ended by a stop token") and text.startswith("".join(pieces).removesuffix("\n\n"))
 
 
-def test_row_30_several_answers_say_how_many_were_cut_off(experiment: Experiment) -> None:
+def test_row_30_the_number_of_cut_off_answers_is_printed(experiment: Experiment) -> None:
     pieces = list[str]()
     summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 3, pieces.append)
     assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
 
 
-def test_row_30_decoding_that_takes_text_back_loses_nothing(
+def test_row_30_decoding_that_retracts_text_loses_nothing(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As tokenizers do that join a space and the full stop after it."""
+    """Some tokenizers remove the space before a full stop when they decode it."""
     text, _, _ = whole_answer(experiment)
     decode = experiment.tokenizer.decode
 

@@ -1,4 +1,4 @@
-"""The index in README.md lists every row of faults with the files of its tests."""
+"""README.md lists every row of faults with the files of its tests."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps from which nothing can be learnt, and metrics of nothing."""
+"""Steps from which nothing can be learnt, and metrics without values."""
 
 import json
 import math
@@ -41,7 +41,7 @@ PROMPTS = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.aran
 CONFIG = TrainConfig(
     rollout=RolloutConfig(group_size=2, max_new_tokens=6, draft_length=0), loss=LossConfig(kl_coefficient=0.1)
 )
-# Values that are taken over trained tokens.
+# Metrics that are computed over trained tokens.
 OF_TRAINED = ("loss/policy", "loss/clip_fraction", "entropy", "ratio/mean", "ratio/max", "kl/reference")
 OF_TRAINED = (*OF_TRAINED, "rollout/logprob_gap_mean", "rollout/logprob_gap_max")
 

@@ -64,7 +64,7 @@ def without_a_limit(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[Pol
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("layout", ["architecture", "ours", "hugging face", "draft"])
 def test_row_07_a_sequence_beyond_the_last_position_is_refused(tmp_path: Path, layout: str, training: bool) -> None:
-    """Before weights are read: the directories hold none."""
+    """It is refused before weights are read: the directories hold none."""
     config, owner = LONGER, "model.architecture"
     if layout == "draft":
         long = ModelConfig(architecture=replace(SMALL, max_positions=18), dtype="float32")

@@ -1,4 +1,4 @@
-"""Faults of the noise that sampling hides: random numbers of few bits, and draws that share them."""
+"""Faults of random numbers that samples hardly show: too few random bits, and draws that share noise."""
 
 import itertools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ COMMON_OR_RARE = Params(jnp.log(jnp.array([[1 - RARE, RARE]] * 2)), {})
 
 
 class Coin(Drafter):
-    """Proposes tokens that are all equally likely."""
+    """Drafter whose tokens all have the same probability."""
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: object = True) -> Array:
         return jnp.zeros(len(prompts.lengths), jnp.int32)
@@ -41,7 +41,7 @@ class Coin(Drafter):
 
 
 def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int], tuple[Array, Array]]:
-    """Return the function that hashes noise, with only so many random bits for draws of this purpose."""
+    """Return the function that hashes noise, reduced to `bits` random bits for draws of this purpose."""
 
     def words(keys: Array, positions: Array, drawn_for: Purpose, count: int) -> tuple[Array, Array]:
         high, low = WORDS(keys, positions, drawn_for, count)
@@ -53,7 +53,7 @@ def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int]
 @pytest.mark.parametrize(
     ("verifier", "drafter", "draft_length", "purpose", "bits"),
     [
-        # The rare token alone, accepted with 2^-12, and the common one alone, with 1 - 2^-12.
+        # Only the rare token, accepted with probability 2^-12, and only the common one, with 1 - 2^-12.
         ("rejection", TableDrafter((1, 1)), 1, Purpose.ACCEPT, 6),
         ("rejection", TableDrafter((0, 0)), 1, Purpose.ACCEPT, 10),
         # A rare token and a common one are accepted together, with 2^-10, or not at all.
@@ -63,7 +63,7 @@ def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int]
     ],
     ids=["rejection of rare", "rejection of common", "block", "coupled"],
 )
-def test_row_24_noise_of_few_bits_loses_the_law(
+def test_row_24_noise_of_few_bits_changes_the_law(
     verifier: VerifierName,
     drafter: Drafter,
     draft_length: int,
@@ -82,7 +82,7 @@ def test_row_24_noise_of_few_bits_loses_the_law(
 
 
 def unfair_bits(verifier: VerifierName) -> np.ndarray:
-    """Return which of the 24 bits of a round's acceptance uniform are not fair, by six standard deviations."""
+    """Return which of the 24 bits of a round's acceptance uniform are biased by over six standard deviations."""
     draws = 2**16
     keys = sequence_keys(seed_step(0, 0), jnp.arange(draws), jnp.zeros(draws, jnp.int32))
     uniform = np.asarray(VERIFIERS[verifier].noise(keys, jnp.arange(draws), 1, 2).uniform)
@@ -99,7 +99,7 @@ def test_row_24_every_bit_of_an_acceptance_uniform_is_fair(
     assert unfair_bits(verifier).tolist() == [False] * bits + [True] * (24 - bits)
 
 
-# Around the powers of two at which a coordinate would be cut or rounded. Ids below zero fill up batches.
+# Coordinates near powers of two, where one could be cut or rounded. Filler prompts have negative ids.
 SEEDS = 0, 1, 2**8, 2**16, 2**31 - 1
 STEPS = -2, -1, 0, 1, 2**8, 2**16, 2**31 - 1
 IDS = -2, -1, 0, 1, 2**8 - 1, 2**8, 2**16 - 1, 2**16, 2**16 + 1, 2**24, 2**24 + 1, 2**31 - 2, 2**31 - 1
@@ -111,7 +111,7 @@ NoiseOf = Callable[[Array, Array, Purpose, int], Array]
 
 
 def shared_draws(keys_of: KeysOf = sequence_keys, noise_of: NoiseOf = gumbels) -> int:
-    """Return how many pairs of draws are equal to another pair, of all coordinates with one another."""
+    """Return how many draws, as pairs of words, are equal to another one, over all combinations of coordinates."""
     ids, samples = (jnp.array(x, jnp.int32) for x in zip(*itertools.product(IDS, SAMPLES), strict=True))
     positions = jnp.tile(jnp.array(POSITIONS), (len(ids), 1))
 
@@ -168,7 +168,7 @@ def as_float(x: Array) -> Array:
         "seed and step",
     ],
 )
-def test_row_25_sequences_that_share_a_key_are_noticed(keys_of: KeysOf) -> None:
+def test_row_25_sequences_that_share_a_key_are_detected(keys_of: KeysOf) -> None:
     assert shared_draws(keys_of) > 0
 
 
@@ -184,14 +184,14 @@ def test_row_25_sequences_that_share_a_key_are_noticed(keys_of: KeysOf) -> None:
     ],
     ids=["8 bits", "float positions", "purposes", "purpose in position", "indices", "no position"],
 )
-def test_row_25_draws_that_share_a_counter_are_noticed(noise_of: NoiseOf) -> None:
+def test_row_25_draws_that_share_a_counter_are_detected(noise_of: NoiseOf) -> None:
     assert shared_draws(noise_of=noise_of) > 0
 
 
 def equal_completions(verifier: VerifierName) -> int:
-    """Return how many completions of one prompt under many ids, samples, seeds and steps equal another.
+    """Return how many completions of one prompt are equal to another one, over many ids, samples, seeds and steps.
 
-    One of 16 tokens has a chance of 2^-64. Sequences wait for slots.
+    Two completions of 16 tokens are equal with probability 2^-64. Sequences wait for slots.
     """
     config = RolloutConfig(
         group_size=3, max_new_tokens=16, draft_length=2, verifier=verifier, phases=((6, 17),), admit=2
@@ -222,7 +222,7 @@ def test_row_25_no_two_completions_share_noise(verifier: VerifierName) -> None:
     ],
     ids=["ids of 8 bits", "no step", "keys by row", "ids of 8 bits, coupled"],
 )
-def test_row_25_completions_that_share_noise_are_noticed(
+def test_row_25_completions_that_share_noise_are_detected(
     verifier: VerifierName, keys_of: KeysOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "sequence_keys", keys_of)

@@ -1,4 +1,4 @@
-"""Faults in numbers: values out of range, sizes that no machine holds."""
+"""Faults in numbers: values out of range, and sizes that no machine can hold."""
 
 import importlib
 import inspect
@@ -65,12 +65,12 @@ NUMBERS = [
 ]
 
 
-# Values of fields without a default, where two of everything do not go together.
+# Values of fields without a default, if 2 is not valid for them.
 APART = {"high_freq_factor": 4.0, "draft_lengths": (1,)}
 
 
 def valid(kind: type) -> Any:
-    """Return an instance whose values are the defaults, and 2 or the like where there is none."""
+    """Return an instance with default values, and 2 or a similar value for fields without a default."""
     hints = get_type_hints(kind, include_extras=True)
     required = [field for field in fields(kind) if MISSING is field.default is field.default_factory]
     return kind(**{field.name: APART.get(field.name) or some(hints[field.name]) for field in required})
@@ -86,7 +86,7 @@ def some(hint: Any) -> Any:
 
 
 def nested(own: Any, hint: Any, value: object) -> object:
-    """Return the value in as many tuples as the field has around the number."""
+    """Return the value nested in as many tuples as the field's annotation has."""
     if own is hint:
         return value
     if get_origin(own) is tuple:
@@ -111,7 +111,7 @@ def test_row_20_every_number_has_a_range() -> None:
         assert all(math.isfinite(bound.limit) for bound in get_args(hint)[1:])
 
 
-def test_row_20_every_class_with_numbers_is_one_of_options() -> None:
+def test_row_20_every_class_with_numbers_checks_them() -> None:
     kinds = (kind for kind in every_class() if is_dataclass(kind) and kind.__name__.endswith(NAMES))
     unchecked = {kind.__name__ for kind in kinds if not issubclass(kind, Options)}
     assert unchecked == {"NoOptions", "ReportArgs"} and len(OPTIONS) > 30 and len(NUMBERS) > 200

@@ -1,4 +1,4 @@
-"""Two faults planted for each verifier, in keys, queue or cache: a public proof notices each."""
+"""Two faults for each verifier, planted in keys, queue or cache. The public assertions detect each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ FEW = replace(DRAFTING, group_size=4, max_new_tokens=12, verifier="coupled", pha
 
 
 def prove(verifier: VerifierName) -> None:
-    """Prove that the verifier keeps what it promises: the law, or with `coupled` the tokens."""
+    """Run the proof for the verifier: of the law, or with `coupled` of the tokens."""
     if verifier == "coupled":
         assert_same_rollout(POLICY, DRAFTER, PARAMS, PROMPTS, FEW)
     else:
@@ -42,13 +42,13 @@ NoiseOf = Callable[[Array, Array, int, int], Noise]
 
 
 def plant_noise(patch: pytest.MonkeyPatch, verifier: VerifierName, faulty: Callable[[NoiseOf], NoiseOf]) -> None:
-    """Replace the function that the verifier draws its noise with."""
+    """Replace the function with which the verifier draws noise."""
     sound = VERIFIERS[verifier]
     patch.setitem(VERIFIERS, verifier, replace(sound, noise=faulty(sound.noise)))
 
 
 def rounds_reuse_noise(patch: pytest.MonkeyPatch) -> None:
-    """Keys: the noise of a round ignores where it starts, but for the first token."""
+    """Keys: the noise of a round does not depend on its start position, except for the first token."""
     plant_noise(patch, "rejection", lambda noise: lambda keys, at, k, vocab: noise(keys, 0 * at if k else at, k, vocab))
 
 
@@ -62,7 +62,7 @@ def admitted_rows_take_the_keys_of_the_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def caches_are_too_short(patch: pytest.MonkeyPatch) -> None:
-    """Cache: no room for drafted tokens beyond the budget, so that their writes are moved to earlier positions."""
+    """Cache: no space for drafted tokens after the budget, so that their writes are clamped to earlier positions."""
     start_rows = speculative.start_rows
 
     def shorter(*args: Any) -> RoundState:
@@ -73,7 +73,7 @@ def caches_are_too_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def residual_with_draft_noise(patch: pytest.MonkeyPatch) -> None:
-    """Keys: the token after a rejection is drawn with the noise that its draft was drawn with."""
+    """Keys: the token after a rejection uses the same noise as the rejected draft."""
 
     def same(keys: Array, at: Array, purpose: Purpose, count: int) -> Array:
         return gumbels(keys, at, Purpose.DRAFT if purpose == Purpose.RESIDUAL else purpose, count)
@@ -82,7 +82,7 @@ def residual_with_draft_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def shrinking_leaves_the_caches(patch: pytest.MonkeyPatch) -> None:
-    """Cache: live rows move to the first slots without their keys and values."""
+    """Cache: active rows move to the first slots without their keys and values."""
     compact = speculative.compact
 
     def without_cache(state: RoundState, slots: int) -> RoundState:
@@ -92,7 +92,7 @@ def shrinking_leaves_the_caches(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_count_drafts(patch: pytest.MonkeyPatch) -> None:
-    """Keys: coupled noise counts a round's positions as if every round were accepted in full."""
+    """Keys: coupled noise counts positions as if all drafted tokens were accepted."""
     plant_noise(patch, "coupled", lambda noise: lambda keys, at, k, vocab: noise(keys, at * (k + 1), k, vocab))
 
 
@@ -107,7 +107,7 @@ PLANTS = [
 
 
 @pytest.mark.parametrize(("verifier", "plant"), PLANTS, ids=[f"{name}-{plant.__name__}" for name, plant in PLANTS])
-def test_a_planted_fault_is_noticed(
+def test_a_planted_fault_is_detected(
     verifier: VerifierName, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -43,7 +43,7 @@ def test_row_31_a_missing_checkpoint_is_refused_before_anything_is_loaded(
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(f"launch.{program}")
-    # What a program calls once its command line is read.
+    # The function that a program calls after it has parsed its command line.
     for name in ("build_experiment", "new_output_directory", "check_policy_source", "trained"):
         monkeypatch.delattr(module, name, raising=False)
     words = [*PROGRAMS[program], "--checkpoint", directory, "--checkpoint-step", step]

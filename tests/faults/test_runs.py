@@ -1,4 +1,4 @@
-"""Faults that lose or damage a run."""
+"""Faults that could lose or damage a run."""
 
 import contextlib
 import json
@@ -82,7 +82,7 @@ def take_turns(directory: Path, entered: Any) -> None:
 
 
 def test_row_13_no_two_processes_hold_the_lock(tmp_path: Path) -> None:
-    """The directory and the lock's file are removed and made again all the time."""
+    """Meanwhile, the directory and the lock's file are repeatedly removed and created."""
     context = multiprocessing.get_context("spawn")
     entered = context.Semaphore(1)
     processes = [context.Process(target=take_turns, args=(tmp_path / "x", entered)) for _ in range(3)]
@@ -147,7 +147,7 @@ HOSTILE = [None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 2
 
 
 def damaged(value: Any, rng: random.Random) -> Any:
-    """Return a JSON value with something within it lost or replaced."""
+    """Return a JSON value with one part of it removed or replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         name = rng.choice(list(value))
         others = {other: value[other] for other in value if other != name}
@@ -183,7 +183,7 @@ def test_row_18_a_config_of_many_levels_is_refused(tmp_path: Path, levels: int) 
         write_report(tmp_path)
 
 
-def test_row_15_checkpoints_of_skipped_updates_take_no_healthy_ones_place(tmp_path: Path) -> None:
+def test_row_15_checkpoints_of_skipped_updates_do_not_replace_healthy_ones(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=2) as saves:
         for step in (3, 6, 9):
             save(saves, step)
@@ -247,7 +247,7 @@ raise SystemExit(run_program(main))
 @pytest.mark.parametrize(
     ("what", "path", "whole"), [("checkpoint", "6", "step 3"), ("phase", "warm-up/2", "warm-up: 1 steps are saved")]
 )
-def test_row_17_what_cannot_be_written_ends_in_one_line(tmp_path: Path, what: str, path: str, whole: str) -> None:
+def test_row_17_failed_writes_end_in_one_line(tmp_path: Path, what: str, path: str, whole: str) -> None:
     command = [sys.executable, "-c", FULL_DISK, what, str(tmp_path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

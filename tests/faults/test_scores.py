@@ -1,4 +1,4 @@
-"""Faults that put a reward on the wrong sample, or lose it."""
+"""Faults that could assign a reward to the wrong sample, or lose it."""
 
 import sys
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def test_row_01_no_child_of_a_scorer_outlives_its_worker(monkeypatch: pytest.Mon
         children = [int(pid) for pid in score(pool, "daemon", "daemon bare", "orphan", "orphan")]
         assert not gone(children, within_s=0)
         if ending == "worker exits":
-            # A worker may start so slowly that the other one takes all of them.
+            # If one worker starts slowly, the other one may take all samples.
             assert any(score(pool, *["exit"] * 4) is not None and gone(children, within_s=2.0) for _ in range(20))
     assert gone(children, within_s=0)
 
@@ -86,7 +86,7 @@ def test_row_05_numbers_are_written_out(tmp_path: Path, number: str, answer: str
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400])
-def test_row_05_numbers_that_are_none_are_refused(tmp_path: Path, number: str) -> None:
+def test_row_05_numbers_that_are_not_finite_are_refused(tmp_path: Path, number: str) -> None:
     path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
     with refuses("/...a.jsonl:2: field 'a'", ConfigError):
         read_problems(path, "q", "a")

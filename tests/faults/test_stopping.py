@@ -1,4 +1,4 @@
-"""Rows 14 and 27: long phases stop at a signal, go on bit for bit in another process, and show their progress."""
+"""Rows 14 and 27: long phases stop at a signal, continue bit for bit in another process, and show progress."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def before_rl(experiment: Experiment, work: Unfinished) -> tuple[Params, Distill
     return replace(params, draft=distilled.draft), distilled.cost
 
 
-def test_row_14_warm_up_and_distillation_go_on_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
+def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
     expected, _ = before_rl(experiment, Unfinished())
     stops = 0
     while True:
@@ -91,21 +91,21 @@ def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experime
         with contextlib.suppress(Stopped):
             _, cost = before_rl(experiment, stopping_after(6, tmp_path))
             break
-    # The last process has done a part of it.
+    # The last process did only a part of the work.
     for name in ("answers", "answer_tokens", "steps", "trained_tokens"):
         assert getattr(cost, name) == getattr(whole, name) > 0
     assert cost.generation_s > 0 and 0 < cost.compile_s < cost.generation_s + cost.training_s
-    # One that finds all done has the same cost to the bit, so that what follows from it is the same.
+    # A process that finds everything done reports exactly the same cost.
     _, again = before_rl(experiment, Unfinished(tmp_path))
     assert again == cost
 
 
-def test_row_14_without_a_place_nothing_is_kept_and_it_is_said(experiment: Experiment) -> None:
+def test_row_14_without_a_directory_nothing_is_kept(experiment: Experiment) -> None:
     with pytest.raises(Stopped, match="nothing is kept"):
         before_rl(experiment, stopping_after(1))
 
 
-def test_row_14_other_options_do_not_go_on(tmp_path: Path) -> None:
+def test_row_14_states_of_other_options_are_refused(tmp_path: Path) -> None:
     with Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units") as phase:
         phase.finish({"x": {"y": np.arange(3)}}, save=True)
         phase.finish({"x": {"y": np.arange(3) + 1}})
@@ -125,7 +125,7 @@ def test_row_14_a_phase_without_a_state_starts_again(tmp_path: Path) -> None:
 
 
 def test_row_14_the_newest_checkpoint_is_compared_by_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that trains on between a stop and the next start has another newest checkpoint."""
+    """If the run continues training between a stop and the next start, its newest checkpoint changes."""
     monkeypatch.setattr(EvaluateArgs, "__post_init__", lambda self: None)
     texts = []
     for step in (3, 60):
@@ -149,12 +149,12 @@ def test_row_14_states_are_kept_every_few_minutes(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def set_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets what launch.evaluate sees as its signals."""
+    """Return a function that replaces the signals of launch.evaluate."""
     monkeypatch.setattr("launch.evaluate.check_policy_source", lambda *_: None)
     return lambda signals: monkeypatch.setattr("launch.evaluate.StopSignals", lambda say: nullcontext(signals))
 
 
-def test_row_14_an_evaluation_goes_on_where_it_stopped(
+def test_row_14_an_evaluation_continues_where_it_stopped(
     set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,7 +230,7 @@ print("compiled for over a second:", len(slow))
 
 @pytest.mark.slow
 def test_row_28_the_second_start_compiles_nothing(tmp_path: Path) -> None:
-    """With scorers on the host too: no program holds a callback, so that each is in the compile cache."""
+    """This holds with host scorers too: no program has a callback, so all are in the compile cache."""
     words = LEAST | {"--steps": "3", "--probe-every": "2", "--reward.scorer": "exact", "--reward.workers": "1"}
     environment = {**os.environ, "SPECJAX_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
     counts = []

@@ -1,4 +1,4 @@
-"""Faults in the times and lines of steps."""
+"""Faults in the measured times of steps and in their log lines."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from launch.run.metric_log import MetricLog
 from launch.run.step_timer import Step, StepTimer
 
 SECONDS = (3.0, 1.0, 2.0, 1.0, 4.0, 1.0, 1.0)
-# Seconds that the host spends before it takes a step's prompts, and between those and the call.
+# Seconds that the host works before it takes a step's prompts, and from then to the step's call.
 IDLE, DATA = 0.25, 0.125
 
 
 class Device:
-    """A device that runs steps in turn, and a clock that moves only when the host works or waits."""
+    """A device that runs steps in order, and a clock that advances only when the host works or waits."""
 
     def __init__(self) -> None:
         self.now = self.free = 0.0
@@ -33,7 +33,7 @@ class Device:
 
 
 class Result:
-    """The metric of a step that ends at a time."""
+    """Metric of a step that ends at a given time."""
 
     def __init__(self, device: Device, end: float) -> None:
         self.device, self.end = device, end
@@ -43,7 +43,7 @@ class Result:
 
 
 def times(monkeypatch: pytest.MonkeyPatch, blocking: list[bool]) -> tuple[list[float], float]:
-    """Return `time/step` of each step and the clock at the end. blocking: calls that return when their step ended."""
+    """Return `time/step` of each step and the final clock. blocking: calls that return only when their step ends."""
     device, logged = Device(), dict[int, float]()
     monkeypatch.setattr(launch.run.step_timer.time, "perf_counter", lambda: device.now)
     monkeypatch.setattr(jax, "block_until_ready", device.wait)
@@ -74,7 +74,7 @@ def times(monkeypatch: pytest.MonkeyPatch, blocking: list[bool]) -> tuple[list[f
 def test_row_12_the_times_of_steps_sum_to_the_clock(monkeypatch: pytest.MonkeyPatch, blocking: list[bool]) -> None:
     found, clock = times(monkeypatch, blocking)
     assert len(found) == len(SECONDS)
-    # Only the host's work between two steps, while the device has nothing to do, is no step's.
+    # Only the host's work between two steps, while the device is idle, belongs to no step.
     assert clock - IDLE * len(SECONDS) <= sum(found) <= clock - IDLE
     assert min(found) >= min(SECONDS) / 2
 
@@ -87,7 +87,7 @@ def test_row_12_lines_are_averages_over_the_steps_since_the_line_before(
 ) -> None:
     with MetricLog(tmp_path, print_every=4) as metric_log:
         for number in range(1, 11):
-            # The first step compiles. At the fifth the tokens have no acceptance length, at the sixth is an evaluation.
+            # The first step compiles. The fifth has no acceptance length, and an evaluation follows the sixth.
             values = STEP | {"reward/mean": number, "time/step": 90.0 if number == 1 else 0.5 * number}
             values |= {"rollout/acceptance_length": np.nan} if number == 5 else {}
             values |= {"eval/accuracy": 0.75} if number == 6 else {}

@@ -1,9 +1,9 @@
-"""Writes the checkpoints beside it and what torch and transformers compute with them.
+"""Write the checkpoints in this folder, and the outputs of torch and transformers for them.
 
-`python tests/golden/make_golden.py`, made with torch 2.13.0 and transformers 5.23.0. Each directory is a Hugging Face
-checkpoint of a tiny random decoder; `expected.npz` holds tokens [B, T] and, in float32, the logits, the residual
-stream on entry of FEATURE_LAYERS side by side, and the last hidden state after the final norm. `rope.json` holds the
-frequencies and the attention factor of the ways to stretch a rotary embedding.
+`python tests/golden/make_golden.py`, run with torch 2.13.0 and transformers 5.23.0. Each directory is a Hugging Face
+checkpoint of a tiny random decoder. Its `expected.npz` holds tokens [B, T] and, in float32, the logits, the residual
+stream at the input of FEATURE_LAYERS (concatenated), and the last hidden state after the final norm. `rope.json` holds
+the frequencies and the attention factor for each kind of rope scaling.
 """
 
 import json
@@ -27,12 +27,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 HERE = Path(__file__).parent
 FEATURE_LAYERS = (1, 2, 3)
 SHAPE = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=4, dtype="float32")
-# With base 100 and 8 rotary dimensions the wavelengths are 6, 20, 63 and 199 positions: of the original 32, the first
-# band is kept, the second blended and the rest stretched, and the sequences run beyond 32.
+# With base 100 and 8 rotary dimensions the wavelengths are 6, 20, 63 and 199 positions. For 32 original positions, the
+# first band is kept, the second blended and the others stretched. The sequences are longer than 32.
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3["original_max_position_embeddings"] = 32
 LINEAR = dict(rope_type="linear", rope_theta=100.0, factor=3.0)
-# Of the four bands the first is kept, the second blended and the rest stretched.
+# The first of the four bands is kept, the second blended, and the others stretched.
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=8.0, original_max_position_embeddings=32)
 ROPES = (
     LINEAR,
@@ -43,7 +43,7 @@ ROPES = (
     {**YARN, "attention_factor": 0.9},
     {**YARN, "factor": 1.0},
 )
-# Every other layer, and narrower than the sequences are long.
+# In every other layer, and shorter than the sequences.
 WINDOW = dict(use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)
 
 # A dense layer among layers with experts.
@@ -51,7 +51,7 @@ MIXTURE = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, n
 
 
 def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:
-    """A model in which every parameter matters: norm scales and biases too, and attention far from uniform."""
+    """Return a model in which every parameter matters, norm scales and biases too, and attention is not uniform."""
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def random_model(config: PreTrainedConfig, seed: int) -> torch.nn.Module:
 
 
 def as_transformers_4(fields: dict[str, Any]) -> dict[str, Any]:
-    """The `config.json` that transformers 4 writes for the same model."""
+    """Return the `config.json` that transformers 4 writes for the same model."""
     fields = dict(fields)
     rope = fields.pop("rope_parameters")
     fields["rope_theta"] = rope.pop("rope_theta")
@@ -89,7 +89,7 @@ def write(name: str, config: PreTrainedConfig, seed: int, length: int, transform
     if transformers_4:
         path = directory / "config.json"
         path.write_text(json.dumps(as_transformers_4(json.loads(path.read_text())), indent=2) + "\n")
-    # Read back, so that what is expected is what transformers makes of the files.
+    # Load the saved files again, so that the expected values are those of the files.
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
     tokens = np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (3, length), dtype=np.int32)
     np.savez_compressed(directory / "expected.npz", **expected(model, tokens))
@@ -120,7 +120,7 @@ def main() -> None:
     write("qwen3_moe", Qwen3MoeConfig(**SHAPE, **MIXTURE, **moe_heads), seed=5, length=24, transformers_4=False)
     ropes = [rope_parity(rope, head_dim) for rope in ROPES for head_dim in (8, 16)]
     (HERE / "rope.json").write_text(json.dumps(ropes, indent=1) + "\n")
-    # The first again, in bfloat16 and over several files.
+    # The first model again, in bfloat16 and split over several files.
     directory = HERE / "qwen3_sharded"
     shutil.rmtree(directory, ignore_errors=True)
     random_model(qwen3, seed=1).to(torch.bfloat16).save_pretrained(directory, max_shard_size=10_000)

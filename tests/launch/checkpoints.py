@@ -1,4 +1,4 @@
-"""A random policy with a tokenizer in Hugging Face layout, and problems as GSM8K words them, all very small."""
+"""A tiny random policy and tokenizer in Hugging Face layout, and a few problems in the format of GSM8K."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from models.hf.save import save_policy
 from models.params import init_params
 from specjax.parallel.mesh import MeshConfig, make_mesh
 
-# Answers are 1, 2 or 3, so that a policy which knows nothing is right now and then.
+# Answers are 1, 2 or 3, so that an untrained policy is right now and then.
 WORDS = ("<eos>", "<user>", "<bot>", "<unk>", "and", "?", "1", "2", "3")
 TEMPLATE = (
     "{% for message in messages %}<user> {{ message.content }} {% endfor %}"
@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def write_checkpoint(directory: Path, words: Sequence[str] = WORDS, num_layers: int = 2) -> None:
-    """A Qwen3 policy and a tokenizer of whole `words`; skips the test where what writes them is missing."""
+    """Write a Qwen3 policy and a tokenizer of whole `words`. Skips the test if a package for that is missing."""
     pytest.importorskip("safetensors")
     pytest.importorskip("transformers")
     shape = dict(hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8)
@@ -46,7 +46,7 @@ def write_tokenizer(directory: Path, words: Sequence[str]) -> None:
 
 
 def write_problems(path: Path, answers: Sequence[str]) -> None:
-    """A problem an answer, none like another."""
+    """Write one problem per answer, all different."""
     lines = [
         {
             "question": " and ".join("123"[(i // 3**place) % 3] for place in range(4)) + " ?",

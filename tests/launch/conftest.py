@@ -1,4 +1,4 @@
-"""Fixtures that the programs are tested on."""
+"""Fixtures for tests of the programs."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from tests.launch.programs import SHRUNK, Options, Refusal
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`policy`, a checkpoint with a tokenizer, and problems to train and to evaluate on."""
+    """Return a directory with `policy`, a checkpoint with a tokenizer, and training and held-out problems."""
     directory = tmp_path_factory.mktemp("files")
     write_checkpoint(directory / "policy")
     write_problems(directory / "train.jsonl", ["1", "2", "3"] * 4)
@@ -31,7 +31,7 @@ def shrunk(files: Path) -> Options:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    """A hub and an empty cache of it. The working directory is empty too."""
+    """Return a local hub. Its cache and the working directory are empty."""
     constants = pytest.importorskip("huggingface_hub.constants")
     for name in ("hub", "work"):
         (tmp_path / name).mkdir()
@@ -49,7 +49,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Refusal:
-    """Runs a program that must refuse: exit code 2, nothing done, and returns the one line that it says why."""
+    """Return a function that runs a program, verifies that it refuses with exit code 2, and returns its message."""
 
     def refuse(main: Callable[[list[str]], int], arguments: list[str]) -> str:
         monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""A local server that speaks as much of the Hugging Face hub's protocol as fetching needs."""
+"""A local server for the part of the Hugging Face hub's protocol that downloads use."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ class LocalHub:
     """Repositories by (kind, name), each with its commits, oldest first.
 
     Attributes:
-        url:       what HF_ENDPOINT must be.
-        requested: paths of the files that were fetched, in order.
+        url:       value for HF_ENDPOINT.
+        requested: paths of the fetched files, in order.
     """
 
     def __init__(self, directory: Path, server: ThreadingHTTPServer) -> None:
@@ -25,12 +25,12 @@ class LocalHub:
         self._commits: dict[tuple[str, str], dict[str, Path]] = {}
 
     def stop(self) -> None:
-        """Answer nothing any more, as a hub that cannot be reached."""
+        """Stop answering, like a hub that cannot be reached."""
         self._server.shutdown()
         self._server.server_close()
 
     def push(self, kind: str, name: str, source: Path) -> str:
-        """Make the files of a directory the newest commit of a repository, and return its hash."""
+        """Add the files of a directory as the newest commit of a repository. Return its hash."""
         commits = self._commits.setdefault((kind, name), {})
         commit = hashlib.sha1(f"{kind}/{name}/{len(commits)}".encode()).hexdigest()
         commits[commit] = Path(shutil.copytree(source, self.directory / commit))

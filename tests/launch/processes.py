@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Return whether there is such a process, zombies aside."""
+    """Return True if the process exists and is not a zombie."""
     return _stat(pid)[:1] not in ([], ["Z"])
 
 
@@ -17,13 +17,13 @@ def gone(pids: list[int], within_s: float = 20.0) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that `pid` started and that live."""
+    """Return the living child processes of `pid`."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [child for child in pids if _stat(child)[1:2] == [str(pid)] and alive(child)]
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and what else /proc says after a process's name; nothing where there is no such process."""
+    """Return the fields after a process's name in /proc/PID/stat (state, parent, ..); empty without such a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

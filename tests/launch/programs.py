@@ -1,4 +1,4 @@
-"""The programs of `launch` on networks and problems of almost no size: how they are started, and what they leave."""
+"""Helpers that run the programs of `launch` with tiny networks and problems, and read the results."""
 
 import atexit
 import functools
@@ -29,18 +29,18 @@ from specjax.types import PyTree
 
 DRAFT_LENGTH = 2
 FIELDS = {field.flag: field for field in fields_of(RunConfig)}
-# Of a command line, `--section.field` to words; and changes of its recipe, `section.field` to a value.
+# `--section.field` to words for the command line, and `section.field` to a value for the recipe.
 Options = dict[str, Any]
 
 
 def flags(*lines: str) -> Options:
-    """Options as one types them, by name."""
+    """Return options in the form of the command line, by name."""
     parts = (part.strip().partition(" ") for part in " ".join(lines).split("--")[1:])
     return {f"--{name}": value for name, _, value in parts}
 
 
 def changes(*lines: str) -> Options:
-    """Return the fields that typed options change in a recipe, so that programs need not read the options."""
+    """Return the changes of a recipe that correspond to command-line options that not all programs have."""
     fields = {FIELDS[flag]: words.split() for flag, words in flags(*lines).items()}
     return {field.path: field.read(words) for field, words in fields.items()}
 
@@ -50,7 +50,7 @@ SHRUNK = changes(
     f"--rollout.draft-length {DRAFT_LENGTH} --microbatches 2 --model.feature-layers 0 1 --model.dtype float32",
     "--policy-optimizer.learning-rate 0.01 --reward.workers 1 --eval.every 0 --probe-every 0",
 )
-# What makes the recipe `tiny` as small as it can be, for runs of many steps.
+# Options that make the recipe `tiny` as small as possible, for runs of many steps.
 LEAST = changes(
     *(f"--model.architecture.{name} 8" for name in ("hidden-size", "intermediate-size", "head-dim")),
     *(f"--model.architecture.{name} 1" for name in ("num-layers", "num-heads", "num-kv-heads")),
@@ -59,7 +59,7 @@ LEAST = changes(
     "--data.max-prompt-tokens 6 --rollout.group-size 2 --rollout.max-new-tokens 16 --warmup.steps 0 --distill.steps 0",
     "--eval.every 0 --probe-every 0 --checkpoint.best rollout/acceptance_length",
 )
-# The recipe `tiny` in float32, for comparisons by token: under strict promotion jax's own attention refuses bfloat16.
+# The recipe `tiny` in float32, to compare tokens. (jax's own attention fails in bfloat16 under strict promotion.)
 FEW = changes(
     "--model.dtype float32 --model.architecture.hidden-size 16 --model.architecture.intermediate-size 16",
     "--model.architecture.num-layers 2 --model.architecture.num-heads 2 --model.architecture.num-kv-heads 1",
@@ -73,7 +73,7 @@ Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
 
 
 def argv(config: str, options: Options) -> list[str]:
-    """Return a command line. Changes, and options that only recipes have, become a recipe in a file of its own."""
+    """Return a command line. Changes, and options that only recipes have, are written to a new recipe file."""
     changed, words = {}, []
     for name, value in options.items():
         if not name.startswith("--"):
@@ -87,7 +87,7 @@ def argv(config: str, options: Options) -> list[str]:
 
 @functools.cache
 def changed_recipe(config: str, changed: str) -> str:
-    """Return the path of a recipe with other values for some fields: a dict of them by path, as Python writes it."""
+    """Write a recipe with some fields changed (path -> value, in Python). Return its path."""
     path = Path(tempfile.mkdtemp()) / "recipe.py"
     atexit.register(shutil.rmtree, path.parent)
     imports = "from configs.override import override\nfrom launch.cli.recipes import load_recipe\n\n"
@@ -108,7 +108,7 @@ def start(config: str, options: Options, *flags: str, program: str = "launch.tra
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for the program to end well, and return its output."""
+    """Wait until the program ends, verify that it succeeded, and return its output."""
     try:
         out, errors = process.communicate(timeout=300)
     finally:
@@ -118,7 +118,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the list that later calls of the package append to: options of `init`, (step, values), "finish"."""
+    """Replace wandb. Return a list to which its calls append: options of `init`, (step, values), "finish"."""
     calls: list[Any] = []
 
     def init(**options: Any) -> Any:
@@ -132,7 +132,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def leave_run(directory: Path, experiment: Experiment) -> None:
-    """Write the files that other programs read of a run that has not taken a step."""
+    """Write the files of a run without steps that other programs read."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
         state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
         made.save(1, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})
@@ -143,7 +143,7 @@ def saves(run: Path) -> list[int]:
 
 
 def saved_state(run: Path, step: int) -> PyTree:
-    """Return the arrays of a checkpoint as numpy arrays: the devices that held them may be absent here."""
+    """Return the arrays of a checkpoint as numpy arrays, because its devices may not exist here."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         return [_saved_item(checkpointer, run / "checkpoints" / str(step) / item) for item in ("params", "state")]
 

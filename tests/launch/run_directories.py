@@ -1,4 +1,4 @@
-"""Directories of runs that never ran, to make reports of."""
+"""Run directories written by hand, for tests of reports."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from launch.run.metric_log import STANDARD_METRICS
 
 
 def write_run(directory: Path, steps: int, **metrics: list[float | None]) -> Path:
-    """A run with these metrics, given with `__` for a slash; all others are null."""
+    """Write a run with these metrics (`__` stands for a slash). All other metrics are null."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"name": "tiny", "seed": 3, "steps": steps}))
     given = {name.replace("__", "/"): values for name, values in metrics.items()}

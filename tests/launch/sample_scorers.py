@@ -1,4 +1,4 @@
-"""Scorers that misbehave on demand, for the worker processes to import."""
+"""Scorers that misbehave on demand. Worker processes import them."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ NOT_A_FUNCTION = 1
 
 
 def by_command(completion: str, answer: str) -> float:
-    """Do what the completion says."""
+    """Execute the command in the completion."""
     command, _, argument = completion.partition(" ")
     match command:
         case "value":
@@ -25,7 +25,7 @@ def by_command(completion: str, answer: str) -> float:
             return "1.0"  # pyright: ignore[reportReturnType]
         case "imported":
             return float(argument in sys.modules)
-        case "fork":  # the child comes back too
+        case "fork":  # the child returns too
             os.fork()
             return float(argument)
         case "fork_raise":
@@ -48,7 +48,7 @@ def by_command(completion: str, answer: str) -> float:
 
 
 def by_answer(completion: str, answer: str) -> float:
-    """Do what the answer says."""
+    """Execute the command in the answer."""
     return by_command(answer, completion)
 
 
@@ -57,5 +57,5 @@ def before_the_mark(completion: str, answer: str) -> float:
 
 
 def beyond_squares(completion: str, answer: str) -> float:
-    """A number of float32 for every completion, but not its square: the norm of a gradient in it is none."""
+    """Return a number that float32 can hold, but not its square, so that the norm of a gradient overflows."""
     return 1e30 * (sum(map(ord, completion)) % 2)

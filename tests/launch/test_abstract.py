@@ -1,4 +1,4 @@
-"""An experiment whose networks are shapes has the state of the real one."""
+"""An experiment whose networks are shapes has the same state structure as the real one."""
 
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,14 @@ def described(tree: Any) -> list[tuple[Any, ...]]:
     ],
     ids=["eagle3", "reduced vocabulary", "history", "mtp", "none"],
 )
-def test_a_state_as_shapes_is_that_of_the_run(options: Options):
+def test_the_abstract_state_has_the_structure_of_the_runs(options: Options):
     config = parse_run(argv("tiny", SMALL | options), "", "")
     real, abstract = build_experiment(config), abstract_experiment(config, make_mesh(config.mesh))
     assert abstract.config == real.config
     assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
 
 
-def test_a_state_with_experts_is_that_of_the_run():
+def test_the_abstract_state_with_experts_has_the_structure_of_the_runs():
     """Muon has a matrix of moments for each expert."""
     config = override(
         parse_run(argv("tiny", SMALL | changes("--policy-optimizer.kind muon")), "", ""),
@@ -56,7 +56,7 @@ def test_a_state_with_experts_is_that_of_the_run():
     assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
 
 
-def test_a_checkpoints_config_alone_is_enough(shrunk: Options, files: Path, tmp_path: Path):
+def test_config_json_of_a_checkpoint_is_enough(shrunk: Options, files: Path, tmp_path: Path):
     real = build_experiment(parse_run(argv("gsm8k", shrunk), "", ""))
     write_json(tmp_path / "config.json", read_json(files / "policy" / "config.json"))
     config = parse_run(argv("gsm8k", shrunk | {"--model.path": str(tmp_path), "--data.train": "absent"}), "", "")

@@ -23,7 +23,7 @@ def table(*prompts: str) -> PromptTable:
 
 
 def numbers(count: int) -> PromptTable:
-    """The prompts "0", "1", .."""
+    """Return problems with the prompts "0", "1", .."""
     return table(*map(str, range(count)))
 
 

@@ -1,4 +1,4 @@
-"""launch.bench: the floor's arithmetic, what the doubles force, what is reported, and bad input."""
+"""launch.bench: the memory floor, the stand-ins that force acceptance and lengths, reports, and bad input."""
 
 import json
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_the_floor_counts_what_a_round_reads(networks: Networks):
     # Two layers, keys and values of one head of 8, float32; 3 rows of 5 positions.
     assert cache_bytes(decoder, 3, 5) == 2 * 2 * 8 * 4 * 3 * 5
     tied = networks.trained.policy
-    # Tied: the table is the output layer. An embedding that is none is only looked up in.
+    # A tied embedding is the output layer too. One that is not tied is only looked up.
     every = sum(x.size * 4 for x in jax.tree.leaves(tied))
     assert read_bytes(networks.policy, tied) == every
     untied = tied | {"head": {"kernel": tied["embed"]["embedding"].T}}
@@ -102,19 +102,19 @@ def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("k, rate", [(1, 0.3), pytest.param(3, 0.8, marks=pytest.mark.slow)])
 def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
-    """The share of rounds that pass a position is the forced rate, within five standard deviations."""
+    """The fraction of rounds that accept a position is the forced rate, within five standard deviations."""
     rows = 64
     config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
     timer = rollout_timer(networks, random_prompts(networks, rows, 4), config)
     rollout = timer.generate(0, np.float32(rate))
     assert rollout.drafted is not None and rollout.accepted is not None
-    # The last rounds are cut at the budget, which later positions feel: the first position counts where it could be.
+    # The budget cuts the last rounds, which affects later positions. Position 1 counts whenever it could be emitted.
     drafted, accepted = (np.asarray(x.sum(axis=0), float) for x in (rollout.drafted, rollout.accepted))
     reached = np.append(drafted[0], accepted[:-1] * drafted[1:] / drafted[:-1])
     error = 5 * np.sqrt(rate * (1 - rate) / reached)
     assert (reached > 200).all()
     np.testing.assert_array_less(np.abs(accepted / reached - rate), error)
-    # And at another rate, the same program.
+    # Another rate uses the same program.
     assert timer.measure(0, np.float32(0)).acceptance_length == 1.0
     assert timer.measure(0, np.float32(1)).acceptance_length > k
 
@@ -137,7 +137,9 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
 
 
 @pytest.mark.slow
-def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rounds_are_timed_and_put_in_tables_and_plots(
+    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     sections: dict[str, Section] = {}
     for measure in (floor, verify, draft, acceptance):
         section = sections[measure.__name__] = measure(networks, SMALL)
@@ -159,7 +161,7 @@ def test_rounds_are_timed_tabled_and_plotted(networks: Networks, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_layout_is_tabled(networks: Networks):
+def test_layouts_are_put_in_a_table(networks: Networks):
     section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
     assert [row["what"] for row in section.rows] == ["phases", "windows", "queue", "prefill shared by a group"]
     assert section.notes[-1].startswith("the ladder is left out")
@@ -171,8 +173,8 @@ def test_a_layout_is_tabled(networks: Networks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [layout.phases, layout.windows, layout.queue, layout.shared_prefill])
-def test_rollouts_off_and_on_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
-    """Each completion as long in both, and they differ in how they come about: in rounds, slots or prompts."""
+def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
+    """Completions have the same lengths in both; only rounds, slots or prompts differ."""
 
     def lengths(run: Callable[[], Any]) -> np.ndarray:
         done = run()
@@ -197,7 +199,7 @@ def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monke
         np.testing.assert_allclose(cut, padded, rtol=1e-3, atol=1e-6)
 
 
-def test_the_cost_model_says_how_far_it_is_off():
+def test_the_cost_model_reports_its_error():
     exact = [Cell(slots, 100, k, 1e-3 + 1e-5 * slots * (k + 1)) for slots in (1, 4) for k in (0, 3)]
     (note,) = _cost_model_note(exact)
     assert "fixed 1e+03, " in note and note.endswith("relative error 0% in the median cell, at most 0%")
@@ -206,7 +208,7 @@ def test_the_cost_model_says_how_far_it_is_off():
     assert _cost_model_note(exact[:1]) == []
 
 
-def test_a_cell_that_does_not_fit_ends_nothing(capsys: pytest.CaptureFixture[str]):
+def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.CaptureFixture[str]):
     def fails(message: str) -> list[Row]:
         raise jax.errors.JaxRuntimeError(message)
 

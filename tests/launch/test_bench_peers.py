@@ -1,4 +1,4 @@
-"""launch.bench's peers: where one is missing a row says so, and where it is there it runs our very weights."""
+"""launch.bench's peers: a missing peer gets a row that says so, an installed one runs our own weights."""
 
 import sys
 import warnings
@@ -28,7 +28,7 @@ PACKAGES = {"tunix": "tunix", "huggingface": "torch", "vllm": "vllm"}
 
 @pytest.fixture(scope="module")
 def networks() -> Networks:
-    """With an output layer of its own and enlarged weights: else the likeliest token repeats the one before it."""
+    """Return networks, untied and with large weights, so that greedy text does not repeat itself."""
     own = random_networks(replace(SMALL, decoder=replace(SMALL.decoder, tie_embeddings=False)))
     return replace(own, trained=replace(own.trained, policy=jax.tree.map(lambda x: 2 * x, own.trained.policy)))
 
@@ -59,7 +59,7 @@ def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, list[int]]] = []
 
     def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
@@ -82,8 +82,10 @@ def test_a_rollout_is_asked_of_peers_whole_and_in_quarters(networks: Networks, m
     assert section.notes[0].startswith("16 completions, one in 4 of 16 tokens, the others around 4; prompts of ")
 
 
-def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Neither as it is loaded nor as it runs."""
+def test_a_peer_that_fails_does_not_end_the_benchmark(
+    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """This holds if it breaks while it is loaded or while it runs."""
     pytest.importorskip("safetensors")
 
     def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
@@ -102,7 +104,7 @@ def test_a_peer_that_breaks_ends_nothing(networks: Networks, tmp_path: Path, mon
     assert isinstance(rows[PLAIN]["tokens/s"], float)
 
 
-def test_vllm_is_told_the_length_of_each_row():
+def test_vllm_gets_the_length_of_each_row():
     class Law(NamedTuple):
         temperature: float
         max_tokens: int
@@ -120,7 +122,7 @@ def test_vllm_is_told_the_length_of_each_row():
 
 
 def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
-    """Greedily, every sampler of the peer gives our tokens, which they could not with other weights."""
+    """Verify that all samplers of the peer give our greedy tokens, which would differ with other weights."""
     prompts = random_prompts(networks, 1, 5)
     save_policy(directory, networks.trained.policy, networks.decoder)
     config = RolloutConfig(group_size=1, max_new_tokens=12, draft_length=0, law=SamplingLaw(temperature=0.0))
@@ -150,7 +152,7 @@ def test_tunix_runs_our_weights(networks: Networks, tmp_path: Path):
         pytest.importorskip("tunix")
     from launch.bench.peers import tunix
 
-    # It counts on promotions that our tests refuse.
+    # It relies on type promotions that our tests forbid.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         check_same_tokens(tunix, networks, tmp_path / "policy")
     other = replace(networks.decoder, rope_theta=1e4)

@@ -1,4 +1,4 @@
-"""The plans that the closing comparison compares."""
+"""The choice of plans in the closing comparison."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def test_the_tail_is_four_sequences_of_the_longest_groups(
     shards: int, group_size: int, prompts: list[list[int]], samples: int
 ):
     turns = np.arange(16).reshape(2, 8) if shards < 8 else np.tile(np.arange(8), (2, 1))
-    # Odd prompts are longer in the first turn, even ones in the second, and all rise; one sample does not decide.
+    # Odd prompts are longer in the first turn, even ones in the second. Lengths grow with the index.
     means = np.where(turns % 2 == (np.arange(2)[:, None] + 1) % 2, 100, 50) + turns
     lengths = np.repeat(means[..., None], group_size, axis=-1)
     lengths[..., 0] -= 1 if group_size == 1 else 30
@@ -34,7 +34,7 @@ def test_the_tail_is_four_sequences_of_the_longest_groups(
 
 
 class Fake:
-    """A program of two phases: `speeds` are tokens/s by draft lengths, a tenth higher from turn to turn."""
+    """Program with two phases. speeds: tokens/s by draft lengths; each turn is a tenth faster than the one before."""
 
     def __init__(self, draft_lengths: tuple[int, ...], speeds: dict[tuple[int, ...], float]) -> None:
         self.draft_lengths, self.speeds, self.phases = draft_lengths, speeds, [SimpleNamespace(slots=4)] * 2
@@ -54,7 +54,7 @@ def test_the_best_plan_of_each_kind_is_measured_in_turns_that_did_not_choose_it(
     assert found.plain.rollout is plain[1] and found.speculative.rollout is drafting[0]
     assert found.speculative.draft_lengths == (0, 3)
     assert found.speedup == pytest.approx((1.8, 1.8, 1.8)) and found.acceptance_length == 2.0
-    # A round is held against one of the same slots: 60 tokens at 180/s in 15 rounds over 60 at 90/s in 30.
+    # Rounds are compared at the same slots: 60 tokens at 180/s in 15 rounds, over 60 tokens at 90/s in 30.
     assert found.cost == pytest.approx((60 / 180 / 15) / (60 / 90 / 30))
     assert found.plain_tokens_per_s == pytest.approx(110) and found.lengths.tolist() == [[10, 20, 30]] * 3
     for rollout in drafting:
@@ -70,24 +70,24 @@ def test_a_machine_that_slows_down_does_not_choose_the_plan():
             return replace(measured, seconds=measured.seconds * 1.1 ** len(self.asked))
 
     plain: Any = [Slowing((0,), {(0, 0): 100.0})]
-    # If it were asked for each of its plans on end, the slower would seem faster by far.
+    # If each plan ran all its turns at once, the slower plan would seem much faster.
     drafting: Any = [Slowing((0, 3), {(0, 3): 150.0, (3, 3): 160.0})]
     assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (3, 3)
 
 
-def test_a_plan_is_chosen_by_all_it_generated_in_all_its_time():
+def test_a_plan_is_chosen_by_total_tokens_over_total_time():
     class Bimodal(Fake):
         def measure(self, draft_lengths: tuple[int, ...], turn: int) -> RolloutTime:
             measured = super().measure(draft_lengths, turn)
             return replace(measured, seconds=60 / (150 if draft_lengths == (3, 3) else 120 if turn % 8 < 5 else 400))
 
     plain: Any = [Fake((0,), {(0, 0): 100.0})]
-    # In most turns the other is faster.
+    # In most turns, the other plan is faster.
     drafting: Any = [Bimodal((0, 3), {(0, 3): 1.0, (3, 3): 1.0})]
     assert best_against_best(plain, drafting, 3, Unfinished()).speculative.draft_lengths == (0, 3)
 
 
-def test_parameters_are_prepared_anew_before_every_pass_of_one_program():
+def test_parameters_are_prepared_before_every_pass_of_a_program():
     policy, weights = tiny_policy(vocab_size=4)
     calls = 0
 

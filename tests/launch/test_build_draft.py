@@ -1,4 +1,4 @@
-"""A run whose draft starts from a checkpoint: what it becomes, and what is refused because it does not fit."""
+"""Runs whose draft starts from a checkpoint: the resulting drafts, and checkpoints that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -33,9 +33,9 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import Options, argv
 from tests.refusals import refuses
 
-# Of tests.launch.checkpoints: 9 words, 16 wide, 2 layers.
+# The policy of tests.launch.checkpoints: 9 words, hidden size 16, 2 layers.
 SHAPE = dict(hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, vocab_size=9)
-# Of sequences of 48 it was made for 20.
+# It was trained on 20 positions; the run has sequences of 48.
 KINDS = dict(rope_theta=77.0, norm_output=True, max_positions=20, param_dtype="bfloat16")
 HEAD = Eagle3Config(**SHAPE, **KINDS, draft_vocab_size=4, feature_size=32)
 IDS = np.array([0, 6, 7, 8], np.int32)
@@ -73,7 +73,7 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
     assert all(jax.tree.leaves(same))
 
 
-def test_a_head_as_the_options_make_it(shrunk: Options):
+def test_options_determine_a_random_head(shrunk: Options):
     options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
     draft = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.draft
     assert isinstance(draft, Eagle3Draft)
@@ -83,8 +83,8 @@ def test_a_head_as_the_options_make_it(shrunk: Options):
 
 
 @pytest.mark.slow
-def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
-    """Not those that the policy's directory has kept for another head, though they are as wide."""
+def test_a_head_without_stated_layers_reads_eagle3s(tmp_path: Path):
+    """The layers in the policy's directory are not used: they belong to another head, although the shapes fit."""
     shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
     decoder, mesh = DecoderConfig(**shape, num_layers=8, feature_layers=(0, 1, 3)), make_mesh(MeshConfig())
     head = Eagle3Config(**shape, draft_vocab_size=15, feature_size=24)
@@ -94,7 +94,7 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
     save_draft_checkpoint(tmp_path / "draft", draft, head, None, ())
     options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
     options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}
-    # Of a recipe that states none either.
+    # The recipe does not state layers either.
     assert build_experiment(parse_run(argv("narrow", options), "", "")).networks.decoder.feature_layers == (2, 4, 5)
     asked = options | {"--model.feature-layers": "1 2 3"}
     assert build_experiment(parse_run(argv("narrow", asked), "", "")).networks.decoder.feature_layers == (1, 2, 3)
@@ -103,7 +103,7 @@ def test_a_head_that_states_no_layers_reads_eagle3s_own(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...draft.path...(0, 1)"),
+        ({}, {"--model.feature-layers": "1"}, "model.feature_layers = (1,): ...(0, 1)...draft.path"),
         ({"layers": (0, 2)}, {}, "feature_layers = (0, 2): ...0...1"),
         ({"head": replace(HEAD, vocab_size=10)}, {}, "draft.vocab_size = 10: ...9"),
         ({}, {"--draft.kind": "none"}, "draft.path = ...: ...None...none"),
@@ -122,10 +122,10 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
 def test_a_head_is_written_with_the_length_of_its_policy(
     shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None
 ):
-    """The head drafts up to the policy's length. Engines that keep to the length in its own file would stop earlier."""
+    """Engines use the length in the head's own file, so it must be the policy's."""
     draft = run(shrunk | {"--draft.path": write()}).networks.draft
     assert isinstance(draft, Eagle3Draft) and draft.head.max_positions == 20
-    # Layers that both dialects can name.
+    # Layers that both dialects can express.
     draft = replace(draft, decoder=replace(draft.decoder, feature_layers=(1,)))
     draft.write(tmp_path / "out", draft.params, dialect)
     found = read_json(tmp_path / "out/config.json")
@@ -133,7 +133,7 @@ def test_a_head_is_written_with_the_length_of_its_policy(
     assert fields["max_positions" if dialect is None else "max_position_embeddings"] == draft.decoder.max_positions
 
 
-def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, write: Write, tmp_path: Path):
+def test_made_for_is_checked_before_anything_is_built(shrunk: Options, write: Write, tmp_path: Path):
     path, stated = Path(write()), MadeFor("runs/tiny", 16, 2, 1.0, 0.75)
     state_made_for(path, stated)
     options = shrunk | {"--draft.path": str(path)}
@@ -145,7 +145,7 @@ def test_what_the_draft_states_is_read_before_anything_is_made(shrunk: Options, 
 
 
 def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:
-    """A head of speculators' dialect, its config.json changed, with a copy of some embedding if wanted."""
+    """Write a head in speculators' dialect, with config.json changed, and optionally a copy of an embedding."""
     params = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
     save_eagle3(directory, SavedDraft(HEAD, params, IDS, (0, 1)), "speculators")
     write_json(directory / "config.json", read_json(directory / "config.json") | changes)
@@ -189,6 +189,6 @@ def test_published_drafts_that_do_not_fit(
         run(shrunk | publish(tmp_path / "draft", changes, embedding))
 
 
-def test_a_policy_is_no_draft(shrunk: Options, files: Path):
+def test_a_policy_as_the_draft_is_refused(shrunk: Options, files: Path):
     with refuses("policy:...config.json", ConfigError):
         run(shrunk | {"--draft.path": str(files / "policy")})

@@ -1,4 +1,4 @@
-"""A run whose draft is an MTP head: the one in the policy's checkpoint, or one from random weights."""
+"""Runs whose draft is an MTP head, from the policy's checkpoint or with random weights."""
 
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ def run(options: Options) -> Experiment:
 
 @pytest.fixture
 def stitched(files: Path, tmp_path: Path) -> tuple[Path, PyTree]:
-    """The policy with a head of MiMo's convention, and the head's parameters."""
+    """Return a policy with a head of MiMo's convention, and the head's parameters."""
     decoder, mesh = read_hf_config(files / "policy", ()), make_mesh(MeshConfig())
     config = mtp_config(decoder, "mimo")
     params = init_params(partial(init_mtp, config), jax.random.key(5), mesh)
@@ -49,7 +49,7 @@ def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path,
 
 
 def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTree]):
-    """The head has random weights, whether the checkpoint holds another or none."""
+    """The head has random weights, even if the checkpoint holds a head."""
     networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
     assert networks.draft.read_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
     directory, held = stitched
@@ -69,6 +69,6 @@ def test_a_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTre
         ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "draft.mtp_convention = mimo:...None"),
     ],
 )
-def test_what_a_head_leaves_no_choice_of(shrunk: Options, options: Options, message: str):
+def test_options_that_an_mtp_head_does_not_allow(shrunk: Options, options: Options, message: str):
     with refuses(message, ConfigError):
         run(shrunk | MTP | options)

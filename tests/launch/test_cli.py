@@ -139,7 +139,7 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
     assert_refused(said, message)
 
 
-def test_a_recipe_reaches_what_options_do_not():
+def test_a_recipe_can_set_fields_without_options():
     recipe = load_recipe("tiny")
     assert recipe.model.architecture is not None
     path = "model.architecture.num_layers"
@@ -195,7 +195,7 @@ def test_a_plain_dataclass(capsys: pytest.CaptureFixture[str]):
     "name, most",
     [("TRAIN", 137), ("COMPARE", 120), ("DISTILL", 65), ("EVALUATE", 56), ("GENERATE", 45), ("EXPORT", 33)],
 )
-def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
+def test_each_program_shows_only_its_options_within_the_help_limits(
     name: str, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "100")
@@ -222,7 +222,7 @@ def test_each_program_has_the_options_it_reads_on_one_screen_a_section(
             assert_refused(refusal("tiny", field.flag, "1", reading=reading), f"{field.flag}: ")
 
 
-def test_a_program_tells_which_options_are_anothers():
+def test_options_of_other_programs_are_named_in_errors():
     reading = reads.GENERATE
     assert_refused(refusal("tiny", "--warmup.steps", "3", reading=reading), "--warmup.steps...launch.train")
     assert_refused(refusal("tiny", "--algorithm", "dapo", reading=reading), "--algorithm: ")
@@ -235,7 +235,7 @@ def test_help_shows_the_recipes_values(capsys: pytest.CaptureFixture[str]):
     assert "--rollout.draft-lengths [INT ...]" in said and "--rollout.law.top-k INT|None" in said
 
 
-# What each paper is known for.
+# Characteristic options of each paper.
 SETTINGS = {
     "grpo": {"advantage.scale": "group", "loss.clip_high": 0.2, "loss.aggregate": "sequence"},
     "dapo": {"loss.clip_high": 0.28, "loss.aggregate": "token", "selection.groups": 3, "selection.overlong_buffer": 4},
@@ -248,8 +248,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_is_all_one_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Fields that the recipe set for another algorithm are reset; fields of no algorithm stay."""
+def test_one_option_sets_an_algorithm(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Fields that the recipe set for another algorithm are reset. Other fields stay."""
     kept = {"data.prompts": 3, "rollout.max_new_tokens": 20, "loss.importance_cap": 5.0}
     replaced = {
         **{"advantage.baseline": "batch", "advantage.scale": "batch", "selection.overlong_buffer": 9},
@@ -276,12 +276,12 @@ def test_options_win_over_the_algorithm(capsys: pytest.CaptureFixture[str]):
     assert (config.loss.kl_estimator, config.advantage.baseline) == ("k1", "batch")
     said = capsys.readouterr().out
     assert "clip_high = 0.3 (given)" in said and "clip_low = 0.2," in said
-    # data.prompts is how many DAPO generates; it trains on half of them.
+    # DAPO generates data.prompts prompts and trains on half of them.
     config = run(*"tiny --data.prompts 8 --algorithm dapo --rollout.max-new-tokens 50".split())
     assert (config.data.prompts, config.selection.groups, config.selection.overlong_buffer) == (8, 4, 10)
     config = run(*"tiny --data.prompts 8 --selection.groups 6 --algorithm dapo".split())
     assert (config.data.prompts, config.selection.groups) == (8, 6)
-    # Another algorithm after it trains on as many prompts as before, and generates no more.
+    # Another algorithm after it trains on the original number of prompts, and generates no more.
     assert with_algorithm(config, "grpo").data.prompts == 6
 
 
@@ -305,7 +305,7 @@ def test_exit_codes(error: BaseException | None, code: int, said: str, capsys: p
     assert capsys.readouterr() == ("", said)
 
 
-def test_a_fault_of_the_program_passes():
+def test_a_bug_of_the_program_propagates():
     with pytest.raises(ZeroDivisionError):
         run_program(lambda argv: 1 // 0)
 
@@ -329,7 +329,7 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
-    """In a process of its own, where JAX has not begun: nothing that the program imports may begin it."""
+    """This runs in a new process: no import of the program may initialise JAX's backends."""
     code = (
         "import jax, launch.train; from configs.override import override; from configs.tiny import config; "
         "from launch.build.experiment import build_experiment; "

@@ -1,4 +1,4 @@
-"""launch.compare as a user runs it, on networks of almost no size."""
+"""launch.compare as a user runs it, with tiny networks."""
 
 import importlib.util
 import io
@@ -51,7 +51,7 @@ def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
-    """The same with the directory, of a draft that is not distilled and costs by which it pays whatever happens."""
+    """Return results, output and directory, for an undistilled draft and costs with which drafting always pays."""
     directory = tmp_path_factory.mktemp("compared")
     cell = {"slots": 16, "window": 26}
     cells = [cell | {"draft_length": 0, "seconds": 1.0}, cell | {"draft_length": 2, "seconds": 0.5}]
@@ -64,7 +64,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 def test_stages_sum_to_the_step_and_speedups_are_those_of_the_same_turns(compared: tuple[dict[str, Any], str, Path]):
-    """The sum is within 5% of a step that is timed by itself."""
+    """The sum of the stages is within 5% of the separately timed step."""
     arms = compared[0]["arms"]
     assert list(arms) == ARMS
     plain = arms["autoregressive"]
@@ -82,8 +82,8 @@ def test_stages_sum_to_the_step_and_speedups_are_those_of_the_same_turns(compare
     assert plain["generation_speedup"] == plain["step_speedup"] == [1, 1, 1]
 
 
-def test_a_step_has_its_part_of_draft_training():
-    """Training adds 2 s to the first step, and the eighth part of it to every one."""
+def test_the_steady_step_includes_a_part_of_draft_training():
+    """Training adds 2 s to the first step. The steady speed-up adds an eighth of this to every step."""
     train_s = [3.0, 1.0, 1.0, 1.0]
     steps = [{"step_s": 1.75 + s, "seconds": {"train": s}, "trained": s > 1} for s in train_s]
     plain = [{"step_s": 6.0}] * 4
@@ -92,8 +92,8 @@ def test_a_step_has_its_part_of_draft_training():
     assert steady_speedup(plain, always, 1) == (None, pytest.approx((6 / 2.75, 6 / 4.75, 6 / 2.75)))
 
 
-def test_every_arm_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
-    """`coupled`: whatever is proposed, of drafts that are accepted now and then."""
+def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
+    """With `coupled`, tokens do not depend on the drafts, of which some are accepted."""
     (found, said, _), arms = compared, compared[0]["arms"]
     assert found["versions"].startswith("Python 3") and (found["recipe"], found["checkpoint"]) == ("tiny", None)
     for part in ("command", "device", "draft length 2 at 16 slots of 26 positions"):
@@ -117,11 +117,11 @@ def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
 
 
 @pytest.mark.slow
-def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_path: Path):
-    """It also measures the cost of rounds. Training the draft does not change the generated tokens."""
+def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
+    """It also measures the cost of rounds. Draft training does not change the generated tokens."""
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
-    assert "random weights" in said and "extra seconds of such a step" in said
+    assert "random weights" in said and "extra seconds of a step that trains it" in said
     assert [arm["trained_steps"] for arm in found["arms"].values()] == [0, 1, 1, 1]
     assert list(found["arms"]) == ["autoregressive", "1", "3", "automatic"]
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
@@ -138,7 +138,7 @@ def test_it_begins_as_a_run_and_distils_its_draft_or_takes_that_of_a_run(tmp_pat
 def test_the_law_of_amdahl():
     assert step_speedup(0.0, 3.0) == 1
     assert step_speedup(1.0, 3.0) == pytest.approx(3)
-    # The paper's RL-Zero: generation of 100.0 s in a step of 151.2 s, 1.77 times as fast.
+    # RL-Zero in the paper: generation takes 100.0 s of a step of 151.2 s, and becomes 1.77 times as fast.
     assert step_speedup(100.0 / 151.2, 1.77) == pytest.approx(1.41, abs=0.01)
 
 
@@ -150,11 +150,11 @@ def test_bars():
     assert len(sparkline(list(range(1000)), 0, 999)) == WIDTH
 
 
-def test_where_two_runs_part():
+def test_the_first_difference_of_two_rollouts():
     tokens = np.array([[5, 6, 0, 0], [5, 6, 7, 0], [5, 6, 7, 8], [1, 0, 0, 0]], np.int32)
     ids, plain = np.array([7, 9]), Rollout(tokens=tokens, lengths=np.array([2, 3, 4, 1]))  # pyright: ignore[reportArgumentType]
     assert first_difference(3, ids, plain, plain) is None
-    # What comes after an end counts for nothing.
+    # Tokens after the end do not count.
     junk = Rollout(tokens=np.where(tokens > 0, tokens, 4), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
     assert first_difference(3, ids, plain, junk) is None
     other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
@@ -189,8 +189,8 @@ def test_steps_in_which_nothing_was_scored_are_gaps():
     assert reward_curves_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
 
 
-def test_two_runs_that_part_are_found_to():
-    """At their second step, and what comes after it changes nothing."""
+def test_the_first_difference_of_two_runs_is_found():
+    """They differ from the second step on. Later differences do not matter."""
 
     def arm(*last: int) -> SimpleNamespace:
         metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}

@@ -1,4 +1,4 @@
-"""Console lines about chosen draft lengths and compiling."""
+"""Console lines about chosen draft lengths, and the clock of compilation."""
 
 import jax
 import jax.numpy as jnp

@@ -51,10 +51,10 @@ def test_there_and_back(tmp_path: Path, source: Path, capsys: pytest.CaptureFixt
     assert first.startswith(f"{source} -> {ours}") and second.startswith(f"{ours} -> {back}")
 
 
-def test_a_head_of_its_own_is_kept_though_the_config_ties_it(
+def test_a_separate_output_layer_is_kept_even_if_the_config_ties_it(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """As others load such a checkpoint too; the copies state that nothing is tied."""
+    """Other libraries load such a checkpoint in the same way. The copies state that nothing is tied."""
     ours, back = tmp_path / "ours", tmp_path / "back"
     fields = json.loads((source / "config.json").read_text())
     assert not fields["tie_word_embeddings"]
@@ -66,7 +66,7 @@ def test_a_head_of_its_own_is_kept_though_the_config_ties_it(
     assert np.array_equal(written["lm_head.weight"], stored["lm_head.weight"])
 
 
-def test_an_mtp_head_travels_along(tmp_path: Path):
+def test_an_mtp_head_is_converted_with_its_policy(tmp_path: Path):
     source, ours, back = tmp_path / "source", tmp_path / "ours", tmp_path / "back"
     written = write_checkpoint(source, "deepseek_v3")
     stated = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
@@ -108,8 +108,8 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])
-def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
-    """Its config.json says so, and is otherwise as it was but for the policy that is named."""
+def test_a_draft_is_cast_on_export(tmp_path: Path, public: Public):
+    """Its config.json states the new dtype and the policy's name, and is otherwise unchanged."""
     public.write(tmp_path / "draft", **{"embed_tokens.weight": np.ones((VOCAB, WIDTH), np.float32)})
     draft, ours, back = (str(tmp_path / name) for name in ("draft", "ours", "back"))
     main([draft, ours])
@@ -119,7 +119,7 @@ def test_a_draft_is_cast_on_its_way_out(tmp_path: Path, public: Public):
     assert read_json(tmp_path / "back/config.json") == json.loads(text.replace("someone/tiny", "me"))
     floats = {x.dtype.name for x in load_file(tmp_path / "back/model.safetensors").values()} - {"int64", "bool"}
     assert floats == {"bfloat16"}
-    # On its way in it becomes the same.
+    # A conversion on import gives the same.
     main([draft, str(tmp_path / "narrow"), "--param-dtype", "bfloat16"])
     main([str(tmp_path / "narrow"), str(tmp_path / "again"), "--dialect", public.dialect, *verifier])
     assert tensors(tmp_path / "again") == tensors(tmp_path / "back")

@@ -1,4 +1,4 @@
-"""The table of costs that a run is given."""
+"""Cost tables that a run reads."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from tests.refusals import refuses
 CELL = {"slots": 8, "window": 40, "draft_length": 0, "seconds": 0.5}
 HERE = (Phase(8, 40),), (0, 2)
 OTHER = CELL | {"draft_length": 2, "seconds": 1}
-# Of a run that only ever drafted: seconds in proportion to the draft length.
+# From a run that always drafted: seconds are proportional to the draft length.
 DRAFTING = [CELL | {"draft_length": k, "seconds": k} for k in (1, 3)]
 
 
@@ -58,7 +58,7 @@ def test_a_table_that_no_model_can_be_fitted_to_is_refused(tmp_path: Path, cells
 
 
 class FakeTimer:
-    """Rounds take longer every time they are measured."""
+    """Timer that returns longer times at every call."""
 
     def __init__(self) -> None:
         self._times = itertools.count(1)
@@ -68,8 +68,8 @@ class FakeTimer:
         return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
 
 
-def test_a_run_that_is_resumed_or_replayed_sees_the_costs_that_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed after the probe of step 4, and resumed from a save of step 3."""
+def test_a_resumed_or_replayed_run_uses_the_recorded_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run is killed after the probe of step 4, and resumed from the save of step 3."""
     monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: FakeTimer())
     experiment: Any = SimpleNamespace(
         phases=HERE[0],

@@ -1,4 +1,4 @@
-"""launch.diagnose: a healthy draft passes, and each planted fault is named."""
+"""launch.diagnose: a correct draft passes, and each planted fault is named."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from specjax.drafters import DraftLoss, EitherDrafter, HeadDrafter
 from specjax.types import Params
 from tests.launch.programs import FEW, Options, Refusal, argv, changes, leave_run
 
-# Peaked enough that a draft has something to learn, and that a wrong one is refused.
+# Distributions with enough structure that a draft can learn it, and that a wrong draft is rejected.
 SETTINGS = FEW | changes(
     "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3",
     "--distill.steps 200 --distill.batch-size 16 --distill.answers 64 --distill.chunks 1 --mesh.data 1",
@@ -85,7 +85,7 @@ def trained_mtp() -> Trained:
 
 @pytest.fixture(scope="module")
 def diagnosed(trained: Trained) -> tuple[Diagnosis, Observed]:
-    """The diagnosis of the trained draft, and what it observed: the policy's completions, with any draft's."""
+    """Return the diagnosis of the trained draft, and the observed completions, which do not depend on the draft."""
     seen: list[Observed] = []
 
     def observe_and_keep(*args: Any) -> Any:
@@ -110,7 +110,7 @@ def observed(diagnosed: tuple[Diagnosis, Observed]) -> Observed:
 
 @pytest.fixture
 def one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the other ways to read the draft, most of what a diagnosis compiles."""
+    """Leave out the other ways to read the draft, which are most of the compilation."""
     monkeypatch.setattr(launch.diagnosis.diagnose, "alternatives", lambda networks: ())
 
 
@@ -118,7 +118,7 @@ Reading = Callable[[Params], list[Finding]]
 
 
 def reading(experiment: Experiment, observed: Observed) -> Reading:
-    """Return params -> findings about how the draft is read; compiled once."""
+    """Return a function from params to findings about the way the draft is read. Compiled once."""
     law, networks = experiment.config.rollout.law, experiment.networks
     own = make_overlaps(networks.policy, networks.drafter, law, 1, 0)
     others = [(a.check, a.option, make_overlaps(a.policy, a.drafter, law, 1, 0)) for a in alternatives(networks)]
@@ -147,7 +147,7 @@ def states(findings: list[Finding]) -> dict[str, str]:
 
 
 def with_draft(experiment: Experiment, **changed: Any) -> Experiment:
-    """The experiment with another draft in both places that hold it."""
+    """Return the experiment with a changed draft, in both places that hold it."""
     draft = replace(experiment.networks.draft, **changed)
     return replace(experiment, networks=replace(experiment.networks, draft=draft, drafter=draft.drafter))
 
@@ -157,10 +157,10 @@ def as_kind(kind: type[HeadDrafter], experiment: Experiment) -> HeadDrafter:
     return kind(**{name: getattr(drafter, name) for name in drafter.__dataclass_fields__})  # pyright: ignore
 
 
-# A healthy draft.
+# A correct draft.
 
 
-def test_a_healthy_draft(healthy: Diagnosis):
+def test_a_correct_draft(healthy: Diagnosis):
     assert not healthy.faults
     found = states(healthy.findings)
     assert {"acceptance by position", "acceptance by place", "draft vocabulary", "vocabulary map"} <= set(found)
@@ -185,7 +185,7 @@ def test_on_a_mesh_that_splits_the_weights_and_with_chunked_logits(trained: Trai
         assert one.count == other.count and one.predicted == pytest.approx(other.predicted, abs=1e-3)
 
 
-# How the head is read.
+# The way the head is read.
 
 
 def test_other_feature_layers(trained: Trained, observed: Observed):
@@ -196,7 +196,7 @@ def test_other_feature_layers(trained: Trained, observed: Observed):
     moved = with_draft(experiment, decoder=decoder)
     moved = replace(moved, networks=replace(moved.networks, policy=make_policy(decoder)))
     by_check = {finding.check: finding for finding in reading(moved, observed)(params)}
-    # Of so few tokens, drafts that begin in the prompt left out, the reading may stay undecided.
+    # With so few tokens, the check may stay undecided.
     found = by_check["feature layers"]
     assert found.state in ("off", "undecided") and "(0, 1)" in found.said + found.do
 
@@ -234,7 +234,7 @@ def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_
 
 
 @pytest.mark.slow
-def test_random_heads_are_read_neither_right_nor_wrong(
+def test_the_reading_of_random_heads_is_undecided(
     trained: Trained, trained_mtp: Trained, right_reading: Reading, right_mtp_reading: Reading
 ):
     for (experiment, params), findings in (trained, right_reading), (trained_mtp, right_mtp_reading):
@@ -250,14 +250,14 @@ def test_random_heads_are_read_neither_right_nor_wrong(
 
 
 class OneFeatureLate(HeadDrafter):
-    """A head whose features are one position late."""
+    """Faulty head whose features are one position late."""
 
     def observe(self, state: Any, features: Any, tokens: Any, emitted: Any) -> Any:
         return super().observe(state, jnp.roll(features, 1, axis=1), tokens, emitted)
 
 
 @pytest.mark.usefixtures("one_reading")
-def test_a_cache_of_other_features_is_the_one_fault(trained: Trained):
+def test_wrong_features_in_the_cache_are_reported_as_one_fault(trained: Trained):
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(OneFeatureLate, experiment)), params, PROMPTS)
     (fault,) = diagnosis.faults
@@ -265,7 +265,7 @@ def test_a_cache_of_other_features_is_the_one_fault(trained: Trained):
 
 
 class WrongLater(HeadDrafter):
-    """A head whose drafts are those of other tokens from position 12 on."""
+    """Faulty head that drafts wrong tokens from position 12 on."""
 
     def propose(self, params: Any, state: Any, gumbel: Any, law: Any) -> Any:
         proposal, state = super().propose(params, state, gumbel, law)
@@ -276,7 +276,7 @@ class WrongLater(HeadDrafter):
 
 
 @pytest.mark.usefixtures("one_reading")
-def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+def test_drafts_that_are_wrong_from_some_place_on_are_found(trained: Trained, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launch.diagnosis.acceptance, "SHORTEST_PLACE", 4)
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(WrongLater, experiment)), params, PROMPTS)
@@ -284,13 +284,13 @@ def test_a_place_from_which_drafts_are_wrong(trained: Trained, monkeypatch: pyte
 
 
 class TellsPosition1(EitherDrafter):
-    """A drafter of one's own, whose loss tells the acceptance at position 1."""
+    """Custom drafter whose loss predicts the acceptance at position 1."""
 
     def loss(self, params: Any, tokens: Any, output: Any, mask: Any, law: Any, anchors: Any = None) -> DraftLoss:
         return DraftLoss(jnp.float32(0), jnp.where(mask, 0.5, 0.0))
 
 
-def test_ones_own_drafter_is_compared_at_position_1_alone(trained: Trained, observed: Observed):
+def test_a_custom_drafter_is_compared_only_at_position_1(trained: Trained, observed: Observed):
     experiment, params = trained
     draft = experiment.networks.drafter
     overlaps = make_overlaps(
@@ -312,7 +312,7 @@ def test_a_model(trained: Trained):
     assert not diagnosis.faults and diagnosis.by_position[-1].predicted is not None
 
 
-def test_ngram_is_predicted_and_history_is_not_and_neither_is_told_to_train(capsys: pytest.CaptureFixture[str]):
+def test_ngram_is_predicted_and_history_is_not_and_no_training_is_advised(capsys: pytest.CaptureFixture[str]):
     for kind in "ngram", "history":
         experiment = built(LOOKUP | {"draft.lookup.kind": kind, "rollout.group_size": 2})
         assert experiment.config.rollout.group_size == (2 if kind == "history" else 1)
@@ -328,7 +328,7 @@ def test_ngram_is_predicted_and_history_is_not_and_neither_is_told_to_train(caps
 
 @pytest.fixture
 def run(trained: Trained, tmp_path: Path) -> Path:
-    """A run with random weights that sampled under another law."""
+    """Return a run with random weights that sampled with another law."""
     recorded = override(
         trained[0].config, changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
     )
@@ -339,7 +339,7 @@ def run(trained: Trained, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("one_reading")
 def test_the_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Random weights are accepted as little as predicted; of a run, and written as JSON."""
+    """Diagnose a run with random weights, whose acceptance is as low as predicted, and write JSON."""
     options = EAGLE3 | {"--checkpoint": str(run), "--prompts": "8", "--json": str(tmp_path / "out.json")}
     assert launch.diagnose.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
@@ -351,7 +351,7 @@ def test_the_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert written["checkpoint_step"] == 1
 
 
-def test_a_fault_is_exit_code_3_and_found_in_full_precision(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_gives_exit_code_3_and_is_found_in_full_precision(run: Path, monkeypatch: pytest.MonkeyPatch):
     precisions = []
 
     def find(experiment: Experiment, params: Params, count: int) -> Diagnosis:
@@ -389,9 +389,9 @@ def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
 
 
 def test_completions_without_drafts_are_refused():
-    """A completion of one token is sampled by the prefill."""
+    """Completions of one token come from the prefill, so nothing is drafted."""
     experiment = built(
         LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1 --rollout.draft-length 1")
     )
-    with pytest.raises(ConfigError, match="first token, or a lookup found no match"):
+    with pytest.raises(ConfigError, match="first token or a lookup found no match"):
         diagnose(experiment, experiment.networks.params, 2)

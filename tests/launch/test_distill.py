@@ -37,7 +37,7 @@ from tests.launch.programs import DRAFT_LENGTH, Options, Refusal, argv, flags
 from tests.refusals import assert_refused
 
 VOCABULARY = 6
-# Two chunks of two rollouts of 16; the same answers whatever the draft.
+# Two chunks of two rollouts with 16 sequences. Answers do not depend on the draft.
 SMALL = flags(
     "--rollout.verifier coupled --distill.answers 64 --distill.chunks 2 --distill.batch-size 16",
     "--distill.microbatches 2 --distill.steps 60 --draft-optimizer.learning-rate 0.02 --temperatures 0 --repeats 2",
@@ -47,10 +47,10 @@ SMALL = flags(
 
 @pytest.fixture(scope="module")
 def distilled(files: Path, shrunk: Options) -> tuple[Path, str]:
-    """The directory of a draft, and what the program said; beside it lie the answers it learnt from."""
+    """Return the directory of a distilled draft, with the answers beside it, and the program's output."""
     out, said = files / "distilled", io.StringIO()
     options = shrunk | SMALL | {"--out": str(out), "--save-responses": str(files / "responses.jsonl")}
-    # Three microbatches would not divide a step of 16 sequences: nothing here takes one.
+    # Three microbatches do not divide a step of 16 sequences, but no step is taken here.
     options |= {"--dialect": "speculators", "microbatches": 3}
     with contextlib.redirect_stdout(said):
         assert launch.distill.main(argv("gsm8k", options)) == 0
@@ -67,18 +67,18 @@ def responses(files: Path, distilled: tuple[Path, str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (files / "responses.jsonl").read_text().splitlines()]
 
 
-def test_what_the_policy_will_do_is_foreseen_better_than_before(report: dict[str, Any]):
+def test_training_raises_the_predicted_acceptance(report: dict[str, Any]):
     own, greedy = report["acceptance"]
     assert (own["temperature"], greedy["temperature"]) == (1, 0)
     assert own["untrained"] + 0.1 < own["predicted"] <= 1
     assert greedy["untrained"] is None and 0 <= greedy["predicted"] <= 1
 
 
-def test_what_is_counted_adds_up(report: dict[str, Any]):
+def test_counts_are_consistent(report: dict[str, Any]):
     for each in report["acceptance"]:
         assert each["sequences"] == 3
         assert each["alpha"] * each["rounds"] == pytest.approx(each["tokens"])
-        # A round emits what it accepts and a token more, unless an accepted one ends the sequence.
+        # A round emits the accepted tokens and one more, unless an accepted token ends the sequence.
         assert each["tokens"] == sum(each["accepted"]) + each["rounds"] - each["ended"]
         assert 0 <= each["ended"] <= each["sequences"]
         assert len(each["rates"]) == each["draft_length"] == DRAFT_LENGTH
@@ -88,7 +88,7 @@ def test_what_is_counted_adds_up(report: dict[str, Any]):
             assert each[name] == sum(bucket[name] for bucket in each["by_length"])
 
 
-def test_the_cost_is_what_was_done(report: dict[str, Any], responses: list[dict[str, Any]]):
+def test_the_cost_counts_the_work_done(report: dict[str, Any], responses: list[dict[str, Any]]):
     cost, payback = report["cost"], report["payback"]
     assert (cost["answers"], cost["steps"]) == (len(responses), 60) == (64, 60)
     assert cost["answer_tokens"] == sum(len(line["tokens"]) for line in responses)
@@ -104,7 +104,7 @@ def test_the_cost_is_what_was_done(report: dict[str, Any], responses: list[dict[
 def test_the_vocabulary_is_that_of_the_first_answers(
     distilled: tuple[Path, str], report: dict[str, Any], responses: list[dict[str, Any]]
 ):
-    """The stop token, and then the most frequent: no draft could have answered before there was one."""
+    """It holds the stop token and the most frequent tokens of answers that were generated without a draft."""
     counts = Counter(token for line in responses[:32] for token in line["tokens"] if token != 0)
     ranked = sorted(range(1, 9), key=lambda token: (-counts[token], token))
     expected = sorted([0, *ranked[: VOCABULARY - 1]])
@@ -137,10 +137,10 @@ def test_the_public_dialect_holds_the_same_head_and_states_the_policy(distilled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sound", [True, False])
-def test_a_run_holds_its_first_step_against_what_the_draft_states(
+def test_a_run_compares_its_first_step_with_the_stated_acceptance(
     distilled: tuple[Path, str], shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: bool
 ):
-    """Loaded as it was distilled all is well; with other weights it comes to less than its file states."""
+    """Loaded unchanged, it causes no warning. With other weights, its acceptance is below the stated one."""
     draft = distilled[0] / "draft"
     if not sound:
         saved, stated = load_draft_checkpoint(draft, make_mesh(MeshConfig())), read_made_for(draft)
@@ -159,10 +159,10 @@ def test_a_run_holds_its_first_step_against_what_the_draft_states(
 
 
 @pytest.mark.slow
-def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
+def test_it_starts_from_a_saved_draft_and_from_that_of_a_run(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path
 ):
-    """It begins where the other ended, and in the same vocabulary."""
+    """It starts from the other draft's weights, with the same vocabulary."""
     draft, before = distilled[0] / "draft", json.loads((distilled[0] / "distill.json").read_text())
 
     def again(out: Path, own: Options) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
     assert after["cost"]["generation_s"] == 0 and after["cost"]["answers"] == 64
     assert after["vocabulary"] == before["vocabulary"]
 
-    # A run that hardly moves the policy, and not the draft; another draft of its shape, which the run's replaces.
+    # A run that hardly changes the policy and not the draft. Its draft replaces another one of the same shape.
     run = {"--draft.path": str(draft), "--out": str(tmp_path / "run"), "--steps": "1", "--reward.scorer": "exact"}
     run |= {"--policy-optimizer.learning-rate": "1e-6", "--draft-training.mode": "frozen"}
     assert launch.train.main(argv("gsm8k", shrunk | run)) == 0
@@ -189,7 +189,7 @@ def test_it_goes_on_from_a_saved_draft_and_from_that_of_a_run(
     assert verifier_of(tmp_path / "out")["name_or_path"] == str(tmp_path / "run")
 
 
-def test_answers_outlive_a_crash_while_training(
+def test_answers_survive_a_crash_during_training(
     files: Path, shrunk: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def crash(*_: object) -> None:
@@ -244,10 +244,10 @@ SMALL_MODEL = DecoderConfig(
 @pytest.mark.parametrize(
     ("kind", "name", "read_by"), [("model", "draft", "draft.path"), ("mtp", "policy", "model.path")]
 )
-def test_other_drafts_are_saved_and_go_on_from_there(
+def test_other_drafts_are_saved_and_started_from(
     distilled: tuple[Path, str], files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
 ):
-    """A small model by itself, an MTP head with its policy."""
+    """A small model is saved alone, an MTP head with its policy."""
     fresh = MTP | {"--draft.mtp-convention": "mimo"}
     if kind == "model":
         random = init_params(partial(init_decoder, SMALL_MODEL), jax.random.key(2), make_mesh(MeshConfig()))
@@ -271,7 +271,7 @@ def test_other_drafts_are_saved_and_go_on_from_there(
     assert jax.tree.all(jax.tree.map(np.array_equal, experiment.networks.params.policy, before.params.policy))
 
 
-def test_what_it_says_is_readable(distilled: tuple[Path, str]):
+def test_the_output_is_readable(distilled: tuple[Path, str]):
     out, said = distilled
     for part in (
         "answers: 2 of 4 batches",

@@ -1,4 +1,4 @@
-"""The parts of launch.distill: answers, vocabularies, counts, and the break-even point."""
+"""Parts of launch.distill: answers, vocabularies, counts, and the break-even point."""
 
 import json
 from dataclasses import fields, replace
@@ -43,7 +43,7 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
         ours, theirs = made.draw(4, 7, step), read.draw(4, 7, step)
         np.testing.assert_array_equal(theirs.tokens, ours.tokens)
         np.testing.assert_array_equal(theirs.completion, ours.completion)
-    # Row by row: the prompt, the answer, nothing; and filler trains nothing.
+    # Each row holds the prompt, the answer and padding. Filler rows have no tokens to train on.
     for row, (pick, length) in enumerate(zip((2, 2, 0, 0, 1, 1), lengths, strict=True)):
         prompt = tokenizer.encode(problems[pick].prompt)
         expected = [*prompt, *tokens[row, :length].tolist()]
@@ -61,7 +61,7 @@ def test_passes_take_all_rows_in_batches_of_similar_length():
         assert sorted(np.concatenate(steps[first : first + 25])) == list(range(200))
     spread = np.mean([np.ptp(lengths[picks]) for picks in steps])
     assert spread < 0.3 * np.mean([np.ptp(lengths[np.random.default_rng(i).permutation(200)[:8]]) for i in range(50)])
-    # Neither all short ones first, nor the same batches in the next pass.
+    # Short rows are not all first, and the next pass has other batches.
     assert np.std([lengths[picks].mean() for picks in steps[:5]]) > 5
     assert not any(set(picks) == set(other) for picks in steps[:25] for other in steps[25:])
     np.testing.assert_array_equal(picks_of_step(lengths, 8, seed=3, step=30), steps[30])
@@ -69,7 +69,7 @@ def test_passes_take_all_rows_in_batches_of_similar_length():
 
 @pytest.mark.parametrize("memory", [2**40, 0])
 def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypatch: pytest.MonkeyPatch):
-    """In memory or in a file, and padded to few widths."""
+    """It is kept in memory or in a file, and padded to a few widths."""
     monkeypatch.setattr("launch.distillation.reads.host_memory", lambda: memory)
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
     calls, widths, counts = [], set(), set()
@@ -106,7 +106,7 @@ def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
     path.write_text("\n".join(json.dumps(line) for line in lines))
     answers, dropped = load_answers(path, tokenizer, 6, 3, 15)
     assert dropped == 1
-    # Cut at the budget, or ended by the stop token.
+    # Answers are cut at the budget, or end with the stop token.
     assert answers.completions.tolist() == tokenizer.encode("3#3")
     answers, _ = load_answers(path, tokenizer, 6, 4, 15)
     assert answers.completions.tolist() == [*tokenizer.encode("3#3"), tokenizer.stop_tokens[0]]
@@ -119,8 +119,8 @@ def test_the_most_frequent_tokens_and_the_stop_tokens_are_kept():
     assert most_frequent(np.zeros(5), (3,), 3).tolist() == [0, 1, 3]
 
 
-def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
-    """Three whole rounds of draft length 3 a row after the first token; another row ends on the second it drafted."""
+def test_full_acceptance_gives_draft_length_plus_one_tokens():
+    """Rows have three full rounds of draft length 3 after the first token. One ends with its second drafted token."""
     same, filler = [3, 3, 3], [9, 9, 9]
     rollout = Rollout(
         tokens=jnp.zeros((4, 13), jnp.int32),
@@ -138,12 +138,12 @@ def test_a_draft_that_is_always_accepted_brings_a_token_more_than_its_length():
     assert length_buckets(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
 
 
-def test_when_it_is_paid_for():
+def test_the_break_even_point():
     paying = break_even([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
     assert paying.steps == 11 and paying.saved_s == pytest.approx(1.0)
     assert (
         "at draft length 3" in paying.describe()
-        and "pay off after 11 steps, counting rollouts only" in paying.describe()
+        and "pay off after 11 steps, counting only rollouts" in paying.describe()
     )
     slower = break_even([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
     assert slower.steps is None and "does not pay off" in slower.describe()

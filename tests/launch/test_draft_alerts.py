@@ -26,7 +26,7 @@ from tests.refusals import assert_refused
 
 
 def drafting(accepted: float) -> Drafting:
-    """A round at draft length 2 costs 1.5 and 4 plain ones."""
+    """Return statistics with this acceptance. A round at draft length 2 costs 1.5 or 4 plain rounds, by phase."""
     acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([accepted, accepted / 2]) * 1e6, jnp.float32(0.72))
     none = jnp.zeros((2, 2))
     return Drafting(acceptance, Progress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))
@@ -39,7 +39,7 @@ def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Dra
     switches(Step(step, 0.0, metrics, prompts, rollout, drafting))
 
 
-def test_a_phase_that_stops_to_draft_and_begins_again_says_why() -> None:
+def test_changes_of_a_phases_draft_length_are_explained() -> None:
     said: list[str] = []
     switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
     fresh = replace(drafting(0), acceptance=Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)))
@@ -89,9 +89,7 @@ DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
         (replace(MADE_FOR, predicted_acceptance=None), LEAST_ACCEPTANCE, f"at least {LEAST_ACCEPTANCE}"),
     ],
 )
-def test_a_draft_that_foresees_less_than_its_file_states_is_loud(
-    made_for: MadeFor | None, least: float, stated: str
-) -> None:
+def test_a_draft_with_less_acceptance_than_stated_warns(made_for: MadeFor | None, least: float, stated: str) -> None:
     draft = replace(DRAFT, made_for=made_for)
     assert wrongly_loaded(draft, least + 0.005, 1.0) is None
     said = wrongly_loaded(draft, least - 0.01, 1.0) or ""
@@ -99,13 +97,13 @@ def test_a_draft_that_foresees_less_than_its_file_states_is_loud(
     assert stated in said and "another domain of prompts" in said and said.endswith(draft.usual_causes)
 
 
-def test_layers_and_rope_are_blamed_of_an_eagle3_head_alone() -> None:
+def test_layers_and_rope_are_suggested_only_for_an_eagle3_head() -> None:
     others = MTPDraft(**NAMES, head=mtp_config(POLICY, "mimo")), ModelDraft(**NAMES, decoder=POLICY)
     for draft in (DRAFT, *others):
         assert ("layers" in draft.usual_causes) == ("rope" in draft.usual_causes) == (draft is DRAFT)
 
 
-def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
+def test_differences_from_the_heads_policy_are_listed() -> None:
     assert DRAFT.differences() is None
     other = replace(
         DRAFT,
@@ -127,7 +125,7 @@ def test_what_a_head_was_made_with_is_said_where_it_differs() -> None:
     assert replace(DRAFT, head=last, decoder=replace(POLICY, feature_layers=())).differences() is None
 
 
-def test_the_alarm_is_loud_once_and_stays_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_alarm_is_explained_once_and_shown_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
     step = dict.fromkeys(STANDARD_METRICS) | {"draft/measured_acceptance": 0.123, "draft/promised_acceptance": 0.789}
     printed = StepPrinter(every=2)
     for number, alarm in enumerate((0, 1, 1, 1, None, 1), start=1):

@@ -1,4 +1,4 @@
-"""The share of draft training is the time by which the steps that train the draft are longer."""
+"""The share of draft training is the additional time of steps that train the draft."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def test_the_share_is_the_time_that_steps_with_draft_training_take_longer() -> N
         trained = step % 4 == 0
         share(step, {"draft/trained": int(trained), "time/step": 1.5 if trained else 1.0})
     share(18, {"draft/trained": 0, "time/step": 90.0, "time/generation": 80.0})
-    # Only after steps of both kinds; not the first, which compiles, and no probe.
+    # Needs steps of both kinds. The first step, which compiles, and probes do not count.
     assert [metrics["time/draft_training"] for metrics in logged[:3]] == [None] * 3
     trained = 5 / 18
     assert logged[-1]["time/draft_training"] == pytest.approx(trained * 0.5 / (1 + trained * 0.5))

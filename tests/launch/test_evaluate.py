@@ -43,7 +43,7 @@ def run(files: Path, asked: Options) -> Path:
 
 
 def evaluated(tmp_path: Path, options: Options) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The numbers and the completions."""
+    """Run an evaluation. Return the results and the completions."""
     out = {"--json": str(tmp_path / "numbers.json"), "--save": str(tmp_path / "completions.jsonl")}
     assert launch.evaluate.main(argv("gsm8k", options | out)) == 0
     lines = (tmp_path / "completions.jsonl").read_text().splitlines()
@@ -75,10 +75,8 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
 
 
 @pytest.mark.parametrize("drafter, length", [(NGramDrafter(15), 2), (NoDrafter(), 0)], ids=["ngram", "none"])
-def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
-    drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch
-):
-    """In validation too; without a draft, for which 0 alone may be chosen, to 0. And to the policy that is trained."""
+def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, monkeypatch: pytest.MonkeyPatch):
+    """Validation does the same. Without a draft the length is 0. Neither uses an 8-bit copy of the policy."""
     taken: list[tuple[Policy, RolloutConfig]] = []
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *parts: taken.append((parts[0], parts[2])))
     config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
@@ -90,10 +88,10 @@ def test_where_draft_lengths_are_chosen_it_keeps_to_the_fixed_one(
     assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2
 
 
-def test_what_cannot_be_scored_is_said_and_wrong(
+def test_unscored_completions_are_reported_and_count_as_wrong(
     asked: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Greedily, which training would not be allowed; of two prompts, each right by its answer alone or not scored."""
+    """Evaluate greedily on two prompts. A completion is correct or not scored, depending on the answer alone."""
     monkeypatch.syspath_prepend(HERE)
     write_problems(tmp_path / "test.jsonl", ["value 1", "raise an error", "value 0"])
     own = {"--data.held-out": str(tmp_path / "test.jsonl"), "--reward.scorer": "sample_scorers:by_answer"}
@@ -107,20 +105,20 @@ def test_what_cannot_be_scored_is_said_and_wrong(
     assert list(found["measures"]) == ["accuracy", "pass@2", "pass@4"]
     assert found["measures"]["accuracy"]["value"] == 0.5
     assert [line["reward"] for line in completions] == [1.0] * 4 + [None] * 4
-    # All samples of a prompt are the one likeliest completion.
+    # All samples of a prompt are the same greedy completion.
     assert len({(line["id"], line["completion"]) for line in completions}) == 2
 
 
 @pytest.mark.parametrize(
     "sequences, samples, prompts, size", [(8, 2, 100, 4), (8, 3, 100, 2), (8, 16, 100, 2), (512, 1, 5, 6)]
 )
-def test_a_batch_has_about_as_many_sequences_as_asked_for(sequences: int, samples: int, prompts: int, size: int):
-    """The batch is padded so that it divides over the two data shards."""
+def test_a_batch_has_about_the_requested_number_of_sequences(sequences: int, samples: int, prompts: int, size: int):
+    """The batch is padded to a multiple of the two data shards."""
     assert prompts_per_batch(sequences, samples, prompts, make_mesh(MeshConfig(data=2))) == size
 
 
 @pytest.mark.parametrize("pattern, majority", [(r"(\d)", True), (r"\d", False)])
-def test_majorities_need_a_notion_of_an_answer(
+def test_majorities_need_a_final_answer(
     asked: Options, tmp_path: Path, pattern: str, majority: bool, capsys: pytest.CaptureFixture[str]
 ):
     own = {"--reward.scorer": "regex", "--reward.pattern": pattern, "--k": "2"}
@@ -129,7 +127,7 @@ def test_majorities_need_a_notion_of_an_answer(
     assert ("final_answer" in capsys.readouterr().out) != majority
 
 
-def test_the_powers_of_two_unless_told_otherwise():
+def test_k_is_the_powers_of_two_by_default():
     assert EvaluateArgs(samples=1).larger_k == ()
     assert EvaluateArgs(samples=12).larger_k == (2, 4, 8)
     assert EvaluateArgs(samples=12, k=(12, 3, 1, 3)).larger_k == (3, 12)

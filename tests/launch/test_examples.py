@@ -1,4 +1,4 @@
-"""Each example runs through launch.train by the command in its header, as built-in parts do."""
+"""Each example runs in launch.train with the command in its header."""
 
 import ast
 import json
@@ -34,14 +34,14 @@ PROMPTS = Prompts(jnp.array([[0, 1, 0], [2, 1, 0]]), jnp.array([3, 2]), id=jnp.a
 
 
 def command(example: str) -> list[str]:
-    """The options of the first command in the example's header."""
+    """Return the options of the first command in the example's header."""
     header = ast.get_docstring(ast.parse((FOLDER / f"{example}.py").read_text())) or ""
     line = next(line for line in header.replace("\\\n", " ").splitlines() if "python -m launch.train tiny" in line)
     return shlex.split(line)[4:]
 
 
 def run(example: str | None, out: Path, *options: str) -> list[dict[str, Any]]:
-    """The metrics of a short run by the example's command, made small."""
+    """Run the example's command with few steps and small sizes. Return its metrics."""
     least = {name: value for name, value in LEAST.items() if name != "--draft.lookup.kind"}
     small = argv("tiny", least | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
     own = [] if example is None else command(example)
@@ -87,7 +87,7 @@ def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rollout_and_a_loss_of_ones_own_are_compared(tmp_path: Path):
+def test_a_custom_rollout_and_loss_can_be_compared(tmp_path: Path):
     options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--steps": "1", "--draft-lengths": "2"}
     options |= {"--loss.function": "examples.custom_loss:loss", "--rollout.function": "examples.fork_rollout:rollout"}
     found = tmp_path / "found.json"
@@ -118,19 +118,19 @@ def test_a_family_trains_and_its_save_is_evaluated(
 
 
 def bare_rollout(*arguments: Any) -> Rollout:
-    """The built-in rollout, of which only what is required is returned."""
+    """Custom rollout that returns only the required fields."""
     rollout = speculative_rollout(*arguments)
     return Rollout(rollout.tokens, rollout.lengths)
 
 
 def short_rollout(*arguments: Any) -> Rollout:
-    """One column too few."""
+    """Faulty rollout with one column too few."""
     rollout = bare_rollout(*arguments)
     return replace(rollout, tokens=rollout.tokens[:, 1:])
 
 
 def mean_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
-    """Not per token."""
+    """Faulty loss that is not per token."""
     return LossOutput(jnp.mean(inputs.theta), {})
 
 
@@ -165,7 +165,7 @@ def test_unknown_kernels_are_refused(refusal: Refusal, tmp_path: Path, monkeypat
 
 
 def by_problems(context: DraftContext) -> Draft:
-    """A draft whose parameters have the shape of the problems."""
+    """Draft builder whose parameters have the shape of the problems."""
     return Draft(Bigram(), {"table": jnp.zeros((len(context.problems), context.policy.vocab_size))})
 
 
@@ -181,7 +181,7 @@ def test_a_rollout_of_tokens_and_lengths_alone_trains_and_generates(tmp_path: Pa
     assert "tokens" in capsys.readouterr().out
 
 
-def test_a_builder_of_ones_own_sees_the_problems_without_training():
+def test_a_custom_builder_gets_the_problems_without_training():
     config = parse_run(argv("tiny", LEAST | {"--draft.kind": f"{__name__}:by_problems"}), "", "")
     tables = [build_experiment(config, training).networks.params.draft["table"] for training in (True, False)]
     assert tables[0].shape == tables[1].shape and len(tables[0]) > 0
@@ -193,8 +193,8 @@ def test_the_bigram_drafter_is_lossless():
     assert_lossless(policy, Bigram(), Params(weights, {"table": jnp.eye(4)}), config, prompt=(0, 1, 0))
 
 
-def test_a_family_takes_back_refused_tokens():
-    """Its states are those of a prefill of the committed tokens, and its tokens those of plain decoding."""
+def test_a_custom_family_rolls_back_rejected_tokens():
+    """Its states equal those of a prefill of the committed tokens, and its tokens those of plain decoding."""
     shape = DecoderConfig(
         vocab_size=4, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
     )
@@ -212,7 +212,7 @@ def test_a_family_takes_back_refused_tokens():
     [
         ("no_such.module:it", "No module named 'no_such'"),
         ("specjax.keys:no_such", "no attribute 'no_such'"),
-        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is no function"),
+        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is not a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused(option: str, name: str, reason: str, refusal: Refusal, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""launch.export: what a run has saved comes out in layouts that others load."""
+"""launch.export: checkpoints of a run are written in public layouts."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ MTP = {"--draft.kind": "mtp", "--draft.mtp-convention": "mimo", "--model.feature
 
 
 def save(run: Path, options: Options) -> Experiment:
-    """A run whose networks are no longer those that it started with; the experiment that has them."""
+    """Return a run whose saved networks differ from its initial ones, and the experiment with them."""
     experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
     trained = jax.tree.map(lambda x: 2 * x, experiment.networks.params)
     state = init_train_state(trained, experiment.config, experiment.mesh)
@@ -69,13 +69,13 @@ def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | N
     assert ids.tolist() == experiment.draft_vocabulary
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     if dialect == "speculators":
-        # Of the run, whose policy is no longer the one at model.path.
+        # The run's policy, which differs from the one at model.path.
         stated = read_json(tmp_path / "out/config.json")["speculators_config"]["verifier"]
         name = verifier or str(tmp_path / "run")
         assert stated == {"name_or_path": name, "architectures": ["Qwen3ForCausalLM"]}
 
 
-def test_a_head_states_what_the_run_has_recorded_of_its_save(shrunk: Options, tmp_path: Path):
+def test_a_head_states_the_acceptance_recorded_in_the_run(shrunk: Options, tmp_path: Path):
     run = tmp_path / "run"
     decoder = save(run, shrunk | LAW).networks.decoder
     assert made_for(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == made_for(run, "newest", decoder)
@@ -97,7 +97,7 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     assert found is not None and same(found[1], experiment.networks.params.draft)
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (files / "policy/tokenizer.json").read_bytes()
-    # It is a policy to start from, head and all, and may be narrower.
+    # A run can start from it with its head, also in a narrower dtype.
     own_head = {name: value for name, value in options.items() if name != "--draft.mtp-convention"}
     again = build_experiment(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
     assert same(again.networks.params.draft, experiment.networks.params.draft)

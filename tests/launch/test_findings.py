@@ -1,4 +1,4 @@
-"""The findings of launch.diagnose from given measurements: what is noise, and what is a fault."""
+"""Findings of launch.diagnose for given measurements, of noise and of faults."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from launch.diagnosis.findings import Finding, alternative_findings, coverage_fi
 from launch.diagnosis.observed import Drafted, Observed
 
 
-def test_a_reading_is_named_only_beyond_its_error_and_if_it_is_of_use():
+def test_another_way_to_read_is_reported_only_if_significant_and_useful():
     rng = np.random.default_rng(0)
     own, counted = rng.uniform(0.5, 0.8, size=(50, 20)), np.ones((50, 20), bool)
     noise = rng.normal(0, 0.2, own.shape)
@@ -23,7 +23,7 @@ def test_a_reading_is_named_only_beyond_its_error_and_if_it_is_of_use():
     assert state(own + noise + 0.02) == "undecided"
     assert state(own + noise + 0.02, own + 0.1) == "off"
     assert state(own * 0.2 + 0.1, own=own * 0.2) == "undecided"
-    # Tokens of a row agree with each other: many of them are no more evidence than one.
+    # Tokens of a row are dependent: many are no more evidence than one.
     assert state(own + np.repeat(rng.normal(0.04, 0.2, (50, 1)), 20, axis=1)) == "undecided"
 
 
@@ -33,11 +33,11 @@ def rate(predicted: float | None, accepted: int, count: int = 100, name: str = "
     return rates(Observed(np.zeros((1, 4), int), np.ones(1, int), np.full(1, 3), drafted), overlaps)[0][0]
 
 
-def test_few_tokens_prove_little():
+def test_few_tokens_are_weak_evidence():
     assert not rate(0.98, 2, count=4).is_off
     assert rate(0.98, 10, count=20).is_off and rate(0.2, 16, count=20).is_off
     assert not rate(0.5, 45).is_off and not rate(0.98, 99).is_off
-    # Far beyond the error, but small.
+    # Significant, but small.
     assert not rate(0.5, 51_000, count=100_000).is_off
 
 
@@ -59,7 +59,7 @@ def test_one_cause_is_one_fault():
 
 
 def test_a_draft_vocabulary_that_lacks_tokens():
-    """The completion is 5, 6, 7; the token 9 of the prompt does not count."""
+    """The completion is 5, 6, 7. Token 9 is in the prompt and does not count."""
     nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
     observed = Observed(np.array([[9, 5, 6, 7]]), np.ones(1, int), np.full(1, 3), nothing)
     assert coverage_finding(np.array([5, 6, 7]), observed).state == "ok"

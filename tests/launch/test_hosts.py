@@ -1,4 +1,4 @@
-"""Runs over several processes of this machine: each does what one process does, and all end together."""
+"""Runs over several processes on this machine give the results of one process, and all processes end together."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_bad_hosts_are_refused_in_one_line() -> None:
 def test_a_process_with_other_options_is_refused() -> None:
     resumed = replace(config, resume=True)
     assert common([resumed, config]) == resumed
-    with refuses("hosts.index = 2: has other options than process 0; must have the same"):
+    with refuses("hosts.index = 2: ...process 0; must be the same"):
         common([config, config, replace(config, seed=config.seed + 1)])
 
 
@@ -76,7 +76,7 @@ def without_times(run: Path) -> list[dict[str, float | None]]:
 
 
 def assert_near(got: Path, expected: Path) -> None:
-    """Verify that two runs took the same steps, up to rounding."""
+    """Verify that the metrics of two runs are equal up to rounding."""
     for line, other in zip(without_times(got), without_times(expected), strict=True):
         assert line.keys() == other.keys()
         for name, value in other.items():
@@ -86,7 +86,7 @@ def assert_near(got: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
+def test_a_run_over_two_processes_equals_that_of_one(tmp_path: Path) -> None:
     options = TWO | {"--steps": "4", "--checkpoint.every": "2", "--eval.every": "2"}
     options |= {"--warmup.steps": "2", "--warmup.batch-size": "4", "--rollout.max-new-tokens": "20"}
     one, two = tmp_path / "one", tmp_path / "two"
@@ -103,8 +103,8 @@ def test_a_run_over_two_processes_is_that_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> None:
-    """Draft lengths by measured costs, probes, a scorer on the host, distillation, the closing comparison."""
+def test_all_measurements_of_a_run_work_over_two_processes(tmp_path: Path) -> None:
+    """The run has measured costs, automatic draft lengths, probes, a host scorer, distillation and a comparison."""
     options = TWO | {"--steps": "4", "--probe-every": "2", "--checkpoint.every": "2", "--rollout.draft-lengths": "0 2"}
     options |= {"--distill.steps": "2", "--distill.answers": "8", "--distill.batch-size": "4"}
     options |= {"draft.lookup.kind": "none", "reward.scorer": "exact", "reward.workers": 1, "speedup.slots": (4,)}
@@ -117,7 +117,7 @@ def test_all_that_a_run_measures_works_over_two_processes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_process_goes_on(tmp_path: Path) -> None:
+def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_can_resume(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"--checkpoint.every": "100000"}
     job = start_job(train(run, options | {"--steps": "100000"}), count=2, devices=1)
@@ -133,7 +133,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_process_go
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_with_what_four_have_saved(tmp_path: Path) -> None:
+def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"mesh.data": 4, "--checkpoint.every": "2"}
     finish_job(start_job(train(run, options | {"--steps": "2"}), count=4, devices=1))

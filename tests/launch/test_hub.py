@@ -1,4 +1,4 @@
-"""Names on the hub: checkpoints and data sets are fetched from a local server, once, at the commit of the run."""
+"""Names on the hub: checkpoints and data sets are fetched once from a local server, at the commit of the run."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ Sums.
 
 
 def write_gsm8k(directory: Path, train: int = 8) -> Path:
-    """Write a data set of one parquet file for each of three splits in two subsets."""
+    """Write a data set with one parquet file for each of three splits in two subsets."""
     pytest.importorskip("datasets")
     from pyarrow import Table, parquet
 
@@ -55,7 +55,7 @@ def write_gsm8k(directory: Path, train: int = 8) -> Path:
 
 
 def write_model(directory: Path) -> Path:
-    """Write a checkpoint beside what must not be fetched: code, pickles, other copies of the weights."""
+    """Write a checkpoint, and files that must not be fetched: code, pickles, other copies of the weights."""
     write_checkpoint(directory)
     (directory / "onnx").mkdir()
     others = ("pytorch_model.bin", "training_args.pt", "onnx/model.safetensors", "consolidated.safetensors")
@@ -80,7 +80,7 @@ def test_names_and_paths(path: str, expected: str | None):
     assert (None if name is None else str(name)) == expected
 
 
-def test_a_local_path_comes_first(hub: LocalHub):
+def test_a_local_path_takes_precedence(hub: LocalHub):
     Path("org/name").mkdir(parents=True)
     assert checkpoint_directory("model.path", "org/name") == Path("org/name")
 
@@ -96,7 +96,7 @@ def test_of_a_checkpoint_only_tensors_and_the_tokenizer_are_fetched_once(hub: Lo
     assert checkpoint_directory("model.path", MODEL) == directory and len(hub.requested) == before
 
 
-def test_what_is_missing_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_repository_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hub.push("model", MODEL, write_model(tmp_path / "policy"))
     for path, said in (("no/where", "no such file or directory"), (f"{MODEL}@v9", "no revision v9")):
         with refuses(f"model.path = {path}: ...{said}", ConfigError):
@@ -130,7 +130,7 @@ def test_of_a_data_set_one_split_is_fetched(hub: LocalHub, tmp_path: Path, capsy
     assert answers(f"{DATA}:test") == list("012")
 
 
-def test_a_data_set_that_states_nothing_is_read_by_its_file_names(hub: LocalHub, tmp_path: Path):
+def test_a_data_set_without_a_readme_is_read_by_file_names(hub: LocalHub, tmp_path: Path):
     pytest.importorskip("datasets")
     (tmp_path / "data").mkdir()
     write_problems(tmp_path / "data/train.jsonl", list("12"))
@@ -151,7 +151,7 @@ def test_a_data_set_that_states_nothing_is_read_by_its_file_names(hub: LocalHub,
         ("{a", None, "README.md: "),
     ],
 )
-def test_what_the_readme_states_is_what_is_read(
+def test_the_readme_determines_the_files_to_read(
     hub: LocalHub, tmp_path: Path, configs: str, train: list[str] | None, said: str | None
 ):
     pytest.importorskip("datasets")
@@ -170,7 +170,7 @@ def test_what_the_readme_states_is_what_is_read(
 
 
 def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
-    """Also when the hub has newer ones; other programs without the run read those."""
+    """It keeps them even if the hub has newer ones, which programs without the run then read."""
     empty = tmp_path / "work"
     old = [hub.push(kind, name, empty) for kind, name in NAMES]
     config = RunConfig(name="x", steps=1, model=ModelConfig(path=MODEL), data=DataConfig(train=DATA, held_out="here"))
@@ -190,8 +190,8 @@ def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_training_by_name_works_from_nothing(hub: LocalHub, tmp_path: Path):
-    """The hub's newest weights have another shape when the run goes on: it reads those that it started from."""
+def test_training_by_name_works_with_an_empty_cache(hub: LocalHub, tmp_path: Path):
+    """When the run is resumed, the hub's newest weights have another shape. The run reads those it started from."""
     pytest.importorskip("math_verify")
     commit = hub.push("model", MODEL, write_model(tmp_path / "policy"))
     data = hub.push("dataset", DATA, write_gsm8k(tmp_path / "gsm8k"))

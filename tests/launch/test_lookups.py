@@ -1,4 +1,4 @@
-"""Lookups and small models as a run's configuration asks for them, and what of a run's memory other prompts see."""
+"""Lookups and small models built from a run's configuration, and the use of a run's memory for other prompts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def networks(draft: DraftConfig, training: bool = True) -> Networks:
     return build_experiment(replace(CONFIG, draft=draft), training).networks
 
 
-def test_a_lookup_is_the_drafter_or_stands_beside_it():
+def test_a_lookup_is_the_drafter_or_is_combined_with_it():
     alone = networks(DraftConfig(kind="none", lookup=LookupConfig(kind="ngram", min_n=2, max_n=5)))
     assert alone.drafter == NGramDrafter(15, min_n=2, max_n=5)
     assert alone.params.draft == {} and alone.params.memory == ()
@@ -54,7 +54,7 @@ def test_a_lookup_is_the_drafter_or_stands_beside_it():
     assert both.params.draft and vocabulary is not None and len(vocabulary) == 9
 
 
-def test_history_remembers_every_training_problem_and_nothing_where_none_are_read():
+def test_history_has_memory_for_every_training_problem_that_is_read():
     draft = DraftConfig(kind="none", lookup=LookupConfig(kind="history", kept=2))
     experiment = build_experiment(replace(CONFIG, draft=draft))
     memory = experiment.networks.params.memory
@@ -77,7 +77,7 @@ def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
     "draft, message",
     [
         (dict(kind="model", path="nowhere"), "draft.path = nowhere:...config.json"),
-        (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "its vocab_size is 16, must be 15"),
+        (dict(kind="model", architecture=replace(SMALL, vocab_size=16)), "...its vocab_size is 16...15"),
         (dict(kind="model", architecture=replace(SMALL, max_positions=16)), "...= 17: ...16...draft.architecture"),
     ],
 )
@@ -105,12 +105,12 @@ def test_combinations_that_make_no_sense_are_refused(make, message: str):
         make()
 
 
-def test_a_recipe_with_a_width_for_its_draft_runs_without_one():
+def test_a_recipe_with_a_draft_width_also_runs_without_a_draft():
     assert DraftConfig(kind="none", intermediate_size=192, unroll=4).kind == "none"
 
 
 def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch):
-    """Their ids are those of other prompts in training."""
+    """Their ids belong to other prompts in training."""
     seen = []
 
     class Enough(Exception):

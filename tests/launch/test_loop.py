@@ -1,4 +1,4 @@
-"""The training loop, around steps that only say that they were taken; and the clock of steps."""
+"""The training loop with steps that only record their calls, and the timer of steps."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ from launch.run.step_timer import Step, StepTimer
 
 
 class Recorder:
-    """A loop whose parts write down what they were called for: (what, step)."""
+    """A loop whose parts record their calls: (what, step)."""
 
     def __init__(self, directory: Path, start_step: int = 0, **options: Any) -> None:
         self.done: list[tuple[str, int]] = []
@@ -106,13 +106,13 @@ class Prompts:
         return {}
 
 
-def test_what_follows_a_step_comes_in_order(tmp_path: Path):
+def test_the_work_after_a_step_is_in_order(tmp_path: Path):
     run = Recorder(tmp_path, eval_every=2, save_every=3)
     run.loop.run()
     expected = [("train", 1), ("train", 2), ("log", 1), ("evaluate", 2), ("log", 2), ("train", 3), ("log", 3)]
     expected += [("save", 3), ("train", 4), ("evaluate", 4), ("log", 4), ("save", 4)]
     assert run.done == expected
-    # By `eval/accuracy`, which step 3 did not measure.
+    # The best save is by `eval/accuracy`, which step 3 did not measure.
     assert run.scores == [None, 0.25]
 
 
@@ -127,7 +127,7 @@ def test_a_probe_is_rehearsed_and_its_time_includes_its_prompts(tmp_path: Path):
         ("probe", 3),
         ("train", 4),
     ]
-    # What was under way is logged before a step that times itself.
+    # Pending steps are logged before a step that times itself.
     assert run.done.index(("log", 1)) < run.done.index(("rehearse", 2)) < run.done.index(("log", 2))
     for number in (2, 3):
         assert seen[number]["time/step"] == 2.0 + seen[number]["time/data"] and seen[number]["time/data"] >= 0.001
@@ -155,7 +155,7 @@ def test_a_run_that_must_stop_ends_after_its_step_and_saves(tmp_path: Path, why:
 
 
 def test_a_signal_during_a_save_stops_the_step_after_it(tmp_path: Path):
-    """Or step 2 would be lost: nothing would save it."""
+    """Otherwise step 2 would not be saved and would be lost."""
     run = Recorder(tmp_path, save_every=100, on={("evaluate", 2): lambda _: None, ("log", 2): stop}, eval_every=0)
     run.loop.run()
     assert [number for what, number in run.done if what == "save"] == [3] and run.done[-2] == ("log", 3)
@@ -170,7 +170,7 @@ def test_a_run_resumes_after_its_last_step_and_traces_one(tmp_path: Path, capsys
     assert "profile_step = 3:" in capsys.readouterr().out
 
 
-def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
+def test_the_state_before_the_first_step_is_saved(tmp_path: Path):
     run = Recorder(tmp_path, save_every=100)
     config = run.loop.experiment.config
     run.loop.experiment.config = replace(config, warmup=replace(config.warmup, steps=1))  # pyright: ignore[reportAttributeAccessIssue]
@@ -178,8 +178,8 @@ def test_what_comes_before_the_first_step_is_saved(tmp_path: Path):
     assert run.done[0] == ("save", 0) and ("save", 4) in run.done
 
 
-def test_what_was_kept_of_the_warm_up_goes_once_there_is_a_checkpoint(tmp_path: Path):
-    """Or when the run ends; without a checkpoint it must outlive a signal."""
+def test_warm_up_states_are_removed_after_the_first_checkpoint(tmp_path: Path):
+    """It is also removed when the run ends. Without a checkpoint it must survive a signal."""
     run = Recorder(tmp_path, save_every=100)
     run.loop.saves.newest = lambda: 0  # pyright: ignore[reportAttributeAccessIssue]
     run.loop.run()
@@ -190,7 +190,7 @@ def test_what_was_kept_of_the_warm_up_goes_once_there_is_a_checkpoint(tmp_path: 
         assert run.removed == removed
 
 
-def test_a_step_that_ends_within_its_call_is_timed_by_itself():
+def test_a_step_that_ends_within_its_call_is_timed_separately():
     logged: dict[int, float] = {}
 
     def log(number: int, metrics: Any) -> dict[str, float | None]:
@@ -208,7 +208,7 @@ def test_a_step_that_ends_within_its_call_is_timed_by_itself():
     assert 0.2 <= logged[1] < 0.3 and 0.1 <= logged[2] < 0.2
 
 
-def test_a_signal_before_the_first_step_takes_none(tmp_path: Path):
+def test_after_a_signal_before_the_first_step_no_step_is_taken(tmp_path: Path):
     run = Recorder(tmp_path, start_step=2, save_every=100)
     run.signals.received = signal.SIGTERM
     run.loop.run()

@@ -46,7 +46,7 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.6, 0.75), (0.0, None)])
-def test_of_greedy_answers_nothing_is_promised(temperature: float, expected: float | None):
-    """A run at temperature 0 measures another acceptance, of the laws at temperature 1."""
+def test_no_acceptance_is_stated_for_greedy_answers(temperature: float, expected: float | None):
+    """At temperature 0, a run predicts acceptance from the laws at temperature 1, which is not comparable."""
     measured: Any = SimpleNamespace(temperature=temperature, predicted=0.75)
     assert made_for_distillation("runs/tiny", POLICY, measured) == MadeFor("runs/tiny", 16, 2, temperature, expected)

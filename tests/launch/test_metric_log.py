@@ -35,7 +35,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def events(directory: Path) -> list[Event]:
-    """The records of the TensorBoard files, oldest first: length, checksum, bytes, checksum."""
+    """Return the records of the TensorBoard files, oldest first: length, checksum, bytes, checksum."""
     found = []
     for path in sorted(directory.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
         data = path.read_bytes()
@@ -93,14 +93,12 @@ def test_tensorboard(tmp_path: Path):
         if value.tag == "reward/mean"
     ]
     assert rewards == [(1, 0.1), (2, 0.2), (3, 0.3), (3, 0.3), (4, 0.4)]
-    # TensorBoard drops what it has of steps from here on.
+    # TensorBoard drops its records of this step and later ones.
     assert [event.step for event in events(tmp_path) if event.session_log.status] == [0, 3]
     assert not any(value.tag == "time/generation" for event in events(tmp_path) for value in event.summary.value)
 
 
-def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_alarm_is_printed_once_and_skipped_updates_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     apart = {"rollout/logprob_alarm": 1, "rollout/logprob_gap_mean": 0.25}
     without_end = apart | {"rollout/logprob_gap_mean": jnp.nan}
     with MetricLog(tmp_path, print_every=100) as metric_log:
@@ -112,7 +110,7 @@ def test_an_alarm_is_said_when_it_begins_and_a_skipped_update_each_time(
     assert "0.250" in said[0] and "skipped" in said[1] and " - " in said[2]
 
 
-def test_a_line_a_step_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_console_lines_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with MetricLog(tmp_path) as metric_log:
         for step in range(1, 22):
             metric_log.log(step, STEP | {"rollout/acceptance_length": 2.5})

@@ -26,7 +26,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
 
-# No axis of the mesh is left with a dimension that it does not divide.
+# Every axis of the mesh divides the dimensions that it shards.
 SMALL = FEW | changes(
     "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2 --microbatches 2 --rollout.group-size 2",
     "--model.architecture.num-kv-heads 2 --model.architecture.vocab-size 16",
@@ -50,13 +50,13 @@ def test_a_plan():
     gathered = {dims for line in collectives(loop) if "all-gather" in line.opcode for dims in line.arrays}
     assert gathered and not gathered & {x.shape for x in jax.tree.leaves(networks.params)}
     assert any("fsdp" in kind.axes for kind in update.count)
-    # A round verifies 5 tokens of each of 8 rows, with over 4,000 parameters of the policy.
+    # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
     assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
 
 
 @pytest.mark.slow
-def test_a_mixture_of_experts_is_added_up_over_its_axis():
+def test_the_outputs_of_experts_are_summed_over_their_axis():
     experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
     config = override(
         parse_run(argv("tiny", SMALL), "", ""),
@@ -151,9 +151,9 @@ def test_collectives_are_counted_through_loops_and_branches():
     assert turn.count == {total: 1, check: 1} and turn.size == {total: 128, check: 1}
 
 
-def test_alternatives_change_one_thing_and_keep_the_devices_where_data_can_give_them():
+def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
     config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
-    for program, first in (("generate", "rollout.phases of 1 slots"), ("update", "microbatches = 4")):
+    for program, first in (("generate", "rollout.phases with at most 1 slots"), ("update", "microbatches = 4")):
         found = dict(alternatives(config, program, experts=False))
         more = alternatives(config, program, experts=True)
         assert {name for name, _ in more} - found.keys() == {"mesh.expert = 2, mesh.data = 2"}

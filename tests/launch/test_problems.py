@@ -1,4 +1,4 @@
-"""Problems: from files, from a function, and the built-in sums."""
+"""Problems from files, from a function, and the built-in sums."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def test_fields_become_text(tmp_path: Path):
-    """Lines end at newlines only; the answer follows the last marker."""
+    """Only newlines end a line, and the answer follows the last marker."""
     path = write(
         tmp_path / "a.jsonl", '{"q": "é\u2028?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', ""
     )
@@ -40,7 +40,7 @@ def test_fields_become_text(tmp_path: Path):
 
 
 def test_the_same_problems_from_every_format(tmp_path: Path):
-    """Each text file has a byte order mark; parquet holds messages, a field within a field, and a number."""
+    """Text files have a byte order mark. The parquet file has messages, a nested field and a number."""
     problems = [Problem(prompt='a "b",\nc', answer="1.5"), Problem(prompt="é\u2028?", answer="2")]
     text = "\ufeff" + json.dumps([{"q": problem.prompt, "a": problem.answer} for problem in problems], indent=1)
     write(tmp_path / "a.json", text)
@@ -91,8 +91,8 @@ def test_bad_records_of_every_format_are_named(tmp_path: Path, name: str, text: 
         ('{"q": "x", "a": true}', ":2:...'a'"),
         ('{"q": ["x"], "a": "# 1"}', ":2:...'q'...\"x\""),
         ('{"q": " ", "a": "# 1"}', ":2:...'q'"),
-        ('{"q": "x", "a": "1"}', ":2:...'#'...'a'"),
-        ('{"q": "x", "a": "1 # "}', ":2:...'#'...'a'"),
+        ('{"q": "x", "a": "1"}', ":2:...'a'...'#'"),
+        ('{"q": "x", "a": "1 # "}', ":2:...'a'...'#'"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):

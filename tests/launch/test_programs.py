@@ -1,4 +1,4 @@
-"""The programs as a user runs them, on networks and problems of almost no size."""
+"""The programs as a user runs them, with tiny networks and problems."""
 
 import json
 import math
@@ -36,16 +36,16 @@ from tests.launch.programs import (
 )
 
 HERE = Path(__file__).parent
-# What a step's time and a probe decide; all else is the same however often a run is made.
+# Metrics that depend on times and probes. All others are reproducible.
 TIMED = ("time/", "perf/")
-# What a probe alone measures.
+# Metrics that only probes measure.
 STAGES = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
 STAGES |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
 
 
 @pytest.fixture(scope="module")
 def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
-    """A run ended by SIGKILL once it had saved, its newest save, and the processes that it had started."""
+    """Return a run killed by SIGKILL after a save, its newest save, and the processes that it had started."""
     pytest.importorskip("math_verify")
     run = files / "killed"
     process = start("gsm8k", shrunk | {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1"})
@@ -64,7 +64,7 @@ def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
 
 @pytest.fixture(scope="module")
 def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
-    """Resume the killed run, tell it to stop two steps later, and return its output. It saves only then."""
+    """Resume the killed run, tell it to stop two steps later, and return its output. It saves only at the stop."""
     run, save, _ = killed
     out = {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1000"}
     process = start("gsm8k", shrunk | out, "--resume")
@@ -83,13 +83,13 @@ def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
 
 @pytest.fixture(scope="module")
 def steps(killed: tuple[Path, int, list[int]], stopped: str) -> int:
-    """Return the newest checkpoint, written when the run was told to stop."""
+    """Return the step of the newest checkpoint, which was written at the stop."""
     return saves(killed[0])[-1]
 
 
 @pytest.fixture(scope="module")
 def finished(files: Path, shrunk: Options, steps: int) -> Path:
-    """The run that the killed one would have been."""
+    """Return the same run without interruption."""
     run = files / "finished"
     options = {"--out": str(run), "--steps": str(steps), "--profile-step": str(steps)}
     said = finish(start("gsm8k", shrunk | options))
@@ -97,7 +97,7 @@ def finished(files: Path, shrunk: Options, steps: int) -> Path:
     return run
 
 
-def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int):
+def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     lines = metrics(finished)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(DRAFT_LENGTH)))
@@ -105,7 +105,7 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
         assert tuple(line) == names
         assert measured(line) == set(names) - STAGES - {"eval/accuracy", "kl/reference", "time/draft_training"}
         assert line["reward/failed"] == 0
-    # The scorer saw right answers and wrong ones, and the policy learnt from them.
+    # There were correct and wrong answers, so the policy learnt.
     assert any(0 < (line["reward/mean"] or 0) < 1 for line in lines)
     assert any(line["grad_norm/policy"] for line in lines)
     config = json.loads((finished / "config.json").read_text())
@@ -120,7 +120,7 @@ def test_a_run_leaves_everything_behind(finished: Path, files: Path, steps: int)
     assert all(len(sample["lengths"]) == 16 and len(sample["completions"]) == 4 for sample in samples)
 
 
-def test_killed_resumed_and_stopped_is_as_if_it_had_never_been(
+def test_a_killed_resumed_and_stopped_run_equals_an_unbroken_one(
     killed: tuple[Path, int, list[int]], stopped: str, finished: Path, steps: int
 ):
     run, save, _ = killed
@@ -165,7 +165,7 @@ def test_samples_that_cannot_be_scored_cost_nothing_else(
     )
     assert launch.train.main(argv("gsm8k", shrunk | options)) == 0
     assert capsys.readouterr().out.count("6 not scored") == 2
-    # Every step asks all five problems twice.
+    # Every step samples all five problems twice.
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2
     expected = {
@@ -204,7 +204,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
     assert "measured over all phases: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
     cells, model = read_cells(kept), json.loads(kept.read_text())["model"]
-    # A quarter of the phase's slots too, without which the model would not be determined.
+    # A quarter of the phase's slots is timed too: otherwise the model's constants are not determined.
     wanted = {(slots, k, step) for slots in (16, 4) for k in (0, 2) for step in (0, 1)}
     assert {(cell.slots, cell.draft_length, cell.step) for cell in cells} == wanted
     assert min(model.values()) >= 0
@@ -261,8 +261,8 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
 
 
 @pytest.mark.slow
-def test_what_comes_before_the_first_step_survives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A run killed in its first steps has its warm-up and its distilled draft."""
+def test_warm_up_and_distillation_survive_a_kill_in_the_first_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A run that is killed in its first steps keeps its warm-up and its distilled draft."""
     run = tmp_path / "run"
     options = TINY | DISTILLING | {"--out": str(run), "--steps": "1"}
     assert launch.train.main(argv("tiny", options)) == 0

@@ -1,4 +1,4 @@
-"""Refusals of the programs: exit code 2, one line that says why, and nothing done."""
+"""Bad input to the programs: exit code 2, a one-line reason, and no other effect."""
 
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, fi
 
 
 def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:
-    """A checkpoint of networks that nobody has trained."""
+    """Write a checkpoint with the initial networks of a run."""
     experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
     state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
     with Checkpointer(run / "checkpoints", keep=1) as saves:
@@ -121,7 +121,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
 
 
 def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):
-    """The vocabulary has the same size, and other tokens than the problems would have chosen."""
+    """The vocabulary has the same size, but other tokens than those chosen from the problems."""
     options = shrunk | {"--draft.vocab-size": "4"}
     save_as_it_starts(tmp_path, options, [0, 1, 2, 3])
     said = refusal(launch.generate.main, [*argv("gsm8k", options | {"--checkpoint": str(tmp_path)}), "--prompt", "1 ?"])

@@ -19,7 +19,7 @@ VOID = {"meta", "br", "link", "img"}
 
 
 class Checked(HTMLParser):
-    """Every element ends where it should, and nothing is fetched from elsewhere."""
+    """HTML parser that verifies that elements are closed in order, and that nothing is loaded from other places."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Checked(HTMLParser):
 
 
 def run_of(directory: Path, steps: int = 40) -> Path:
-    """Probes at every tenth step, an alarm over three, a draft that is not trained in every second."""
+    """Write a run with a probe in every tenth step, an alarm over three steps, and draft training in every second."""
     rng = np.random.default_rng(0)
     each = range(1, steps + 1)
     probed = [0.5 if step % 10 == 0 else None for step in each]
@@ -98,17 +98,17 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
         "Stages of a step",
         "Tokens per second",
     }
-    # No list knows of this one.
+    # A metric that no list names.
     shown |= {"Other metrics", "my_loss/<x>"}
     assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
     for said in ("<h1>my run</h1>", "seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x"):
         assert said in text
     # The seventh line has the color of the first.
     assert '<i class="b6"></i>position 6' in text and '<i class="b1 dashed"></i>position 7' in text
-    # Each token in its writer's shade, and nothing of a text is taken for HTML.
+    # Each token has its writer's shade, and texts are escaped.
     assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in text
     assert '<span class="end w2">stop</span>' in text and "1 &lt; 2?" in text
-    assert "200 tokens …" in text and "not scored" in text and "cut at the length budget" in text
+    assert "200 tokens …" in text and "not scored" in text and "cut off at the length budget" in text
     assert "<div><span>seed</span><b>3</b></div>" in text
 
 
@@ -128,7 +128,7 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
         strict=True,
     ):
         assert all(fact in line for fact in facts), line
-    # A gap that is no number is the worst.
+    # A NaN counts as the largest gap.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
     assert any("up to inf on average and by up to inf over a sequence" in line for line in warnings(read_run(tmp_path)))
 
@@ -150,11 +150,11 @@ def test_a_long_run_is_thinned(tmp_path: Path):
     assert len(chart) < 40_000
     kept = thin(values)
     assert len(kept) <= 2 * MOST + 2 and {0, 54_321, 99_999} <= set(kept.tolist())
-    # One value out of many does not flatten the rest.
+    # One outlier does not flatten the curve.
     assert ">1.0<" in chart and ">50<" not in chart
 
 
-def test_what_was_not_measured_is_a_gap():
+def test_missing_measurements_are_gaps():
     steps = np.array([1, 2, 3, 10, 11, 12])
     assert [steps[part].tolist() for part in stretches(steps)] == [[1, 2, 3], [10, 11, 12]]
     assert len(stretches(np.arange(0, 100, 20))) == 1
@@ -187,7 +187,7 @@ def test_levels_that_differ_by_rounding_or_little_more_have_ticks(magnitude: flo
                 assert len(set(tick_labels(found))) == len(found) > 1, ends
 
 
-def test_the_program_makes_a_report_and_refuses_what_is_no_run(
+def test_the_program_writes_a_report_and_refuses_other_directories(
     tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
 ):
     run = write_run(tmp_path / "run", 1)

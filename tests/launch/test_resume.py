@@ -1,4 +1,4 @@
-"""A run whose newest save is damaged goes on from the one before as if nothing had happened."""
+"""A run whose newest save is damaged continues from the one before, with identical results."""
 
 import json
 import re
@@ -41,9 +41,9 @@ from tests.refusals import assert_refused, refuses
 SHAPE = DecoderConfig(
     vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
 )
-# All that a state can have: a reference policy that follows, moments of Muon and Adam, several updates a rollout, a
-# draft that learns from earlier rollouts too and not in every step, a history to look things up in, and draft lengths
-# chosen by what rounds cost. Epochs end on the way.
+# A state with all parts: a reference policy that is updated, moments of Muon and Adam, several updates per rollout, a
+# draft trained with replay and not in every step, a history lookup, and draft lengths chosen from costs. Epochs end
+# during the run.
 CONFIG = RunConfig(
     name="everything",
     steps=6,
@@ -56,7 +56,7 @@ CONFIG = RunConfig(
         prompts=2,
         max_prompt_tokens=6,
         held_out_count=4,
-        # Sums of four terms do not fit.
+        # Sums of four terms are too long.
         arithmetic=ArithmeticConfig(problems=15, min_terms=2, max_terms=4),
     ),
     reward=RewardConfig(scorer="exact_traced"),
@@ -69,12 +69,12 @@ CONFIG = RunConfig(
     draft_training=DraftTrainingConfig(replay=2, every=2),
     checkpoint=CheckpointConfig(every=3, best="reward/mean"),
 )
-# Drafting costs next to nothing until step 5, when it becomes dear.
+# Drafting costs almost nothing until step 5, and then becomes expensive.
 CELLS = [Cell(2, 14, k, 1 + k / 200) for k in (0, 2)] + [Cell(2, 14, 2, 2, 5)] * 9
 
 
 def odd(rollout: Rollout, prompts: Prompts) -> Reward:
-    """Return the number of odd tokens as reward; three or more count as correct."""
+    """Reward: the number of odd tokens; three or more are correct."""
     count = jnp.sum(rollout.tokens % 2, axis=1, dtype=jnp.float32)
     return Reward(count, (count > 2).astype(jnp.float32))
 
@@ -94,7 +94,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy(whole: Path, to: Path) -> RunConfig:
-    """Copy a run and the table that it was given; return the configuration that continues it."""
+    """Copy a run and its cost table. Return the configuration that resumes the copy."""
     shutil.copytree(whole, to)
     stored = to / "config.json"
     stored.write_text(stored.read_text().replace(str(whole.parent), str(to.parent)))
@@ -110,39 +110,39 @@ def damage(run: Path, step: int) -> Path:
     return longest
 
 
-def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
+def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    path = damage(again, 6)
-    # Its cells are in the checkpoint.
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
+    path = damage(copied, 6)
+    # The table's cells are in the checkpoint.
     (tmp_path / "table.json").unlink()
-    with (again / "metrics.jsonl").open("a") as file:
+    with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rew')
     assert run(config) == 0
     said = capsys.readouterr().out.splitlines()
-    damaged = again / "checkpoints" / "6"
+    damaged = copied / "checkpoints" / "6"
     (line,) = [line for line in said if "damaged" in line]
     assert_refused(line, f"{damaged}...{path.relative_to(damaged)}...6.damaged")
     assert "resumed after step 3" in said
 
-    lines, expected = metrics(again), metrics(whole)
+    lines, expected = metrics(copied), metrics(whole)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line, other in zip(lines, expected, strict=True):
         for name in line:
             assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    found, wanted = saved_state(again, 6), saved_state(whole, 6)
+    found, wanted = saved_state(copied, 6), saved_state(whole, 6)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
-    diary = [json.loads(line) for line in (again / "diary.jsonl").read_text().splitlines()]
+    diary = [json.loads(line) for line in (copied / "diary.jsonl").read_text().splitlines()]
     dropped = [line["warning"] for line in diary if "dropped" in line.get("warning", "")]
     assert [re.sub(r"^[1-9]\d* ", "", said) for said in dropped] == [
         f"{which} prompts are empty or over 6 tokens: dropped" for which in ("training", "held-out")
     ]
     assert [line["step"] for line in diary if "start" in line] == [0, 3]
 
-    # All of that was at work.
+    # All of these parts were used.
     assert [line["rollout/draft_length"] for line in lines] == [0, 2, 2, 2, 0, 0]
     assert all(line["kl/reference"] for line in lines)
     assert [line["grad_norm/draft"] is not None for line in lines] == [True, False] * 3
@@ -155,20 +155,20 @@ def test_a_run_goes_on_exactly_from_the_save_before_a_damaged_one(
 def test_a_run_that_was_killed_before_its_first_save_begins_anew(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    for step in saves(again):
-        shutil.rmtree(again / "checkpoints" / str(step))
-    (again / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    (again / "diary.jsonl").unlink()  # it says which checkpoints were complete
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
+    for step in saves(copied):
+        shutil.rmtree(copied / "checkpoints" / str(step))
+    (copied / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (copied / "diary.jsonl").unlink()  # it lists the complete checkpoints
     assert run(config) == 0
     assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
-    assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
-    jax.tree.map(np.testing.assert_array_equal, saved_state(again, 6), saved_state(whole, 6))
+    assert [line["step"] for line in metrics(copied)] == [1, 2, 3, 4, 5, 6]
+    jax.tree.map(np.testing.assert_array_equal, saved_state(copied, 6), saved_state(whole, 6))
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer"])
-def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str):
-    """As many as before, and with the tokens that the draft knows."""
+def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field: str):
+    """Their number is the same, and the draft's vocabulary holds their tokens."""
     experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
@@ -177,26 +177,26 @@ def test_other_problems_are_another_run(whole: Path, tmp_path: Path, field: str)
         train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
 
 
-def test_without_a_whole_save_there_is_nothing_to_go_on_from(whole: Path, tmp_path: Path):
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    for step in saves(again):
-        damage(again, step)
-    before = sorted(again.rglob("*"))
+def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
+    for step in saves(copied):
+        damage(copied, step)
+    before = sorted(copied.rglob("*"))
     with refuses("resume: .../6...damaged...none of 2", ConfigError):
         run(config)
-    assert sorted(again.rglob("*")) == before
+    assert sorted(copied.rglob("*")) == before
 
 
-def test_other_networks_are_no_damage(whole: Path, tmp_path: Path):
-    """A run that does not fit the newest checkpoint is refused, and the one before is not tried."""
-    config, again = copy(whole, tmp_path / "run"), tmp_path / "run"
-    stored = json.loads((again / "config.json").read_text())
+def test_other_networks_are_refused_and_not_treated_as_damage(whole: Path, tmp_path: Path):
+    """A run that does not fit the newest checkpoint is refused. The checkpoint before it is not tried."""
+    config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
+    stored = json.loads((copied / "config.json").read_text())
     stored["model"]["architecture"]["intermediate_size"] = 16
-    (again / "config.json").write_text(json.dumps(stored))
+    (copied / "config.json").write_text(json.dumps(stored))
     wider = replace(config, model=replace(CONFIG.model, architecture=replace(SHAPE, intermediate_size=16)))
     with refuses("resume: .../6: ...float32[8, 8]...float32[", ConfigError):
         run(wider)
-    assert saves(again) == [3, 6]
+    assert saves(copied) == [3, 6]
 
 
 def test_programs_name_a_save(whole: Path):
@@ -211,8 +211,8 @@ def test_programs_name_a_save(whole: Path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
-    """From one device to two and back, in other microbatches: the same tokens, and the same numbers up to rounding."""
+def test_a_run_continues_on_another_mesh(tmp_path: Path):
+    """From one device to two and back, with other microbatches: equal tokens, and metrics equal up to rounding."""
     rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
     online = DraftTrainingConfig(max_every=1)
     fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2), draft_training=online)

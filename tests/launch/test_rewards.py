@@ -49,7 +49,7 @@ def test_values_come_back_in_order(pool: RewardPool):
     assert pool.score([], []).shape == (0, 1)
 
 
-def test_failures_cost_only_their_own_sample(pool: RewardPool):
+def test_failures_lose_only_their_own_sample(pool: RewardPool):
     failing = ["raise no", "hang", "exit", "text", "none", "value nan", "value inf", "value 1e300"]
     completions, start = [text for failure in failing for text in (failure, "value 1")], time.monotonic()
     values = score(pool, *completions)
@@ -91,7 +91,7 @@ def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool):
     assert score(pool, *["value 1"] * 16) == [1.0] * 16
 
 
-def test_a_sample_that_cannot_be_sent_raises_and_leaves_nobody_waiting(pool: RewardPool):
+def test_a_sample_that_cannot_be_sent_raises_and_blocks_nothing(pool: RewardPool):
     with pytest.raises(Exception, match="not JSON serializable"):
         pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
     assert score(pool, "value 1") == [1.0]
@@ -167,7 +167,7 @@ def test_a_scorer_that_cannot_be_imported_is_a_config_error(scorer: str, monkeyp
         (dict(length=(3, 2)), "least = 3: must be at most most = 2"),
     ],
 )
-def test_what_a_reward_cannot_be(options: dict[str, Any], message: str):
+def test_invalid_rewards_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         RewardConfig(length=LengthConfig(*options.pop("length", ())), **options)
 
@@ -201,14 +201,14 @@ def test_rewards_on_the_command_line():
     ],
 )
 def test_scores_and_final_answers(name: str, pattern: str | None, completion: str, value: float, final: object):
-    """`...`: the scorer has no notion of an answer."""
+    """`...`: the scorer has no `final_answer`."""
     scorer = load_scorer(name, pattern)
     assert scorer.score(completion, "18") == value
     assert (... if scorer.final_answer is None else scorer.final_answer(completion)) == final
 
 
 def test_final_answers_of_a_run(monkeypatch: pytest.MonkeyPatch):
-    """A scorer that runs in the compiled program has those of `exact`; one's own are beside the function."""
+    """The traced scorer has those of `exact`. A custom scorer's are given by a function in its module."""
     monkeypatch.syspath_prepend(HERE)
     assert final_answer_of(RewardConfig("sample_scorers:by_answer")) is None
     traced = final_answer_of(RewardConfig("exact_traced"))
@@ -247,7 +247,7 @@ def test_math_answers():
 
 @contextmanager
 def scoring(config: RewardConfig) -> Iterator[HostScore]:
-    """Scores against four problems, whose answers are their ids."""
+    """Return a host scorer for four problems, whose answers are their ids."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
         with RewardPool(config) as pool:
@@ -255,7 +255,7 @@ def scoring(config: RewardConfig) -> Iterator[HostScore]:
 
 
 def rows(*completions: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and lengths; the stop token counts."""
+    """Return tokens and lengths. Lengths include the stop token."""
     tokens = np.zeros((len(completions), 12), np.int32)
     for row, text in zip(tokens, completions, strict=True):
         row[: len(text) + 1] = [*text.encode(), 256]
@@ -263,7 +263,7 @@ def rows(*completions: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_completions_are_scored_against_the_answer_of_their_id():
-    """No further than their length; padding is skipped."""
+    """Only tokens within the length count, and padding rows are skipped."""
     with scoring(RewardConfig("exact", workers=1, time_limit_s=20)) as exact:
         tokens, lengths = rows("1+1=2;#2", "#2", "#3", "#0", "", "#2#3")
         lengths[5] -= 3
@@ -274,7 +274,7 @@ def test_completions_are_scored_against_the_answer_of_their_id():
 
 
 def test_several_scorers_are_summed():
-    """The first alone decides what is correct, and one that fails costs its sample; a length counts the stop."""
+    """Only the first decides what is correct. If one fails, the sample is lost. Lengths include the stop token."""
     also = "sample_scorers:before_the_mark", "length"
     with scoring(RewardConfig("exact", also, (1.0, 0.5, 2.0), length=LengthConfig(0, 4, 4), workers=1)) as summed:
         tokens, lengths = rows("7#1", "7#2", "99999#2", "nan#2", "x#2", "1#2")

@@ -1,4 +1,4 @@
-"""Processes of a job find each other, or each ends with one line that says why."""
+"""Processes of a job find each other, or each ends with a one-line reason."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from tests.jobs import free_port
 
 
 def call_all(*processes: tuple[int, int], port: int | None = None, within_s: float = 20.0) -> list[str]:
-    """Call from threads, each an (index, count). Return what each refuses, without the coordinator; "" for nothing."""
+    """Call from one thread per (index, count). Return each one's error without the coordinator's address, or ""."""
     address = f"localhost:{port or free_port()}"
 
     def call(index: int, count: int) -> str:
@@ -62,7 +62,7 @@ def test_an_unknown_host_is_refused() -> None:
         roll_call(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
 
 
-def test_strangers_and_a_process_that_starts_again_are_no_refusal() -> None:
+def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
     port = free_port()
 
     def disturb() -> None:

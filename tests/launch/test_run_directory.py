@@ -30,7 +30,7 @@ def save(directory: Path) -> None:
 
 
 def start(config: RunConfig) -> Path:
-    """Open the directory of a run as the program does, and leave it again."""
+    """Open the directory of a run as the program does, and close it."""
     with open_run(config) as directory:
         record_config(directory, config)
         return directory
@@ -47,7 +47,7 @@ def refusal(config: RunConfig) -> str:
     return str(error.value)
 
 
-def test_a_new_run_never_takes_an_old_ones_place():
+def test_a_new_run_never_replaces_an_old_one():
     assert [str(start(CONFIG)) for _ in range(3)] == ["runs/sums", "runs/sums-2", "runs/sums-3"]
     assert str(start(replace(CONFIG, name="other"))) == "runs/other"
     assert json.loads(Path("runs/sums-2/config.json").read_text()) == json.loads(json.dumps(asdict(CONFIG)))
@@ -58,7 +58,7 @@ def test_a_new_run_never_takes_an_old_ones_place():
 def test_a_directory_of_ones_own(left: str):
     config = replace(CONFIG, out="a/b")
     assert start(config) == Path("a/b")
-    # Nothing to lose yet.
+    # Nothing can be lost yet.
     Path("a/b/metrics.jsonl").touch()
     assert start(replace(config, seed=1)) == Path("a/b")
     assert json.loads(Path("a/b/config.json").read_text())["seed"] == 1
@@ -99,7 +99,7 @@ def test_nothing_to_resume(working_directory: Path):
     assert_refused(said, "resume: ...y...checkpoint.every = 0")
 
 
-def test_a_network_recorded_before_it_could_have_experts_is_the_same():
+def test_a_network_recorded_without_the_experts_option_is_the_same():
     config = load_recipe("tiny")
     recorded = as_recorded(config)
     assert recorded.pop("model.architecture.experts", "none") is None
@@ -129,7 +129,7 @@ def test_what_may_change_on_resume():
     elsewhere = replace(choosing, resume=True, mesh=MeshConfig(data=2))
     assert_refused(refusal(elsewhere), "mesh.data = 2: ...1")
 
-    # As the run was, before there was such an option.
+    # The value of runs that were recorded before this option existed.
     stored = json.loads(path.read_text())
     del stored["loss"]["clip_low"]
     path.write_text(json.dumps(stored))

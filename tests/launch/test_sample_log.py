@@ -43,7 +43,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
     log_in(tmp_path, 3).write(4, PROMPTS, ROLLOUT)
     log_in(tmp_path, 1).write(8, PROMPTS, ROLLOUT)
-    # Lines after the restored step are dropped; what a rollout does not tell is null.
+    # Lines after the restored step are dropped. Values that a rollout does not return are null.
     log_in(tmp_path, 1, resume_step=4).write(5, PROMPTS, Rollout(ROLLOUT.tokens, ROLLOUT.lengths))
     line, untold = lines(tmp_path)
     assert (line["step"], line["budget"], line["lengths"], untold["step"]) == (4, 4, [3, 2, 1, 4], 5)
@@ -60,7 +60,7 @@ def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):
     assert not any(log_in(tmp_path, 0).due(step) for step in range(1, 10))
 
 
-def test_a_character_of_several_tokens_is_the_last_ones():
+def test_a_character_of_several_tokens_belongs_to_the_last():
     tokenizer = ByteTokenizer()
     ids = [*tokenizer.encode("né€🙂"), 0xE2, 0x41, 256, 0x42, 0xF0, 0x9F]
     texts = token_texts(tokenizer, ids)
@@ -69,7 +69,7 @@ def test_a_character_of_several_tokens_is_the_last_ones():
 
 
 def byte_pairs(tmp_path: Path) -> Tokenizer:
-    """Byte-level, as Qwen's and Llama's are: its ids are parts of characters."""
+    """Return a byte-level tokenizer, like Qwen's and Llama's, in which ids are parts of characters."""
     tokenizers = pytest.importorskip("tokenizers")
     write_tokenizer(tmp_path, WORDS)
     tokenizer = tokenizers.ByteLevelBPETokenizer()

@@ -1,4 +1,4 @@
-"""The built-in task of short sentences: its problems, and what counts as right."""
+"""The built-in task of short sentences: its problems and its scorer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runs that are told to stop, and runs that are killed."""
+"""Runs that are stopped by a signal or killed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metri
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_only_noted(number: signal.Signals):
+def test_the_first_signal_is_only_recorded(number: signal.Signals):
     said, handlers = [], [signal.getsignal(number) for number in SIGNALS]
     with StopSignals(said.append) as signals:
         assert signals.received is None
@@ -65,8 +65,8 @@ def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
     return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.slots", *flags)
 
 
-def reach(process: "subprocess.Popen[str]", *phases: str) -> None:
-    """Wait until the program says that it is in one of these phases, or until it has ended."""
+def wait_for_phase(process: "subprocess.Popen[str]", *phases: str) -> None:
+    """Wait until the program prints that it is in one of these phases, or has ended."""
     assert process.stdout is not None
     while (line := process.stdout.readline()) and not line.startswith(phases):
         pass
@@ -75,7 +75,7 @@ def reach(process: "subprocess.Popen[str]", *phases: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
-    """Killed before its first save, while it starts, while it steps and saves; at times it is only asked to stop."""
+    """It is killed before its first save, at the start, during steps and saves. Sometimes it is only asked to stop."""
     run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
     newest, starting_s = 0, 5.0
     for turn in range(24):
@@ -85,7 +85,7 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
         asked = turn % 6 == 5
         try:
             if turn < 2:
-                # Of the first step there may be a line of the log, or half a save.
+                # The first step may have left a line in the log, or an incomplete save.
                 while not (run / ("checkpoints" if turn else "config.json")).exists() and process.poll() is None:
                     time.sleep(0.001)
             elif newest and turn % 6 in (2, 4):
@@ -133,13 +133,13 @@ BEFORE_RL = LEAST | {
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
-    """Every other process is only asked to stop, so that the next one starts further on."""
+    """Every second process is only asked to stop, so that the next one starts later."""
     run, whole, chance = tmp_path / "run", tmp_path / "whole", random.Random(0)
     finish(train(whole, BEFORE_RL))
     stopped, phases = 0, ("warm-up", "answers", "distillation")
     for turn, first in enumerate([0, 0, 1, 2, 2, 2] * 2):
         process = train(run, BEFORE_RL, *(["--resume"] if (run / "config.json").exists() else []))
-        reach(process, *phases[first:])
+        wait_for_phase(process, *phases[first:])
         time.sleep(chance.uniform(0, 2))
         if saves(run) or process.poll() is not None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -163,13 +163,13 @@ DISTILLED = LEAST | {
 }
 DISTIL = DISTILLED | {"--temperatures": "0", "--repeats": "200"}
 COMPARE = DISTILLED | {"--draft-lengths": "2", "--steps": "20", "--train-steps": "20"}
-# Costs by which drafting pays, whatever is measured: the choice must not depend on the machine.
+# Costs with which drafting always pays, so that the choice does not depend on the machine.
 CELLS = [{"slots": 8, "window": 30, "draft_length": k, "seconds": 1.0 - k / 4} for k in (0, 2)]
 TIMED = ("_s", "_low", "_high", "seconds", "steps", "summed", "speedup", "amdahl", "bound", "command")
 
 
 def untimed(found: Any) -> Any:
-    """Return results without what rests on seconds; of lists of seconds, their number."""
+    """Return results without times. Lists of seconds are replaced by their lengths."""
     if isinstance(found, dict):
         kept = {name: value for name, value in found.items() if not name.endswith(TIMED)}
         return {name: len(value) if name in ("turns", "by_length") else untimed(value) for name, value in kept.items()}
@@ -180,7 +180,7 @@ def untimed(found: Any) -> Any:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("program", ["launch.distill", "launch.compare"])
 def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path: Path):
-    """In each phase once SIGKILL and once SIGTERM, at random moments. No phase but the last ends between them."""
+    """Each phase gets one SIGKILL and one SIGTERM at random moments. Only the last phase ends between them."""
     distils, chance = program == "launch.distill", random.Random(0)
     (tmp_path / "costs.json").write_text(json.dumps({"cells": CELLS}))
     leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", DISTILLED), "", "")))
@@ -200,7 +200,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     stopped = killed = 0
     for turn, phase in enumerate(phase for phase in phases for _ in range(2)):
         process = begin("parts")
-        reach(process, *phases[phases.index(phase) :])
+        wait_for_phase(process, *phases[phases.index(phase) :])
         time.sleep(chance.uniform(0, 1))
         if turn % 2 and process.poll() is None:
             process.terminate()

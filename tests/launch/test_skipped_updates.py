@@ -29,7 +29,7 @@ def rollout(step: int) -> Rollout:
 
 
 def run(guard: SkippedUpdates, skipped: list[tuple[int, int | None]]) -> None:
-    """skipped: of each step, how many updates of the policy and of the draft; None where no draft is trained."""
+    """Log steps with these skipped updates: (policy's, draft's) per step; None if no draft is trained."""
     for step, (policy, draft) in enumerate(skipped, start=1):
         metrics = {"update/skipped": jnp.int32(policy)} | ({} if draft is None else {"draft/skipped": jnp.int32(draft)})
         guard(Step(step, 0.0, metrics, PROMPTS, rollout(step)))
@@ -39,7 +39,7 @@ def saved_steps(directory: Path) -> list[int]:
     return sorted(int(re.findall(r"skipped_step_(\d+).npz", path.name)[0]) for path in directory.iterdir())
 
 
-def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path) -> None:
+def test_successive_skipped_updates_end_the_run(tmp_path: Path) -> None:
     guard = SkippedUpdates(tmp_path, 3)
     run(guard, [(0, None), (1, None), (1, None), (0, None), (1, None), (1, None)])
     assert guard.reason is None
@@ -49,8 +49,8 @@ def test_a_row_of_steps_with_skipped_updates_is_the_reason_to_end(tmp_path: Path
         assert said.startswith("step 7: ") and said.endswith(str(tmp_path / "skipped_step_7.npz"))
 
 
-def test_what_a_run_that_goes_on_from_before_left_is_dropped(tmp_path: Path) -> None:
-    """Else the batches that it saves again would be taken for the oldest. Without a limit a run goes on."""
+def test_batches_saved_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    """Otherwise batches that it saves again would count as the oldest. Without a limit, a run continues."""
     guard = SkippedUpdates(tmp_path, 0)
     run(guard, [(1, 0)] * 12)
     assert guard.reason is None and saved_steps(tmp_path) == list(range(13 - KEPT, 13))
@@ -67,7 +67,7 @@ def test_one_skipped_update_of_either_network_counts(tmp_path: Path, skipped: tu
     assert guard.reason is not None and saved_steps(tmp_path) == [2, 3]
 
 
-def test_a_batch_is_saved_with_all_that_its_loss_reads(tmp_path: Path) -> None:
+def test_a_saved_batch_holds_all_inputs_of_its_loss(tmp_path: Path) -> None:
     run(SkippedUpdates(tmp_path, 0), [(0, None), (0, 1)])
     with np.load(tmp_path / "skipped_step_2.npz") as saved:
         expected = {f"prompt_{name}": x for name, x in vars(PROMPTS).items()}

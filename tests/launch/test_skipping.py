@@ -1,4 +1,4 @@
-"""A whole run none of whose updates of the policy is finite."""
+"""A run in which no update of the policy is finite."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ OPTIONS = LEAST | flags(
 
 
 def finite(experiment: Experiment, params: Params, batch: TrainBatch) -> Params:
-    """Return whether the gradient of each network is finite."""
+    """Return for each network whether its gradient is finite."""
     networks, config = experiment.networks, experiment.config
     budget = config.rollout.max_new_tokens
     context = LossContext(networks.policy, networks.drafter, config.rollout.law, config.loss, budget=budget)
@@ -46,7 +46,7 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     assert errors.splitlines()[-1].startswith(f"error: step {STEPS}: updates were skipped in {STEPS} steps in a row")
     lines = metrics(run)
     assert all(line["update/skipped"] == 1 and line["grad_norm/policy"] is None for line in lines)
-    assert len(lines) in (STEPS, STEPS + 1)  # One may have been under way.
+    assert len(lines) in (STEPS, STEPS + 1)  # one more step may have been in progress
     assert saves(run) == [len(lines)]
     assert f"stopped after step {len(lines)}; --resume continues it\n" in out
     diary = (run / "diary.jsonl").read_text()
@@ -61,6 +61,6 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     with np.load(run / f"skipped_step_{len(lines)}.npz") as saved:
         batch = TrainBatch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})
     assert np.isfinite(batch.advantage).all() and np.ptp(batch.reward) > 1e29
-    # The file and the save show what is wrong, and that it is the advantages.
+    # File and save show that the advantages are the cause.
     assert not finite(experiment, params, batch).policy and finite(experiment, params, batch).draft
     assert finite(experiment, params, replace(batch, advantage=batch.advantage * 1e-30)).policy

@@ -1,4 +1,4 @@
-"""pass@k, majority@k and their intervals, against what they stand for."""
+"""pass@k, majority@k and their intervals, compared with their definitions."""
 
 from collections import Counter
 from itertools import combinations
@@ -28,12 +28,12 @@ def test_the_majority_decides():
         given = [None if answer == "-" else answer for answer in answers]
         return majority_at_k([given], correct, k).item()
 
-    # Two right ones against four wrong ones: of one answer, of four, two of each of two, or none at all.
+    # Two correct samples and four wrong ones, whose answers are: one, four, two of two each, or none.
     assert majority("--aaaa", 6) == 0
     assert majority("--abcd", 6) == 1
     assert majority("--aabb", 6) == pytest.approx(1 / 3)
     assert majority("------", 6) == 1
-    # Groups of their own: both right, then nothing but wrong ones; what is left over belongs to none.
+    # Separate groups: both samples are correct, then all are wrong. Leftover samples belong to no group.
     assert majority("--aabb", 2) == pytest.approx(1 / 3)
     assert majority("--aabb", 4) == pytest.approx(1 / 2)
     assert majority_at_k([["a", None]], np.array([[False, False]]), 2).item() == 0
@@ -46,15 +46,15 @@ def test_majority_at_1_is_the_accuracy():
     np.testing.assert_allclose(majority_at_k(answers, correct, 1), correct.mean(axis=1))
 
 
-def test_right_and_wrong_have_the_interval_of_wilson():
-    # The textbook's: 20 of 100.
+def test_values_of_0_and_1_have_the_wilson_interval():
+    # A textbook example: 20 of 100.
     assert over_prompts(np.arange(100) < 20) == pytest.approx((0.2, 0.1334, 0.2888), abs=1e-4)
-    # Not of no width where all are wrong.
+    # The interval is not empty if all samples are wrong.
     assert over_prompts(np.zeros(10)) == pytest.approx((0, 0, 0.2775), abs=1e-4)
     assert over_prompts(np.ones(10)) == pytest.approx((1, 0.7225, 1), abs=1e-4)
 
 
-def test_shares_are_covered_as_often_as_they_say():
+def test_intervals_of_fractions_have_the_stated_coverage():
     truth, inside = 0.3, Counter()
     source = np.random.default_rng(0)
     for _ in range(60):
@@ -65,9 +65,9 @@ def test_shares_are_covered_as_often_as_they_say():
     assert inside[True] >= 51
 
 
-def test_one_wrong_sample_makes_nothing_certain():
+def test_one_wrong_sample_changes_the_interval_little():
     right, nearly = np.ones(30), np.append(np.ones(29), 7 / 8)
     assert over_prompts(nearly).low == pytest.approx(over_prompts(right).low, abs=0.02)
-    # Alike by chance: of one prompt that says little, of fifty much.
+    # Samples of a prompt may agree by chance. One such prompt is weak evidence, fifty are strong.
     assert over_prompts(np.array([0.5])).high - over_prompts(np.array([0.5])).low > 0.7
     assert 0.02 < over_prompts(np.full(50, 0.5)).high - 0.5 < 0.05

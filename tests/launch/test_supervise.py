@@ -1,4 +1,4 @@
-"""A supervisor starts again what a dead process of its job has ended, and nothing else."""
+"""The supervisor restarts a program that ended because another process of its job died, and no other program."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.supervision import Supervisor
 from tests.refusals import refuses
 
-# As JAX logs the death of another process. STARTS counts the starts.
+# A program that ends with JAX's log of another process's death. STARTS counts the starts.
 SCRIPT = """
 import os, pathlib, sys
 starts = pathlib.Path(sys.argv[1]) / "starts"
@@ -40,7 +40,7 @@ KILL = "os.kill(os.getpid(), 9)"
 
 
 def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[int, list[str], list[str]]:
-    """Return the exit code, the arguments of each start, and what the supervisor said."""
+    """Return the exit code, the arguments of each start, and the supervisor's output."""
     command, said = [sys.executable, "-c", SCRIPT.format(death=death, deaths=deaths), str(directory)], list[str]()
     code = Supervisor(command, directory, restarts, 0.0, said.append).supervise()
     return code, (directory / "starts").read_text().splitlines(), said
@@ -55,7 +55,7 @@ def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[in
         (KILL, "SIGKILL ended the program on this host"),
     ],
 )
-def test_a_death_is_one_line_and_a_restart_that_resumes(
+def test_a_death_is_reported_in_one_line_and_resumed(
     death: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").touch()
@@ -69,7 +69,7 @@ def test_a_run_that_has_written_nothing_starts_from_scratch(tmp_path: Path) -> N
     assert run(tmp_path, KILL, deaths=1)[1] == ["", ""]
 
 
-def test_it_gives_up_after_so_many_restarts(tmp_path: Path) -> None:
+def test_it_gives_up_after_the_allowed_restarts(tmp_path: Path) -> None:
     code, starts, said = run(tmp_path, LOSS, deaths=9)
     assert code == 128 + signal.SIGABRT and len(starts) == 3
     assert [line.rpartition("; ")[2] for line in said] == [
@@ -84,7 +84,7 @@ def test_a_program_that_ends_by_itself_is_not_started_again(code: int, tmp_path:
     assert run(tmp_path, f"sys.exit({code})", deaths=1) == (code, [""], [])
 
 
-def test_an_abort_of_its_own_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_abort_of_the_program_itself_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fault = "print('F1126 check failed: a == b', file=sys.stderr, flush=True); os.abort()"
     _, _, said = run(tmp_path, fault, deaths=1)
     assert said[0].startswith("SIGABRT ended the program on this host") and "check failed" in capfd.readouterr().err
@@ -107,7 +107,7 @@ def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None
     for words, program in (["--restarts", "1"], "None"), (["launch.distill", "tiny"], "launch.distill"):
         with refuses(f"PROGRAM = {program}: must be launch.train: python -m launch.supervise ...", ConfigError):
             supervise.main(words)
-    with refuses("out: must be given, for a restart to find the run", ConfigError):
+    with refuses("out: must be set", ConfigError):
         supervise.main(["launch.train", "tiny"])
     with refuses("hosts.heartbeat = soon: must be a whole number of seconds", ConfigError):
         supervise.main(["launch.train", "tiny", "--out", "run", "--hosts.heartbeat=soon"])

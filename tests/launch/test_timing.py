@@ -54,7 +54,7 @@ def test_a_geometric_mean_counts_every_ratio_alike() -> None:
 
 
 @pytest.mark.parametrize("total, startup, left", [(5.0, 2.0, 3.0), (5.0, 5.0, 5.0), (5.0, 6.0, 5.0)])
-def test_startup_is_not_subtracted_where_noise_hides_it(total: float, startup: float, left: float) -> None:
+def test_startup_is_not_subtracted_if_noise_exceeds_it(total: float, startup: float, left: float) -> None:
     assert minus_startup(total, startup) == left
 
 
@@ -62,11 +62,11 @@ def test_startup_is_not_subtracted_where_noise_hides_it(total: float, startup: f
 def test_a_round_is_timed_without_the_start_of_its_program(
     networks: Networks, monkeypatch: pytest.MonkeyPatch, blank: bool
 ):
-    """Kinds of one phase share a state, which another drafter's rounds leave alone but for what the policy writes."""
+    """All kinds of rounds of a phase share a state. Another drafter's rounds change only the policy's part of it."""
     seen: dict[int, int] = {}
 
     def clock(run: Callable[[], RoundState]) -> float:
-        """10 s a program, and 0.5 s for each round that it ran."""
+        """Clock that adds 10 s per program and 0.5 s per round."""
         rounds = run().row_rounds
         before = seen.get(len(rounds), 0)
         seen[len(rounds)] = int(rounds.max())

@@ -27,7 +27,7 @@ def test_bytes_round_trip():
     assert max(tokenizer.stop_tokens) < tokenizer.vocab_size
 
 
-def test_bytes_leave_out_what_is_not_text():
+def test_bytes_skip_ids_that_are_not_text():
     assert ByteTokenizer().decode([-1, 65, 300, 66, 256]) == "AB"
     assert ByteTokenizer().decode([0xC3]) == "\ufffd"
 

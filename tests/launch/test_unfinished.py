@@ -1,4 +1,4 @@
-"""States that an earlier process left: locked, checked for damage, and gone on with."""
+"""States that an earlier process left: they are locked, checked for damage, and continued."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ from tests.refusals import refuses
 
 
 class SignalAfter:
-    """A signal that arrives while unit `count` of a process is being worked on."""
+    """A signal that arrives during unit `count` of a process's work."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -46,7 +46,7 @@ def stopping_after(count: int, directory: Path | None = None) -> Unfinished:
     return Unfinished(directory, signals)
 
 
-def leave_phases(directory: Path) -> None:
+def write_phases(directory: Path) -> None:
     """Leave three finished phases."""
     work = Unfinished(directory, options="same")
     for name in ("first", "second", "third"):
@@ -82,19 +82,19 @@ def become_file(phase: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, overwrite, garble_manifest, add_empty, become_file])
-def test_a_damaged_phase_starts_again_with_a_line_and_so_do_later_ones(
+def test_a_damaged_phase_and_later_ones_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ):
     directory = tmp_path / UNFINISHED
-    leave_phases(directory)
+    write_phases(directory)
     damage(directory / "second")
     capsys.readouterr()
     work = Unfinished(directory, options="same")
     phases = [work.phase(name, 1, "units") for name in ("first", "second", "third")]
     assert [phase.done for phase in phases] == [1, 0, 0]
     (line,) = capsys.readouterr().out.splitlines()
-    assert "second" in line and "damaged" in line and "starts again" in line
-    # Nothing is lost, and nothing is left once the program has ended.
+    assert "second" in line and "damaged" in line and "start again" in line
+    # Nothing is lost, and no files remain after the end of the program.
     assert (directory / "second.damaged").exists() and (directory / "third.damaged").is_dir()
     for phase in phases[1:]:
         with phase:
@@ -106,7 +106,7 @@ def test_a_damaged_phase_starts_again_with_a_line_and_so_do_later_ones(
 
 def test_other_damage_is_refused_in_one_line(tmp_path: Path):
     directory = tmp_path / UNFINISHED
-    leave_phases(directory)
+    write_phases(directory)
     phase = Unfinished(directory, options="same").phase("first", 1, "units")
     with refuses(f"{directory}/first/1: ", ConfigError):
         phase.restore("a part of another version")
@@ -129,7 +129,7 @@ def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_program_left_beside_its_results_goes_at_its_end(tmp_path: Path):
+def test_states_beside_results_are_removed_at_the_end(tmp_path: Path):
     files = {"json": str(tmp_path / "results.json")}
 
     def program(count: int) -> int:
@@ -147,7 +147,7 @@ def test_what_a_program_left_beside_its_results_goes_at_its_end(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_timed_turns_go_on_by_whole_turns_and_on_the_same_machine_alone(
+def test_timed_turns_continue_by_whole_turns_on_the_same_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[tuple[str, int]] = []
@@ -163,7 +163,7 @@ def test_timed_turns_go_on_by_whole_turns_and_on_the_same_machine_alone(
         take(stopping_after(2, tmp_path))
     assert asked == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     turns = take(Unfinished(tmp_path))
-    # The order goes on too.
+    # The order of turns continues too.
     assert asked == [("a", 2), ("b", 2), ("b", 3), ("a", 3)]
     assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}, {"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
     assert take(Unfinished(tmp_path)) == turns and not asked
@@ -180,7 +180,7 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     for count in (1, 2, 3):
         with pytest.raises(Stopped, match=f"loading: stopped after {count} of 3 parts"):
             build_experiment(config, unfinished=stopping_after(count, tmp_path / UNFINISHED))
-    # What has no state leaves nothing.
+    # Phases without a state leave no files.
     assert not list(tmp_path.iterdir())
     scored: list[int] = []
 
@@ -195,7 +195,7 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
         unscorable_answers(pool, problems, stopping_after(2))
 
 
-def test_a_quiet_phase_speaks_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_quiet_phase_prints_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     with Progress("loading", 1, "parts", quiet=True) as phase:
         phase.advance()
     assert capsys.readouterr().out == ""
@@ -203,18 +203,18 @@ def test_a_quiet_phase_speaks_only_if_it_is_long(capsys: pytest.CaptureFixture[s
     with Progress("loading", 1, "parts", console=Console(), quiet=True) as phase:
         assert phase._late is not None
         phase._late.join()
-        # Before its first unit has ended.
+        # Even before its first unit has ended.
         assert capsys.readouterr().out == "loading: 0 of 1 parts ..\n"
         phase.advance()
     assert capsys.readouterr().out.splitlines()[-1] == "loading: 1 of 1 parts"
 
 
-def test_only_a_program_that_goes_on_takes_a_directory_in_use(tmp_path: Path):
-    """A distillation that was stopped while it measured its draft, and a run that was stopped in its warm-up."""
+def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
+    """Tested with a distillation that was stopped during measurements, and a run that was stopped in its warm-up."""
     distilled, trained = (
         RunConfig(name="sums", steps=1, out=str(tmp_path / name)) for name in ("distilled", "trained")
     )
-    leave_phases(tmp_path / "distilled" / UNFINISHED)
+    write_phases(tmp_path / "distilled" / UNFINISHED)
     (tmp_path / "distilled" / "draft").mkdir()
     Unfinished(tmp_path / "trained" / UNFINISHED).phase("warm-up", 1, "steps")
     (tmp_path / "trained" / "config.json").touch()

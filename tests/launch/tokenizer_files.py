@@ -14,7 +14,7 @@ TEMPLATE = (
 
 
 def write_word_tokenizer(directory: Path) -> Path:
-    """Write a tokenizer of whole words in Hugging Face layout; "<end>" is not special, "<eos>" is."""
+    """Write a tokenizer of whole words in Hugging Face layout. "<eos>" is a special token, "<end>" is not."""
     pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -30,5 +30,5 @@ def write_word_tokenizer(directory: Path) -> Path:
 
 
 def change(path: Path, **fields: object) -> None:
-    """Set fields of a JSON file."""
+    """Change fields of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads as SpecForge and speculators write them, tensor names and fields spelled out by hand."""
+"""Random EAGLE-3 heads in the layouts of SpecForge and speculators, with tensor names and fields written by hand."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ ONE = make_mesh(MeshConfig())
 
 @dataclass(frozen=True)
 class Public:
-    """Contents of a checkpoint to write. ids: the draft vocabulary, or None for all of the policy's."""
+    """Contents of a checkpoint to write. ids: the draft vocabulary; None: the policy's whole vocabulary."""
 
     dialect: Dialect = "specforge"
     ids: tuple[int, ...] | None = REDUCED
@@ -75,7 +75,7 @@ class Public:
         return {**layer, **beside, **self.config}
 
     def tensors(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Linear layers of three times the usual size, norms anything from 0.5 to 1.5."""
+        """Return random tensors: linear layers three times as large as usual, norms from 0.5 to 1.5."""
         generator = np.random.default_rng(seed)
 
         def linear(out: int, inputs: int) -> np.ndarray:
@@ -112,7 +112,7 @@ class Public:
         return tensors
 
     def write(self, directory: Path, **changes: np.ndarray | None) -> Weights:
-        """Write the head, with some tensors replaced, added or (None) left out; its weights in float64."""
+        """Write the head, with some tensors replaced, added or (None) left out. Return its weights in float64."""
         from safetensors.numpy import save_file
 
         tensors = {name: x for name, x in {**self.tensors(), **changes}.items() if x is not None}
@@ -123,6 +123,6 @@ class Public:
 
 
 def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> SavedDraft:
-    """A head written so, with these tensors changed, and read."""
+    """Write a head with these tensors changed, and load it."""
     public.write(tmp_path / "head", **changes)
     return load_eagle3(tmp_path / "head", ONE)

@@ -1,6 +1,6 @@
-"""EAGLE-3 in numpy, float64, one token at a time: an independent reading of the published head.
+"""Independent implementation of EAGLE-3 in numpy, in float64 and one token at a time.
 
-Weights carry the names and [out, in] layouts of the public checkpoints.
+Weights have the names and [out, in] layouts of the public checkpoints.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ Step = Callable[[np.ndarray, np.ndarray, int, "Past"], tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Shape:
-    """Options that the weights do not tell; optional norms are applied if their weights exist."""
+    """Options that do not follow from the weights. Optional norms are applied if their weights exist."""
 
     heads: int
     kv_heads: int
@@ -30,7 +30,7 @@ class Shape:
 
 @dataclass
 class KeysValues:
-    """Keys and values of one layer so far, one [kv_heads, head_dim] entry per position."""
+    """Keys and values of one layer up to now, one [kv_heads, head_dim] entry per position."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -91,7 +91,7 @@ def mlp(w: Weights, s: Shape, h: np.ndarray) -> np.ndarray:
 def step(
     w: Weights, s: Shape, hidden: np.ndarray, embedding: np.ndarray, position: int, past: Past
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(draft logits, hidden to feed back) of one position; appends its keys and values to `past`, by layer."""
+    """Return (draft logits, hidden to feed back) of one position. Appends its keys and values to `past`, by layer."""
     layers = by_layer(w)
     for i, own in enumerate(layers):
         if i == 0:
@@ -107,7 +107,7 @@ def step(
 
 
 def by_layer(w: Weights) -> list[Weights]:
-    """The weights of each layer by their names within it; `midlayer` is SpecForge's name of the only one."""
+    """Return the weights of each layer, by their names within it. SpecForge calls the only layer `midlayer`."""
     w = {name.replace("midlayer.", "layers.0."): x for name, x in w.items()}
     count = len({name.split(".")[1] for name in w if name.startswith("layers.")})
     prefixes = [f"layers.{i}." for i in range(count)]
@@ -117,8 +117,9 @@ def by_layer(w: Weights) -> list[Weights]:
 def full_pass(
     step: Step, hidden: np.ndarray, embeddings: np.ndarray, past: Past | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and states of positions 0 .. T - 1 from what the head reads there [T, D] and the embeddings of tokens
-    1 .. T.
+    """Return logits and states of positions 0 .. T - 1.
+
+    hidden: [T, D], what the head reads at these positions. embeddings: of tokens 1 .. T.
     """
     past = Past(KeysValues) if past is None else past
     rows = [step(h, e, t, past) for t, (h, e) in enumerate(zip(hidden, embeddings, strict=True))]
@@ -128,9 +129,9 @@ def full_pass(
 def draft_logits(
     step: Step, hidden: np.ndarray, table: np.ndarray, tokens: Sequence[int], drafted: Sequence[int]
 ) -> np.ndarray:
-    """The logits from which each of K tokens is drafted, [K, Vd], given the K - 1 tokens drafted before the last.
+    """Return the logits from which each of K tokens is drafted, [K, Vd], given the first K - 1 drafted tokens.
 
-    tokens: the n + 1 committed ones, the pending one included. hidden: [n, D], of positions 0 .. n - 1.
+    tokens: the n + 1 committed tokens, including the pending one. hidden: [n, D], of positions 0 .. n - 1.
     """
     past = Past(KeysValues)
     logits, states = full_pass(step, hidden, table[np.array(tokens[1:])], past)

@@ -1,6 +1,7 @@
-"""MTP heads in numpy, float64, one token at a time: each family as its own published code reads, and its checkpoints.
+"""Independent implementation of MTP heads in numpy, in float64 and one token at a time, for each family.
 
-Weights carry the names and [out, in] layouts of the public checkpoints, a policy's and its head's in one dictionary.
+Follows each family's published code. Weights have the names and [out, in] layouts of the public checkpoints; policy and
+head are in one dictionary.
 """
 
 import json
@@ -19,7 +20,7 @@ SHAPE = Shape(heads=4, kv_heads=2, head_dim=6, rope_theta=50.0, eps=1e-3)
 
 @dataclass(frozen=True)
 class Family:
-    """Names of the parts in a family's code, and how it reads them.
+    """Names of a family's parts in its code, and their order.
 
     around: the norms of the embedding and of the hidden state, their projection, and the norm before `unembed`.
     """
@@ -58,7 +59,7 @@ FAMILIES = {
 def step(
     family: Family, w: Weights, hidden: np.ndarray, embedding: np.ndarray, position: int, past: Past
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(draft logits, hidden to feed back) of one position; appends its keys and values to `past`."""
+    """Return (draft logits, hidden to feed back) of one position. Appends its keys and values to `past`."""
     embedding_norm, hidden_norm, fc, norm = (w[f"{name}.weight"] for name in family.around)
     masked = family.masks_first_embedding and position == 0
     e = rms_norm(0 * embedding if masked else embedding, embedding_norm, SHAPE.eps)
@@ -105,8 +106,10 @@ def _shapes(convention: str) -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(directory: Path, convention: str) -> dict[str, np.ndarray]:
-    """A policy with its head in Hugging Face layout: `qwen3_next` after a tied Qwen3, `deepseek_v3` after a Llama,
-    `mimo` after a MiMo. All weights are random, kernels large, norms anything from 0.5 to 1.5; returns them.
+    """Write a policy with its head in Hugging Face layout, and return the random weights.
+
+    The head `qwen3_next` gets a tied Qwen3 as its policy, `deepseek_v3` a Llama, and `mimo` a MiMo. Kernels are large,
+    norms lie between 0.5 and 1.5.
     """
     generator = np.random.default_rng(len(convention))
 

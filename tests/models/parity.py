@@ -1,4 +1,4 @@
-"""A policy against expected logits: in one full forward, and through a cache at ragged row lengths."""
+"""Comparisons of a policy with expected logits: in a full forward, and with a cache at ragged row lengths."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +24,13 @@ close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
 
 
 def described(tensors: dict[Any, Any]) -> dict[Any, tuple]:
-    """Dtype, shape and bytes of each array, to compare with."""
+    """Return dtype, shape and bytes of each array, for comparison."""
     return {name: (x.dtype, x.shape, np.asarray(x).tobytes()) for name, x in tensors.items()}
 
 
 @dataclass
 class Case:
-    """A policy, what it is expected to compute, and its forward, compiled once for each shape."""
+    """A policy with its expected outputs, and its forward, compiled once per shape."""
 
     config: DecoderConfig
     params: PyTree
@@ -57,7 +57,7 @@ def check_full_forward(case: Case) -> None:
 
 
 def check_cached_decode(case: Case) -> None:
-    """Every row prefilled to its own length, then verified, rolled back and decoded from there."""
+    """Prefill each row to its own length, then verify, roll back and decode."""
     tokens, logits = case.expected["tokens"], case.expected["logits"]
     rows, length = tokens.shape
     wrong = (tokens + 1) % case.config.vocab_size
@@ -76,7 +76,7 @@ def check_cached_decode(case: Case) -> None:
         columns = start[:, None] + np.arange(width)
         close(run(tokens, start, width), np.take_along_axis(logits, columns[..., None], axis=1))
 
-    # The prompts are as wide as the longest: what a shorter row writes beyond its length is garbage.
+    # Prompts are padded to the longest, so a shorter row writes garbage after its length.
     padded = np.where(np.arange(length) < visible[:, None], tokens, wrong)
     prefill = run(padded, np.zeros(rows, np.int64), length - 4)
     for row, count in enumerate(visible):

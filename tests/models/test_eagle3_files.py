@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in and out of the two public dialects: what is kept, and what is converted."""
+"""EAGLE-3 heads from and to the two public dialects: what is kept, and what is converted."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ PUBLISHED = {
 
 
 EMBEDDING = np.random.default_rng(0).normal(size=(VOCAB, WIDTH)).astype(np.float32)
-# Of what a file need not hold, or may hold beside its parameters.
+# Tensors that a file may leave out, or hold in addition to its parameters.
 BESIDE: dict[str, tuple[Public, dict[str, np.ndarray | None]]] = {
     "a copy of the embedding": (SPECFORGE, {"embed_tokens.weight": EMBEDDING}),
     "the copy in another dtype": (SPECULATORS, {"embed_tokens.weight": EMBEDDING.astype(jnp.bfloat16)}),
@@ -68,7 +68,7 @@ def test_a_round_trip_keeps_every_byte_and_field(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_a_file_may_leave_out_or_add_comes_back_as_it_was(tmp_path: Path, name: str):
+def test_optional_parts_of_a_file_are_written_back_unchanged(tmp_path: Path, name: str):
     public, changes = BESIDE[name]
     draft = loaded(tmp_path, public, **changes)
     carried = carried_tensors(tmp_path / "head")
@@ -86,7 +86,7 @@ def test_maps_of_another_vocabulary_are_not_written(tmp_path: Path):
     np.testing.assert_array_equal(load_eagle3(tmp_path / "out", ONE).target_ids, other)
 
 
-def test_what_was_carried_is_read_where_it_was_put(tmp_path: Path):
+def test_carried_fields_are_read_back(tmp_path: Path):
     loaded(tmp_path, SPECFORGE, t2d=None, **{"embed_tokens.weight": EMBEDDING})
     (tmp_path / "ours/params").mkdir(parents=True)
     assert carried_tensors(tmp_path / "ours") is None
@@ -105,8 +105,8 @@ def test_what_was_carried_is_read_where_it_was_put(tmp_path: Path):
 
 @pytest.mark.parametrize("dialect", ["specforge", "speculators"])
 @pytest.mark.parametrize("name", ["specforge 3.1", "speculators"])
-def test_what_is_written_anew_describes_the_same_head(tmp_path: Path, name: str, dialect: Any):
-    """In either dialect, and without the config.json that it came with: the way of a head that was trained here."""
+def test_a_newly_written_config_describes_the_same_head(tmp_path: Path, name: str, dialect: Any):
+    """This holds for both dialects, without the original config.json, as for a head that was trained here."""
     PUBLISHED[name].write(tmp_path / "in")
     draft = load_eagle3(tmp_path / "in", ONE)
     save_eagle3(tmp_path / "out", draft, dialect)
@@ -132,7 +132,7 @@ def test_layer_ids_are_counted_as_the_dialect_does(tmp_path: Path):
 
 
 def test_a_trained_head_is_not_written_under_the_fields_of_another(tmp_path: Path):
-    """The source's config.json is for the head that it describes alone."""
+    """The source's config.json describes only the source's head."""
     SPECFORGE.write(tmp_path / "in")
     source, draft = read_json(tmp_path / "in/config.json"), load_eagle3(tmp_path / "in", ONE)
     other = draft._replace(config=replace(draft.config, rope_theta=60.0))
@@ -140,7 +140,7 @@ def test_a_trained_head_is_not_written_under_the_fields_of_another(tmp_path: Pat
     assert read_json(tmp_path / "out/config.json")["rope_theta"] == 60.0
 
 
-def test_what_a_file_leaves_out(tmp_path: Path):
+def test_optional_fields_of_a_file(tmp_path: Path):
     config, _, ids, layers = loaded(tmp_path / "a", PUBLISHED["specforge, defaults"])
     assert (config.vocab_size, config.draft_vocab_size, ids, layers) == (VOCAB, VOCAB, None, ())
     assert config.feature_size == 3 * WIDTH and config.use_aux_hidden_state
@@ -149,7 +149,7 @@ def test_what_a_file_leaves_out(tmp_path: Path):
 
 
 def test_the_rope_is_the_heads_own(tmp_path: Path):
-    """Frequencies beside the parameters are left out."""
+    """Stored frequencies are ignored."""
     frequencies = {"midlayer.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)}
     config = loaded(tmp_path, PUBLISHED["specforge 3.1"], **frequencies).config
     assert (config.rope_theta, config.rope_scaling) == (50.0, Llama3Scaling(**SCALING))
@@ -175,9 +175,9 @@ def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
 
 
 def test_a_copy_of_the_embedding(tmp_path: Path):
-    """It may be rounded, and training may have moved the policy's since by far more than RL does.
+    """It may be rounded, and the policy's embedding may have changed since, by far more than RL changes it.
 
-    Rows that no token has are zero in both.
+    Rows without a token are zero in both.
     """
 
     def check(other: np.ndarray) -> None:
@@ -196,7 +196,7 @@ def test_a_copy_of_the_embedding(tmp_path: Path):
             check(other)
 
 
-def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
+def test_written_files_state_the_policys_family(tmp_path: Path):
     draft = loaded(tmp_path, SPECULATORS)
     shape = dict(hidden_size=WIDTH, intermediate_size=8, num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8)
     llama = DecoderConfig(**shape, vocab_size=VOCAB)
@@ -207,11 +207,11 @@ def test_what_is_written_states_the_family_of_the_policy(tmp_path: Path):
         assert stated == {"name_or_path": "someone/policy", "architectures": family}
     check_stated_policy(read_json(tmp_path / "a/config.json"), llama)
     check_stated_policy(SPECFORGE.fields(), qwen3)
-    with refuses("made for LlamaForCausalLM (someone/policy), the policy is Qwen3ForCausalLM"):
+    with refuses("made for LlamaForCausalLM (someone/policy)...Qwen3ForCausalLM"):
         check_stated_policy(read_json(tmp_path / "a/config.json"), qwen3)
 
 
-def test_pytorch_files_want_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pytorch_files_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
     monkeypatch.setitem(__import__("sys").modules, "torch", None)

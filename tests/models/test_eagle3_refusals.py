@@ -1,4 +1,4 @@
-"""EAGLE-3 heads that are refused: tensors and fields that describe none, and what a dialect cannot say."""
+"""EAGLE-3 heads that are refused: invalid tensors and fields, and options that a dialect cannot express."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +121,7 @@ NORM_FIRST = replace(SPECULATORS, flags=("norm_before_residual",))
         (Public(use_aux_hidden_state=False), "speculators", "use_aux_hidden_state = False:...speculators"),
     ],
 )
-def test_what_a_dialect_cannot_say(tmp_path: Path, public: Public, dialect: Any, message: str):
+def test_options_that_a_dialect_cannot_express(tmp_path: Path, public: Public, dialect: Any, message: str):
     draft = loaded(tmp_path, public)
     with refuses(message):
         save_eagle3(tmp_path / "out", draft, dialect)

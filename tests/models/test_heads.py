@@ -1,4 +1,4 @@
-"""Draft heads as they are published, loaded and run, against the numpy references, within 1e-4."""
+"""Draft heads in published layouts agree with the numpy references, within 1e-4."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ K = 3
 LAW = SamplingLaw(temperature=0.8)
 SPECULATORS = Public(dialect="speculators")
 NORM_31 = ("norm_before_fc", "norm_before_residual", "norm_output")
-# Each option by itself, and as they come together.
+# Each option alone, and combinations that are published.
 ONE_BY_ONE = {
     "norm_before_fc": replace(SPECULATORS, flags=("norm_before_fc",)),
     "fc_norm": Public(flags=("fc_norm",)),
@@ -60,9 +60,13 @@ TOGETHER = {
 class Head:
     """A head that was written in a public layout and loaded.
 
-    weights: its tensors in float64, those of an MTP head beside the policy's. stored: how its own are stored.
-    table:   the policy's embedding. ids: the draft vocabulary. width: of what it reads at each position.
-    step, fuse: the reference's, given weights; `fuse` makes the first hidden states of what is read [T, F].
+    weights: its tensors in float64; for an MTP head, together with the policy's.
+    stored:  place of each stored tensor of the head in its parameters.
+    table:   the policy's embedding.
+    ids:     the draft vocabulary.
+    width:   size of the features that it reads at each position.
+    step:    the reference's step, given weights.
+    fuse:    the reference's function from features [T, F] to the first hidden states, given weights.
     """
 
     policy: Policy
@@ -88,7 +92,7 @@ class Head:
         return full - np.log(np.exp(full).sum(axis=-1, keepdims=True))
 
     def output(self, features: np.ndarray, logits: np.ndarray) -> PolicyOutput:
-        """The policy's output where the head reads these features and all else is useless."""
+        """Return a policy output with the features that the head reads; all other fields are unusable."""
         seen, junk = jnp.asarray(features), jnp.full((*features.shape[:2], WIDTH), jnp.nan)
         both = (seen, junk) if self.reads_features else (junk, seen)
         return PolicyOutput(jnp.asarray(logits), *both, None)
@@ -176,7 +180,7 @@ def test_full_pass(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("head", FAMILIES, indirect=True)
 def test_an_mtp_head_reads_what_the_policys_head_reads(head: Head):
-    """The hidden state after the final norm, whose logits `unembed` gives, with tied embeddings or without."""
+    """It reads the hidden state after the final norm, from which `unembed` computes logits, tied or not."""
 
     @jax.jit
     def run(params: Params, tokens: jax.Array) -> tuple[PolicyOutput, jax.Array]:
@@ -192,9 +196,9 @@ def test_an_mtp_head_reads_what_the_policys_head_reads(head: Head):
 
 
 def test_decode_rounds_repair_the_cache(head: Head):
-    """Each round drafts as if from scratch over the true features of what is committed, at ragged lengths.
+    """Each round drafts as after a fresh prefill of the committed tokens with their true features, at ragged lengths.
 
-    accepted[round][row] drafts are kept, None finishes the row. What a verification returns beyond them is junk.
+    accepted[round][row] drafted tokens are kept; None finishes the row. Later outputs of a verification are arbitrary.
     """
     prompts = [[3], [5, 0, 16, 2], [7, 7], [1, 12, 4, 9, 10]]
     accepted = [[0, 1, 2, 3], [3, 0, 3, 1], [2, None, 0, 3], [1, None, 3, 0]]
@@ -248,8 +252,8 @@ def test_decode_rounds_repair_the_cache(head: Head):
 
 
 @pytest.mark.parametrize("head", ["classic", "speculators"], indirect=True)
-def test_rows_that_start_anew_draft_from_what_follows_alone(head: Head):
-    """Rows that were not told of some tokens forget all that came before; a row that missed none forgets nothing."""
+def test_rows_that_restart_use_only_later_tokens(head: Head):
+    """Rows that did not observe some tokens drop all earlier ones. A row that observed all keeps them."""
     missed, counts = np.array([0, 1, 4]), np.array([2, 1, 3])
     rows, longest, budget = len(missed), 4, 14
     generator, drafter = np.random.default_rng(4), head.drafter
@@ -294,9 +298,9 @@ def reference_loss(
     mask: np.ndarray,
     weight: np.ndarray,
 ) -> tuple[float, np.ndarray]:
-    """(loss, overlap by token): from every position the head drafts along the true tokens, each pass at its own.
+    """Return (loss, overlap per token). From every position, the head drafts along the true tokens.
 
-    weight: [B, ..], of the draft whose position 1 is that token.
+    weight: [B, ..], weight of the draft whose position 1 is that token.
     """
     loss, overlap, length = 0.0, np.zeros(tokens.shape), tokens.shape[1]
     for row in range(len(tokens)):
@@ -319,7 +323,7 @@ def reference_loss(
 
 @pytest.mark.parametrize("anchored", [False, True])
 def test_loss_and_gradient(head: Head, anchored: bool):
-    """The gradient is compared along one random direction over all weights of the head; the policy's is zero."""
+    """The gradient is compared in one random direction over all weights of the head. The policy's gradient is zero."""
     head = replace(head, drafter=replace(head.drafter, unroll=3, decay=0.7))
     rows, length = 2, 8
     generator = np.random.default_rng(3)
@@ -331,7 +335,7 @@ def test_loss_and_gradient(head: Head, anchored: bool):
     # A draft whose position 1 is in the prompt does not count.
     anchors, weight = None, mask.astype(float)
     if anchored:
-        # The last of the second row is beyond its end, and does not count.
+        # The last one of the second row lies after its end, and does not count.
         anchors = Anchors(jnp.array([[2, 4, 5], [4, 7, 9]], jnp.int32), jnp.array([[2.0, 1.0, 3.0], [1.5, 2.5, 0.0]]))
         weight = np.zeros((rows, length + 2))
         np.put_along_axis(weight, np.asarray(anchors.place), np.asarray(anchors.weight), axis=1)

@@ -10,7 +10,7 @@ from models.hf.config import carried_fields, config_from_hf, config_to_hf, read_
 from models.rope import Llama3Scaling
 from tests.refusals import refuses
 
-# config.json files as published, written by transformers 4. MiMo is Qwen2.5's kind of block with an MTP layer.
+# Published config.json files, written by transformers 4. MiMo has the blocks of Qwen2.5 and an MTP layer.
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 QWEN3_8B, LLAMA32_1B, MIMO_7B = (PUBLISHED[name] for name in ("qwen3_8b", "llama32_1b", "mimo_7b"))
 PLAIN = [name for name in PUBLISHED if name != "mimo_7b"]
@@ -24,7 +24,7 @@ def as_transformers_5(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Without the fields that are given as ..., with the others."""
+    """Return a config.json with these fields changed. The value ... removes a field."""
     return {name: value for name, value in {**fields, **changes}.items() if value is not ...}
 
 
@@ -62,7 +62,7 @@ def test_transformers_5_and_export_mean_the_same(name: str):
     assert config_from_hf({**carried_fields(fields), **config_to_hf(config)}) == config
 
 
-def test_what_may_be_absent():
+def test_optional_fields():
     absent = "num_key_value_heads head_dim rope_theta rope_scaling torch_dtype architectures tie_word_embeddings"
     config = config_from_hf(changed(LLAMA32_1B, **dict.fromkeys(absent.split(), ...)))
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.dtype) == (32, 64, 10_000.0, "float32")
@@ -71,7 +71,7 @@ def test_what_may_be_absent():
 
 
 def windows(**changes: Any) -> dict[str, Any]:
-    """As Qwen3 says it, on the shape of the Llama."""
+    """Return the Llama's config with sliding-window fields in Qwen3's form."""
     said = dict(use_sliding_window=True, sliding_window=8, max_window_layers=12)
     return {"model_type": "qwen3", "architectures": ..., **said, **changes}
 
@@ -101,7 +101,7 @@ def test_sliding_windows(said: dict[str, Any], window: int | None, within: tuple
     assert config_from_hf({**carried_fields(fields), **config_to_hf(config)}) == config
 
 
-def test_what_no_family_has() -> None:
+def test_options_that_no_family_has() -> None:
     with refuses("qk_norm = True, qkv_bias = True: "):
         config_to_hf(replace(config_from_hf(QWEN3_8B), qkv_bias=True))
     config = replace(config_from_hf(LLAMA32_1B), sliding_window=8, sliding_layers=(1,))
@@ -119,8 +119,8 @@ def test_carried_fields():
     assert carried_fields(fields) == {name: fields[name] for name in carried.split()}
 
 
-def test_what_smollm2_adds_changes_nothing():
-    """As in HuggingFaceTB/SmolLM2-135M-Instruct, and where transformers has read a GGUF file of it."""
+def test_additional_fields_of_smollm2_change_nothing():
+    """The fields are those of HuggingFaceTB/SmolLM2-135M-Instruct, and those that transformers adds for a GGUF file."""
     formats = {"kv_cache_dtype": {"q4f16": "float16"}}
     added = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": formats, "unk_token_id": 0}
     fields = changed(LLAMA32_1B, **added, _model_name_or_path="Smollm2 135M 8k Lc100K Mix1 Ep2")
@@ -192,7 +192,7 @@ def test_refused_files(tmp_path: Path):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_transformers_reads_the_export(tmp_path: Path, name: str):
-    """The installed transformers finds in an exported config.json what it finds in the published one."""
+    """The installed transformers reads the same values from an exported config.json as from the published one."""
     transformers, fields = pytest.importorskip("transformers"), PUBLISHED[name]
     exported = {**carried_fields(fields), **config_to_hf(config_from_hf(fields))}
     found = []

@@ -1,4 +1,4 @@
-"""Checkpoints with a mixture of experts: one stack for the tensors of a layer's experts, read shard by shard."""
+"""Checkpoints with a mixture of experts. The tensors of a layer's experts are stacked and read by shard."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def test_published_configs():
 
 
 def fields(**changes: Any) -> dict[str, Any]:
-    """Without the fields that are given as ..., with the others."""
+    """Return a config.json with these fields changed. The value ... removes a field."""
     changed = {**PUBLISHED["qwen3_30b_a3b"], "num_hidden_layers": 8, **changes}
     return {name: value for name, value in changed.items() if value is not ...}
 
@@ -54,7 +54,7 @@ def test_which_layers_have_experts():
     assert config_from_hf(again) == mixed
 
 
-def test_both_names_of_the_count_and_what_may_be_absent():
+def test_both_names_of_the_count_and_optional_fields():
     other = fields(num_experts=..., num_local_experts=64, norm_topk_prob=..., mlp_only_layers=None)
     experts = config_from_hf(other).experts
     assert experts is not None and (experts.num_experts, experts.norm_topk_prob) == (64, False)
@@ -82,11 +82,11 @@ def test_refused_fields(changes: dict[str, Any], message: str):
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_logits_of_transformers_on_every_mesh(mesh: MeshConfig):
-    """Dense layers are mixed in."""
+    """Some layers are dense."""
     assert CONFIG.expert_layers == (0, 2, 3)
     on = make_mesh(mesh)
     with np.load(DIRECTORY / "expected.npz") as expected, jax.set_mesh(on):
-        # A fourth row, so that the batch divides.
+        # A fourth row, so that the mesh divides the batch.
         tokens, logits = (np.concatenate([expected[name], expected[name][:1]]) for name in ("tokens", "logits"))
         case = Case(CONFIG, load_policy(DIRECTORY, CONFIG, on), {})
         close(case.apply(tokens, np.zeros(4)).logits, logits)
@@ -129,7 +129,7 @@ def test_a_shard_of_experts_reads_its_part_of_its_experts():
     [
         (None, f"{EXPERT}: missing"),
         (np.ones((12, 15), np.float32), f"{EXPERT}: ...(12, 15)...(12, 16)"),
-        (np.ones((12, 16), np.float16), f"{EXPERT}: dtype F16, must be F32"),
+        (np.ones((12, 16), np.float16), f"{EXPERT}: dtype F16...F32"),
         (np.full((12, 16), np.nan, np.float32), "layer_2.mlp.experts.up: 192 of 1536"),
     ],
     ids=["missing", "shape", "dtype", "nan"],

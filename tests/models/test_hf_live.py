@@ -1,4 +1,4 @@
-"""Our decoder against transformers itself, on checkpoints made on the spot; runs where torch is installed."""
+"""Our decoder agrees with transformers on new random checkpoints. Runs only if torch is installed."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ CONFIGS = {
 
 
 def random_checkpoint(directory: Path, family: str, gqa: int = 2, tied: bool = False, dtype: str = "float32") -> Any:
-    """A random model of the family with four query heads, written by transformers."""
+    """Return a random model of the family with four query heads, which transformers has written."""
     config = CONFIGS[family](
         **{**make_golden.SHAPE, "dtype": dtype},
         num_attention_heads=4,
@@ -51,7 +51,7 @@ def random_checkpoint(directory: Path, family: str, gqa: int = 2, tied: bool = F
 
 
 def check_same(model: Any, directory: Path) -> None:
-    """transformers reads from the directory what the model holds, bit for bit, and misses nothing."""
+    """Verify that transformers loads all of the model's parameters from the directory, bit for bit."""
     again, report = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     expected, found = model.state_dict(), again.state_dict()

@@ -1,4 +1,4 @@
-"""Our decoder against what transformers computed (tests/golden/make_golden.py), without torch."""
+"""Our decoder agrees with stored outputs of transformers (tests/golden/make_golden.py). Needs no torch."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def test_full_forward_on_a_mesh():
     config = read_hf_config(directory, FEATURE_LAYERS)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with np.load(directory / "expected.npz") as expected, jax.set_mesh(mesh):
-        # A fourth row, so that the batch divides.
+        # A fourth row, so that the mesh divides the batch.
         tokens, logits = (np.concatenate([expected[name], expected[name][:1]]) for name in ("tokens", "logits"))
         case = Case(config, load_policy(directory, config, mesh), {})
         close(case.apply(tokens, np.zeros(4)).logits, logits)

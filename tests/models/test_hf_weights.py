@@ -42,7 +42,7 @@ def assert_same_bytes(a: dict, b: dict) -> None:
 
 
 def copy_of(case: str, tmp_path: Path, **changes: np.ndarray | None) -> Path:
-    """A golden checkpoint in one file with some tensors replaced, added, or (None) removed."""
+    """Copy a golden checkpoint into one file, with some tensors replaced, added or (None) removed."""
     directory = tmp_path / case
     shutil.copytree(GOLDEN / case, directory)
     tensors = {**read_tensors(directory), **changes}
@@ -77,7 +77,7 @@ def test_param_dtype():
     assert_same_bytes(widened, {path: x.astype(jnp.float32) for path, x in rounded.items()})
 
 
-def test_float16_becomes_float32_or_the_dtype_asked_for(tmp_path: Path):
+def test_float16_becomes_float32_or_the_requested_dtype(tmp_path: Path):
     halves = {name: x.astype(np.float16) for name, x in read_tensors(GOLDEN / "qwen3").items()}
     directory = copy_of("qwen3", tmp_path, **halves)
     fields = json.loads((directory / "config.json").read_text())
@@ -113,7 +113,7 @@ def test_a_shard_reads_only_its_part():
         query.index((slice(None), slice(None), slice(0, 4)), (16, 4, 8))
 
 
-def test_what_is_accepted_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tensors_that_are_accepted_or_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hf_load, "_ROWS_AT_ONCE", 48)
     embedding = read_tensors(GOLDEN / "qwen3")["model.embed_tokens.weight"]
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}

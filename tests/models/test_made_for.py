@@ -12,7 +12,7 @@ from tests.refusals import refuses
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
 
 
-def test_what_is_stated_is_read(tmp_path: Path):
+def test_made_for_is_read_back(tmp_path: Path):
     assert read_made_for(tmp_path) is None
     state_made_for(tmp_path, None)
     assert not any(tmp_path.iterdir())
@@ -38,7 +38,7 @@ def test_what_is_stated_is_read(tmp_path: Path):
         ({"predicted_acceptance": float("nan")}, "predicted_acceptance = NaN:"),
     ],
 )
-def test_what_is_none(tmp_path: Path, changes: dict, message: str):
+def test_an_invalid_made_for_is_refused(tmp_path: Path, changes: dict, message: str):
     write_json(tmp_path / "made_for.json", asdict(MADE_FOR) | changes)
     with refuses(f"/made_for.json: {message}"):
         read_made_for(tmp_path)

@@ -1,4 +1,4 @@
-"""The mixture of experts: three ways to compute it, one sum over the mesh, and gradients through the sum."""
+"""The mixture of experts: its three implementations, its sum over the mesh, and gradients through that sum."""
 
 from functools import partial
 
@@ -32,14 +32,14 @@ TOKENS = np.random.default_rng(0).integers(0, 16, (4, 10)).astype(np.int32)
 
 @pytest.fixture(scope="module")
 def block() -> tuple[MoE, PyTree, np.ndarray]:
-    """A mixture with its parameters, and six tokens."""
+    """Return a mixture with its parameters, and six tokens."""
     module = MoE(CONFIG, EXPERTS)
     x = np.random.default_rng(1).normal(size=(2, 3, 16)).astype(np.float32)
     return module, nn.unbox(module.init(jax.random.key(0), jnp.asarray(x), None, decoding=False)), x
 
 
 def in_float64(params: PyTree, x: np.ndarray, routes: np.ndarray | None = None) -> np.ndarray:
-    """The mixture, one token and one expert at a time."""
+    """Return the mixture's output in float64, computed one token and one expert at a time."""
     p = {"/".join(path): np.asarray(leaf, np.float64) for path, leaf in by_path(params["params"]).items()}
     out = np.zeros(x.shape)
     for place in np.ndindex(x.shape[:2]):
@@ -55,7 +55,7 @@ def in_float64(params: PyTree, x: np.ndarray, routes: np.ndarray | None = None) 
 
 
 @pytest.mark.parametrize("form", ["sorted", "dense", "gathered"])
-def test_every_way_to_compute_a_mixture_is_the_mixture(form: str, block, monkeypatch: pytest.MonkeyPatch):
+def test_all_implementations_of_a_mixture_agree(form: str, block, monkeypatch: pytest.MonkeyPatch):
     module, params, x = block
     taken = []
     for name in ("_sorted", "_dense", "_gathered"):
@@ -69,7 +69,7 @@ def test_every_way_to_compute_a_mixture_is_the_mixture(form: str, block, monkeyp
     np.testing.assert_allclose(jnp.sum(routing.probs, axis=-1), 1.0, rtol=1e-6)
 
 
-def test_given_routes_are_used_and_the_router_still_reports_its_own(block):
+def test_given_routes_are_used_and_the_routers_own_are_reported(block):
     module, params, x = block
     routes = np.random.default_rng(2).permuted(np.tile(np.arange(8, dtype=np.uint8), (2, 3, 1)), axis=-1)[..., :2]
     y, routing = module.apply(params, jnp.asarray(x), jnp.asarray(routes), decoding=False)
@@ -85,7 +85,7 @@ def test_many_tokens_of_a_forward_with_a_cache_are_sorted(block, monkeypatch: py
 
 
 def run_on(mesh: Mesh, **options) -> tuple[PolicyOutput, PyTree, str]:
-    """A forward of whole rows on the mesh, the gradient of a loss, and the text of the program of the forward."""
+    """Return a forward of whole rows on the mesh, the gradient of a loss, and the text of the forward's program."""
     params = init_params(INIT, jax.random.key(0), mesh)
 
     def loss(params: PyTree, tokens: jax.Array) -> tuple[jax.Array, PolicyOutput]:
@@ -101,7 +101,7 @@ def run_on(mesh: Mesh, **options) -> tuple[PolicyOutput, PyTree, str]:
 
 @pytest.fixture(scope="module")
 def single() -> tuple[PolicyOutput, PyTree]:
-    """On one device, without a mesh."""
+    """Return the same on one device without a mesh."""
     params = jax.device_get(init_params(INIT, jax.random.key(0), make_mesh(MeshConfig())))
 
     def loss(params: PyTree) -> tuple[jax.Array, PolicyOutput]:
@@ -134,7 +134,7 @@ def test_every_mesh_has_the_same_logits_and_gradients_with_one_sum_a_layer(name:
 
 
 def test_gradients_through_the_sum_are_those_of_float64(single, monkeypatch: pytest.MonkeyPatch):
-    """Directional derivatives in float64 by central differences of the reference mixture."""
+    """Compare with directional derivatives in float64, by central differences of the reference mixture."""
     module = MoE(CONFIG, EXPERTS)
     x = np.random.default_rng(1).normal(size=(4, 3, 16)).astype(np.float32)
     params = nn.unbox(module.init(jax.random.key(0), jnp.asarray(x), None, decoding=False))
@@ -182,11 +182,11 @@ def test_experts_are_split_over_their_axes():
     "changes, message",
     [
         (dict(active=9), "active = 9: must be at most num_experts = 8"),
-        (dict(layers=()), "layers = (): must name a layer"),
+        (dict(layers=()), "layers = (): ...at least one layer"),
         (dict(num_experts=0), "num_experts = 0: "),
     ],
 )
-def test_mixtures_that_are_none(changes: dict, message: str):
+def test_invalid_mixtures_are_refused(changes: dict, message: str):
     with refuses(message):
         ExpertsConfig(**{**dict(num_experts=8, active=2, intermediate_size=12), **changes})
 
@@ -198,7 +198,7 @@ def test_layers_of_experts_must_be_layers():
 
 @pytest.mark.parametrize("sizes", [(3, 0, 5, 1), (0, 0, 0, 0), (4, 4, 4, 4), (0, 0, 16, 0)])
 def test_a_grouped_product_multiplies_each_row_by_the_matrix_of_its_group(sizes: tuple[int, ...], monkeypatch):
-    """XLA's own operation, and blocks of 4 rows. Of the 16 rows, those after the groups become zero."""
+    """This holds for XLA's own operation and for blocks of 4 rows. Rows after the last group, of 16, become zero."""
     monkeypatch.setattr(kernels.plain, "BLOCK", 4)
     rng = np.random.default_rng(0)
     x, weights = rng.normal(size=(16, 6)).astype(np.float32), rng.normal(size=(4, 6, 5)).astype(np.float32)

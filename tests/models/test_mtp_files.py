@@ -1,4 +1,4 @@
-"""MTP heads in the policy's checkpoint: what is read, what is refused, and that nothing is lost on the way back."""
+"""MTP heads in the policy's checkpoint: what is read, what is refused, and what is written back."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ ONE, EIGHT = make_mesh(MeshConfig()), make_mesh(MeshConfig(data=2, fsdp=4))
 
 
 @pytest.mark.parametrize("convention", FAMILIES)
-def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: str):
+def test_saving_a_head_with_its_policy_keeps_every_byte_and_name(tmp_path: Path, convention: str):
     source, out = tmp_path / "source", tmp_path / "out"
     tensors = write_checkpoint(source, convention)
     decoder = read_hf_config(source, ())
@@ -40,7 +40,7 @@ def test_stitching_back_keeps_every_byte_and_name(tmp_path: Path, convention: st
 
 
 def test_a_policy_without_its_head(tmp_path: Path):
-    """Exported without it, config.json announces none; a policy that never had one has none either."""
+    """A policy exported without its head has a config.json that names none, as does a policy that never had one."""
     source, out = tmp_path / "source", tmp_path / "out"
     write_checkpoint(source, "mimo")
     decoder = read_hf_config(source, ())
@@ -63,7 +63,7 @@ COUNT, LAYER = "num_nextn_predict_layers", "model.layers.1"
 HEAD_COPY, EXPERT = f"{LAYER}.embed_tokens.weight", f"{LAYER}.mlp.experts.0.up_proj.weight"
 SECOND, QUERY = "mtp.layers.1.input_layernorm.weight", "mtp.layers.0.self_attn.q_proj.weight"
 OTHER = "model.mtp_layers.0.input_proj.weight"
-# fields and tensors to change (None takes away all that begin so), and what is said
+# Fields and tensors to change (None removes all tensors with this prefix), and the expected message.
 MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], str]] = {
     "several layers": ("mimo", {COUNT: 2}, {}, f"config.json: {COUNT} = 2: ...1"),
     "none announced": ("mimo", {COUNT: 0}, {}, f"config.json: {COUNT} = 0: ...1"),
@@ -83,7 +83,7 @@ MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], 
 
 
 def rewrite(directory: Path, convention: str, fields: dict[str, Any], changes: dict[str, np.ndarray | None]) -> None:
-    """The checkpoint with other fields, and with tensors replaced, added, or (None) all those removed that begin so."""
+    """Change fields of the checkpoint, and replace, add or (None) remove tensors; None applies to a prefix."""
     tensors = write_checkpoint(directory, convention)
     removed = tuple(name for name, x in changes.items() if x is None)
     kept = {name: x for name, x in tensors.items() if not name.startswith(removed or ("nothing",))}
@@ -102,8 +102,8 @@ def test_refused_heads_leave_the_policy_loadable(tmp_path: Path, name: str):
     load_policy(directory, decoder, ONE)
 
 
-def test_a_policy_that_config_cuts_short_is_refused(tmp_path: Path):
-    """A layer after the last is a head's only where it has an `eh_proj`."""
+def test_a_config_with_too_few_layers_is_refused(tmp_path: Path):
+    """A layer after the last one belongs to a head only if it has an `eh_proj`."""
     rewrite(tmp_path / "cut", "deepseek_v3", {}, {"model.layers.1.eh_proj.weight": None})
     with refuses("model.layers.1.embed_tokens.weight:...13"):
         load_policy(tmp_path / "cut", read_hf_config(tmp_path / "cut", ()), ONE)

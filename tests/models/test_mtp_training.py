@@ -1,4 +1,4 @@
-"""MTP heads are trained decoupled: by a loss of their own, from the policy's detached forward, unfelt by the policy."""
+"""MTP heads have their own loss on the detached outputs of the policy, so training them does not affect the policy."""
 
 from dataclasses import replace
 from functools import partial
@@ -66,7 +66,7 @@ def test_training_the_head_leaves_every_bit_of_the_policys_gradient(batch: Train
 
 @pytest.mark.slow
 def test_training_steps_lower_the_draft_loss_and_raise_what_is_accepted():
-    """From random weights, while the policy hardly moves."""
+    """The head starts from random weights, and the policy hardly changes."""
     drafter, params = head("mimo", unroll=1)
     options = dict(
         policy_optimizer=OptimizerConfig(learning_rate=1e-5), draft_optimizer=OptimizerConfig(learning_rate=0.03)

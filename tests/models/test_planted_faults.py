@@ -1,4 +1,4 @@
-"""Faults in a head's checkpoint that no shape tells: they cost it acceptance, by more than the alarm lets pass."""
+"""Faults in a head's checkpoint that do not change shapes. They reduce acceptance enough to raise the alarm."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ ONE = make_mesh(MeshConfig())
 
 @pytest.fixture(scope="module")
 def weights() -> PyTree:
-    """Random, and large enough for a policy that has opinions."""
+    """Return random weights, large enough that the policy's distributions are far from uniform."""
     init = jax.jit(lambda key: nn.unbox(init_decoder(POLICY, key)))
     return jax.tree.map(lambda x: 2 * x, init(jax.random.key(0)))
 
@@ -56,8 +56,8 @@ def forward(weights: PyTree, tokens: jax.Array, layers: tuple[int, ...], early: 
     return replace(output, features=jnp.roll(output.features, -early, axis=1))
 
 
-def taught(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
-    """A head that has learnt the policy's law from `forward`."""
+def trained_head(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
+    """Return a head trained on the outputs of `forward`."""
     drafter, everywhere = make_eagle3(HEAD, make_policy(POLICY), IDS, unroll=1), jnp.ones(tokens.shape, bool)
 
     @jax.jit
@@ -70,7 +70,7 @@ def taught(weights: PyTree, tokens: jax.Array, early: int = 0) -> SavedDraft:
 
 
 def acceptance(head: SavedDraft, weights: PyTree, tokens: jax.Array, early: int = 0) -> float:
-    """The mean overlap of the head's law with the policy's."""
+    """Return the mean overlap of the head's law with the policy's."""
     config, draft, ids, layers = head
     drafter = make_eagle3(config, make_policy(POLICY), ids, unroll=1)
 
@@ -82,8 +82,8 @@ def acceptance(head: SavedDraft, weights: PyTree, tokens: jax.Array, early: int 
     return float(overlap(draft)) / (ROWS * (LENGTH - 2))
 
 
-def is_caught(promised: float, found: float) -> None:
-    """A run that loads a head which states `promised` says in its first step that something is wrong."""
+def assert_alarm(promised: float, found: float) -> None:
+    """Verify that a run warns in its first step if its head's file states `promised`, but the head reaches `found`."""
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
     draft: Any = SimpleNamespace(made_for=stated, read_from="draft.path", usual_causes="")
@@ -93,21 +93,21 @@ def is_caught(promised: float, found: float) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory, weights: PyTree, tokens: jax.Array) -> Path:
-    """A head distilled from the policy, as SpecForge would have written it."""
+    """Return a head distilled from the policy, in the layout of SpecForge."""
     directory = tmp_path_factory.mktemp("published") / "head"
-    save_eagle3(directory, taught(weights, tokens), "specforge")
+    save_eagle3(directory, trained_head(weights, tokens), "specforge")
     return directory
 
 
 @pytest.fixture(scope="module")
-def sound(published: Path, weights: PyTree, tokens: jax.Array) -> float:
+def correct_acceptance(published: Path, weights: PyTree, tokens: jax.Array) -> float:
     return acceptance(load_eagle3(published, ONE), weights, tokens)
 
 
-# Within the policy's vocabulary and ascending, as a map must be; without t2d nothing tells.
+# Valid ids in ascending order, as a map requires. Without t2d the fault cannot be seen.
 OTHER_IDS = np.array([0, 2, 3, 4, 6, 7, 9, 10])
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None]]] = {
-    # As if they were counted as speculators counts them: each is read as the layer after its own.
+    # Layers are counted as in speculators, so the head reads the layer after each of its own.
     "layer ids of the other dialect": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}}, {}),
     "one layer too low": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}, {}),
     "another rope": ({"rope_theta": 10_000.0}, {}),
@@ -115,21 +115,21 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None]]] = {
 }
 
 
-# One of them is planted in every run of the tests: distilling the sound head is what takes long.
+# The fast tests plant one of them, because distilling the correct head takes long.
 QUICK = "another map"
 
 
 @pytest.mark.parametrize(
     "fault", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAULTS]
 )
-def test_a_changed_file_is_caught(
-    tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, sound: float, fault: str
+def test_a_changed_file_raises_the_alarm(
+    tmp_path: Path, published: Path, weights: PyTree, tokens: jax.Array, correct_acceptance: float, fault: str
 ):
     fields, tensors = FAULTS[fault]
     changed = {**load_file(published / "model.safetensors"), **tensors}
     save_file({name: x for name, x in changed.items() if x is not None}, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", read_json(published / "config.json") | fields)
-    is_caught(sound, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
 
 
 def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path):
@@ -141,17 +141,19 @@ def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path
 
 
 @pytest.mark.slow
-def test_a_head_of_an_earlier_policy_is_caught(published: Path, weights: PyTree, tokens: jax.Array, sound: float):
-    """The policy has moved on by as much again as its weights are apart."""
+def test_a_head_of_an_earlier_policy_raises_the_alarm(
+    published: Path, weights: PyTree, tokens: jax.Array, correct_acceptance: float
+):
+    """The policy has changed by as much as its random weights differ from each other."""
     keys = jax.random.split(jax.random.key(5), len(jax.tree.leaves(weights)))
     keys = jax.tree.unflatten(jax.tree.structure(weights), list(keys))
     later = jax.tree.map(lambda x, key: x + jnp.std(x) * jax.random.normal(key, x.shape), weights, keys)
-    is_caught(sound, acceptance(load_eagle3(published, ONE), later, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_eagle3(published, ONE), later, tokens))
 
 
 @pytest.mark.slow
-def test_a_head_that_was_trained_one_off_is_caught(tmp_path: Path, weights: PyTree, tokens: jax.Array):
-    """Its trainer paired each token with its own feature, from which much is accepted, as no rollout has it yet."""
-    save_eagle3(tmp_path / "head", taught(weights, tokens, early=1), "specforge")
+def test_a_head_trained_one_position_off_raises_the_alarm(tmp_path: Path, weights: PyTree, tokens: jax.Array):
+    """Its trainer paired each token with its own feature. That predicts well, but rollouts do not have it in time."""
+    save_eagle3(tmp_path / "head", trained_head(weights, tokens, early=1), "specforge")
     head = load_eagle3(tmp_path / "head", ONE)
-    is_caught(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))
+    assert_alarm(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))

@@ -1,4 +1,4 @@
-"""Rematerialisation saves memory and nothing else."""
+"""Rematerialisation saves memory and does not change results."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from specjax.types import Cache, PyTree
 from tests.specjax.training import relative_gap
 
 ROWS, LENGTH = 2, 64
-# By default XLA's CPU backend runs whatever it can as early as it can, what is computed again too.
+# By default, XLA's CPU backend schedules work as early as possible, including recomputation.
 LATE = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 SHAPE = dict(vocab_size=8, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8)
 CONFIG = DecoderConfig(**SHAPE, feature_layers=(2,))
@@ -35,7 +35,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def results(params: PyTree, dtype: str) -> dict[Remat, tuple[PyTree, int]]:
-    """The gradient of a loss of logits and features, and the bytes that its program needs beside them."""
+    """Return the gradient of a loss of logits and features, and the temporary bytes of its program."""
     config = replace(CONFIG, dtype=dtype)
 
     def compute(remat: Remat) -> tuple[PyTree, int]:
@@ -60,12 +60,12 @@ def test_gradients_are_equal(results, dtype: str) -> None:
 
 def test_memory_falls(results, dtype: str) -> None:
     none, dots, full = (results[remat][1] for remat in ("none", "dots", "full"))
-    # Of a deep network it is what the layers keep: of each, attention's scores and the products.
-    # In bfloat16 some of it is float32 all the same: of attention, and products before they are rounded.
+    # Most memory of a deep network is what layers keep: attention's scores and matrix products.
+    # In bfloat16 some of it is still float32: in attention, and products before rounding.
     assert full < {"float32": 0.75, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
 
 
-def test_a_forward_with_a_cache_is_left_as_it_is(params: PyTree) -> None:
+def test_a_forward_with_a_cache_does_not_change(params: PyTree) -> None:
     def program(remat: Remat, *cache: Cache) -> str:
         return str(jax.make_jaxpr(make_policy(CONFIG, remat).apply)(params, TOKENS, START, *cache))
 

@@ -1,4 +1,4 @@
-"""Frequencies against transformers' (tests/golden/make_golden.py), and what a config may say of them."""
+"""Rope frequencies agree with those of transformers (tests/golden/make_golden.py), and configs of rope are checked."""
 
 import json
 from dataclasses import asdict

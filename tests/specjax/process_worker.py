@@ -1,4 +1,4 @@
-"""The work of each process in the job of tests/specjax/test_processes.py: `process_worker.py OUT --hosts..`."""
+"""Program that each process of the job in test_processes.py runs: `process_worker.py OUT --hosts..`."""
 
 import json
 import os
@@ -30,13 +30,13 @@ STEPS = 2
 
 
 def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many tokens of a completion are 5; correct where any is."""
+    """Return the number of tokens 5 in each completion; correct if there is one."""
     value = (tokens == 5).sum(axis=1).astype(np.float32)
     return value, (value > 0).astype(np.float32)
 
 
 def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
-    """Take steps on a mesh of data 2 and tensor 2. Return what they made, the state, and the ids that were scored."""
+    """Take steps on a mesh of data 2 and tensor 2. Return their results, the state, and the ids that were scored."""
     mesh, asked = mesh_of(2, 1, 2), list[list[int]]()
 
     def ask(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +57,7 @@ def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
 
 
 def talk() -> dict[str, Any]:
-    """Return what the processes have agreed on."""
+    """Return values that all processes must agree on."""
     index = processes.index()
 
     def refuse() -> None:
@@ -97,7 +97,7 @@ def talk() -> dict[str, Any]:
 
 
 def save(directory: Path, state: PyTree) -> list[bool]:
-    """Save and restore the state as a checkpoint, and the policy alone. Return whether they came back to the bit."""
+    """Save the state as a checkpoint, restore it and the policy alone. Return True if both are bit-identical."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpointer(directory / "checkpoints", keep=2, best="reward/mean") as saves:
         saves.save(1, state, {"position": 1}, {}, score=0.5)

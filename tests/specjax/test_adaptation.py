@@ -1,4 +1,4 @@
-"""The draft is trained in exactly the steps that it should be, on exactly the rollouts that it should be."""
+"""The draft is trained in exactly the right steps, on exactly the right rollouts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def abstract(state: TrainState) -> TrainState:
 
 @pytest.fixture(scope="module")
 def step() -> Callable[[TrainState], StepResult]:
-    """Every kind of step is the one program."""
+    """Return the step; all kinds of steps are one program."""
     rollout_fn = traced_once(speculative_rollout)
     made = make_train_step(POLICY, DRAFTER, count_fives, ADAPTIVE, MESH, rollout_fn)
     program = made.lower(fresh(), make_prompts()).compile()
@@ -63,7 +63,7 @@ def step() -> Callable[[TrainState], StepResult]:
 
 @pytest.fixture(scope="module")
 def run(step) -> list[StepResult]:
-    """Five steps, each with the state after it; the first is the initial state."""
+    """Return the initial state, then each of five steps with the state after it."""
     state, seen = fresh(), []
     seen.append((host_copy(state), None, None))
     for _ in range(5):
@@ -76,7 +76,7 @@ def same(tree: PyTree, other: PyTree) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
 
 
-def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_policy_in_all(run) -> None:
+def test_the_draft_is_trained_in_every_third_step_and_the_policy_in_all(run) -> None:
     for number, ((before, *_), (after, _, metrics)) in enumerate(zip(run, run[1:], strict=False)):
         trained = number % 3 == 0
         assert same(after.params.draft, before.params.draft) is not trained, number
@@ -87,7 +87,7 @@ def test_the_draft_moves_in_the_first_step_and_every_third_behind_it_and_the_pol
         assert metrics["draft/trained"] == trained and metrics["draft/alarm"] == 0
 
 
-def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
+def test_only_the_last_rollouts_are_kept(run) -> None:
     prompts, (state, *_) = make_prompts(), run[5]
     replay = state.adaptation.replay
     for number in (3, 4):
@@ -102,7 +102,7 @@ def test_the_last_rollouts_are_kept_and_no_other(run) -> None:
 
 @jax.jit
 def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -> PyTree:
-    """Return the overlap of all these rows at once, by the drafter's own loss."""
+    """Return the gradient of the drafter's own loss over all these rows at once."""
     output = POLICY.apply(params.policy, tokens, jnp.zeros(len(tokens), jnp.int32))
 
     def loss(draft: PyTree) -> jax.Array:
@@ -114,7 +114,7 @@ def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -
 
 def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_as_it_is(run) -> None:
     before, after = run[3][0], run[4][0]
-    # What step 3 trained on: the rollouts kept when it began, and its own, which then replaced the oldest.
+    # Step 3 trained on the rollouts kept before it and on its own, which then replaced the oldest.
     kept, own = before.adaptation.replay, after.adaptation.replay
     tokens = np.concatenate([*kept.tokens, own.tokens[3 % 2]])
     start, end = (np.concatenate([*getattr(kept, name), getattr(own, name)[3 % 2]]) for name in ("start", "end"))
@@ -128,8 +128,8 @@ def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_a
     assert relative_gap(last_gradients(after).draft, alone) > 1e-2
 
 
-def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_policy(step, run) -> None:
-    """The very step that rests is run again with a best that it falls short of."""
+def test_a_fall_of_acceptance_triggers_training_and_does_not_change_the_policy(step, run) -> None:
+    """A step that does not train is run again with a higher best acceptance, below which it then lies."""
 
     def placed(best: float) -> TrainState:
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run[1][0], fresh())
@@ -150,11 +150,11 @@ def test_a_fall_of_acceptance_trains_off_cadence_and_leaves_every_bit_of_the_pol
     assert_same_bits(fell[1], rests[1])
     assert_same_bits(fell[0].params.policy, rests[0].params.policy)
     assert_same_bits(last_gradients(fell[0]).policy, last_gradients(rests[0]).policy)
-    # What was counted of the draft as it was is forgotten with it.
+    # Counts of the draft before its training are reset.
     assert fell[0].adaptation.best == 0 < rests[0].adaptation.best
 
 
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: Path) -> None:
+def test_a_restored_state_continues_identically(step, run, tmp_path: Path) -> None:
     state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run[2][0], fresh())
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(2, state, {}, {})
@@ -167,7 +167,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(step, run, tmp_path: P
 
 @pytest.mark.slow
 def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
-    """In microbatches cut to windows of their own; one of the rollouts kept is still empty."""
+    """Microbatches have their own windows, and one of the rollouts kept for replay is still empty."""
     params, rng = params_on(mesh_of(1, 1, 1)), np.random.default_rng(0)
     rows, width = 4, 6 + BUDGET
     tokens = rng.integers(0, 16, (3, rows, width)).astype(np.int32)
@@ -205,7 +205,7 @@ def sums_of(proposed: int, accepted: int, mean: float, predicted: float = 0.5) -
 
 
 def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
-    """After each of (proposed, accepted, mean promised)."""
+    """Return the adaptation after each step with these counts: (proposed, accepted, mean promised)."""
     config = DraftTrainingConfig()
     state, seen = state_of(0, init_adaptation(config, None)), []
     for i, (proposed, accepted, mean) in enumerate(counts):
@@ -215,7 +215,7 @@ def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) 
     return seen
 
 
-def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
+def test_the_best_acceptance_is_a_running_mean_since_the_last_training() -> None:
     seen = watch([(10, 8, 0.8), (10, 4, 0.8), (10, 2, 0.8), (10, 5, 0.8)], (False, False, True))
     np.testing.assert_allclose([x.best for x, _ in seen], [0.8, 0.8, 0, 0.5], rtol=1e-6)
     np.testing.assert_allclose([x.drafted for x, _ in seen], [10, 18, 0, 10], rtol=1e-6)
@@ -223,12 +223,12 @@ def test_the_best_is_that_of_the_running_mean_since_the_last_training() -> None:
 
 
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
-def test_a_step_that_accepts_less_than_the_share_of_the_best_is_due(accepted: int, trains: bool) -> None:
-    """The threshold is lower by two standard deviations of the noise, 8.8 of 100 drafts."""
+def test_a_step_with_acceptance_far_below_the_best_triggers_training(accepted: int, trains: bool) -> None:
+    """The threshold is reduced by two standard deviations of the noise, 8.8 of 100 drafts."""
     best = replace(init_adaptation(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
     config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
     assert bool(draft_is_due(config, state_of(7, best), batch_with(100, accepted))) == trains
-    # Where nothing was drafted, nothing fell; nor where the rollout does not tell.
+    # Acceptance did not fall if nothing was drafted, or if the rollout does not report it.
     assert not draft_is_due(config, state_of(7, best), batch_with(0, 0))
     silent = replace(batch_with(100, 0), proposed=None, accepted=None)
     assert not draft_is_due(config, state_of(7, best), silent)
@@ -253,12 +253,12 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     intervals = np.diff([step for step in trained if step < 190]).tolist()
     assert intervals == sorted(intervals) and set(intervals) == {2, 4, 8, 16}
     assert [step for step in trained if 190 <= step < 200] == [190, 192, 196]
-    # 0.02 below the highest, and later, when it has been forgotten, at rest again.
+    # 0.02 below the highest. Later the highest is forgotten, and training is rare again.
     assert set(np.diff([step for step in trained if 260 < step < 320])) == {2}
     assert max(np.diff([step for step in trained if step > 900])) == 16
 
 
-def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
+def test_a_loss_of_nan_does_not_change_the_schedule() -> None:
     config = DraftTrainingConfig(every=2, max_every=8)
     state = state_of(0, init_adaptation(config, None))
     for predicted in (0.5, np.nan, 0.5):
@@ -266,7 +266,7 @@ def test_a_loss_that_is_not_a_number_leaves_the_schedule_as_it_was() -> None:
     assert float(state.adaptation.fast) == 0.5 and int(state.adaptation.interval) == 2
 
 
-def test_what_is_known_beforehand_is_not_traced() -> None:
+def test_a_fixed_schedule_is_not_traced() -> None:
     always = DraftTrainingConfig(max_every=1)
     state, batch = state_of(0, init_adaptation(always, None)), batch_with(10, 5)
     assert draft_is_due(always, state, batch) is True
@@ -275,14 +275,14 @@ def test_what_is_known_beforehand_is_not_traced() -> None:
         draft_is_due(DraftTrainingConfig(), replace(state, adaptation=None), batch)
 
 
-def test_the_alarm_takes_steps_in_a_row_and_counts_the_noise() -> None:
+def test_the_alarm_needs_successive_steps_and_allows_for_noise() -> None:
     short, well = (100, 55, 0.8), (100, 75, 0.8)
     raised = [int(metrics["draft/alarm"]) for _, metrics in watch([short, short, well, short, short, short, well])]
     assert raised == [0, 0, 0, 0, 0, 1, 0]
-    # 0.1 and two standard deviations, 0.08 of 100 drafts and 0.253 of 10: a rollout of few drafts says little.
+    # 0.1 and two standard deviations, 0.08 for 100 drafts and 0.253 for 10: few drafts are weak evidence.
     few = watch([(100, 61, 0.8), (100, 63, 0.8), (10, 4, 0.8), (10, 5, 0.8)])
     assert [int(x.short) for x, _ in few] == [1, 0, 1, 0]
-    # Where nothing was drafted, what was found still stands.
+    # If nothing was drafted, the alarm stays as it was.
     seen = watch([short, short, short, (0, 0, 0.0)])
     assert seen[-1][1]["draft/alarm"] == 1 and np.isnan(seen[-1][1]["draft/promised_acceptance"])
 
@@ -294,6 +294,6 @@ def test_options_out_of_range_are_refused(option: dict) -> None:
         DraftTrainingConfig(**option)
 
 
-def test_rollouts_are_kept_only_in_a_shape_that_is_known() -> None:
+def test_replay_needs_the_shape_of_the_prompts() -> None:
     with refuses("replay = 2:"):
         init_train_state(params_on(MESH), ADAPTIVE, MESH)

@@ -24,7 +24,7 @@ ALLOWED = [
 
 
 def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
-    """Return the advantages of groups without failed samples, in float64."""
+    """Return the advantages by the papers' formulas, for groups without failed samples, in float64."""
     everything = np.concatenate(groups)
     match name:
         case "GRPO":
@@ -42,8 +42,8 @@ def as_the_papers_have_it(name: str, groups: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_every_relative_is_as_its_paper_has_it(name: str) -> None:
-    """Failed samples leave groups of 4 to 7, and every statistic."""
+def test_every_advantage_matches_its_paper(name: str) -> None:
+    """Failed samples leave groups of 4 to 7 samples. They are not part of any statistic."""
     rng = np.random.default_rng(2)
     reward = rng.normal(1.0, 2.0, (6, 8)).astype(np.float32)
     failed = np.arange(8)[None] < rng.integers(1, 5, (6, 1))
@@ -56,7 +56,7 @@ def test_every_relative_is_as_its_paper_has_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("config", ALLOWED, ids=str)
-def test_equal_rewards_teach_nothing_by_any_rule(config: AdvantageConfig) -> None:
+def test_equal_rewards_give_no_advantage_by_any_rule(config: AdvantageConfig) -> None:
     for reward in (0.0, 0.1, 10.1, -3.3e4):
         equal = jnp.full(6, reward, jnp.float32)
         np.testing.assert_array_equal(group_advantages(equal, 3, config), np.zeros(6))
@@ -64,8 +64,8 @@ def test_equal_rewards_teach_nothing_by_any_rule(config: AdvantageConfig) -> Non
 
 
 @pytest.mark.parametrize("config", ALLOWED, ids=str)
-def test_a_group_of_equal_rewards_among_others_is_a_small_lesson_or_none(config: AdvantageConfig) -> None:
-    """A group is above or below the batch's mean, but not its own."""
+def test_a_group_of_equal_rewards_has_a_small_advantage_or_none(config: AdvantageConfig) -> None:
+    """The group differs from the batch's mean, but not from its own."""
     got = np.asarray(group_advantages(jnp.array([1.0, 1.0, 1.0, 0.0, 1.0, 0.0]), 3, config))
     assert np.abs(got).max() < 2
     assert (got[:3] > 0).all() if config.baseline == "batch" else not got[:3].any()
@@ -76,7 +76,7 @@ def test_the_mean_of_the_batch_over_the_deviation_of_a_group_is_refused() -> Non
         AdvantageConfig(baseline="batch")
 
 
-def test_small_differences_in_reward_still_teach() -> None:
+def test_small_differences_in_reward_give_an_advantage() -> None:
     reward = np.array([1.0, 1.0, 1.0, 1.001], np.float32)
     expected = as_the_papers_have_it("GRPO", [reward.astype(np.float64)])
     np.testing.assert_allclose(group_advantages(jnp.array(reward), 4), expected, rtol=0.01)
@@ -84,7 +84,7 @@ def test_small_differences_in_reward_still_teach() -> None:
 
 
 @pytest.mark.parametrize("group", [[np.nan, np.nan, np.nan], [np.nan, 2.0, np.nan]])
-def test_groups_with_fewer_than_two_scores_teach_nothing(group: list[float]) -> None:
+def test_groups_with_fewer_than_two_scores_give_no_advantage(group: list[float]) -> None:
     reward = jnp.array(group, jnp.float32)
     np.testing.assert_array_equal(group_advantages(reward, 3), np.zeros(3))
     np.testing.assert_array_equal(zero_variance(reward, 3), [True])
@@ -96,8 +96,8 @@ def test_groups_are_consecutive_and_independent() -> None:
     np.testing.assert_array_equal(zero_variance(reward, 2), [False, True, False])
 
 
-def test_tokens_pay_for_what_lies_ahead() -> None:
-    """REINFORCE++ in float64, token by token; samples without a score and tokens outside completions are in nothing."""
+def test_tokens_have_the_returns_of_later_tokens() -> None:
+    """Compare with REINFORCE++ in float64. Samples without a score and tokens outside completions do not count."""
     rng = np.random.default_rng(3)
     reward, cost = rng.normal(size=5), rng.normal(0.0, 0.3, (5, 9))
     reward[[1, 3]] = np.nan, np.inf
@@ -115,6 +115,6 @@ def test_tokens_pay_for_what_lies_ahead() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tokens_that_cost_nothing_and_earn_the_same_teach_nothing() -> None:
+def test_equal_returns_of_tokens_give_no_advantage() -> None:
     every = jnp.ones((3, 4), bool)
     np.testing.assert_array_equal(token_advantages(jnp.full(3, 10.1), jnp.zeros((3, 4)), every), np.zeros((3, 4)))

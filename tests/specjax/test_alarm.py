@@ -1,4 +1,4 @@
-"""The alarm is raised by every fault that makes a rollout draft otherwise than its training, and by nothing else."""
+"""Every fault that makes drafting differ between rollout and training raises the alarm, and nothing else does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from specjax.train.sums import DraftSums
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 
-# Of few tokens, and opinions that its head can learn from the context.
+# Few tokens, and distributions that the head can learn from the context.
 WORLD = World(
     vocab=8,
     layers=1,
@@ -41,7 +41,7 @@ LAW = SamplingLaw(temperature=0.5)
 
 @dataclass(frozen=True)
 class PairedOneOff(HeadDrafter):
-    """Reads each feature beside the token at its own place, not the one after it."""
+    """Drafter that pairs each feature with the token at the same position instead of the next one."""
 
     def observe(self, state, features, tokens, emitted):
         early = jnp.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
@@ -49,11 +49,11 @@ class PairedOneOff(HeadDrafter):
 
 
 def other_layers(output):
-    """Return the output of the layer whose input the head reads."""
+    """Return the features one layer too late: the output of a layer instead of its input."""
     return output.hidden
 
 
-# A small vocabulary repeats itself often: half of the rounds are the lookup's.
+# Text of a small vocabulary repeats itself often, so the lookup proposes in half of the rounds.
 BESIDE = NGramDrafter(WORLD.vocab, min_n=1, max_n=3)
 
 SHUFFLED = replace(HEALTHY, target_ids=np.roll(np.arange(WORLD.vocab, dtype=np.int32), 1))
@@ -111,10 +111,10 @@ def weights(draft: str) -> Params:
     return train(random, batch)
 
 
-def watched(
+def adaptations(
     fault: str, draft: str = "trained", verifier: str = "rejection", decoded: str | None = None, anchors: int = 0
 ) -> list[dict[str, float]]:
-    """Return the adaptation after each of some steps that train one draft and decode with it, or with `decoded`."""
+    """Return the adaptation after each of several steps that train a draft and decode with it, or with `decoded`."""
     state = TrainState(
         step=jnp.int32(0),
         params=weights(draft),
@@ -147,21 +147,21 @@ def watched(
         pytest.param("none beside a lookup", "random", marks=pytest.mark.slow),
     ],
 )
-def test_what_rejection_accepts_is_what_training_promises(drafter: str, draft: str) -> None:
-    """The head's own drafts count, whatever a lookup beside it proposes."""
-    seen = watched(drafter, draft)
+def test_rejection_accepts_as_often_as_training_predicts(drafter: str, draft: str) -> None:
+    """Only the head's own drafts count, not those of a lookup beside it."""
+    seen = adaptations(drafter, draft)
     assert all(0.2 < step["of_all"] < 0.8 if "lookup" in drafter else step["of_all"] == 1 for step in seen)
     drafted = sum(step["drafted"] for step in seen)
     gap = sum((step["draft/promised_acceptance"] - step["rate"]) * step["drafted"] for step in seen) / drafted
     assert drafted > 1000
-    # The variance of a sum of independent events is at most what it would be if all were equally likely.
+    # The variance of a sum of independent events is largest if all have the same probability.
     mean = np.mean([step["draft/promised_acceptance"] for step in seen])
     assert abs(gap) < 4 * np.sqrt(mean * (1 - mean) / drafted)
     assert not any(step["draft/alarm"] for step in seen)
 
 
-def test_coupled_accepts_between_the_bounds_of_what_training_promises() -> None:
-    seen = watched("none", verifier="coupled")
+def test_coupled_acceptance_lies_within_the_predicted_bounds() -> None:
+    seen = adaptations("none", verifier="coupled")
     assert not any(step["draft/alarm"] for step in seen)
     for step in seen:
         least = step["draft/promised_acceptance"]
@@ -170,17 +170,17 @@ def test_coupled_accepts_between_the_bounds_of_what_training_promises() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.startswith("none")])
 def test_a_planted_fault_raises_the_alarm(fault: str) -> None:
-    seen = watched(fault)
+    seen = adaptations(fault)
     assert [step["draft/alarm"] for step in seen] == [0] * (ALARM_PATIENCE - 1) + [1]
 
 
 @pytest.mark.parametrize("anchors", [0, 4])
 def test_stale_weights_raise_the_alarm(anchors: int) -> None:
-    assert watched("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
+    assert adaptations("none", decoded="random", anchors=anchors)[-1]["draft/alarm"] == 1
 
 
-def test_anchors_promise_what_all_tokens_promise() -> None:
-    (every, *_), (drawn, *_) = (watched("none", anchors=anchors) for anchors in (0, 4))
+def test_anchors_predict_the_acceptance_of_all_tokens() -> None:
+    (every, *_), (drawn, *_) = (adaptations("none", anchors=anchors) for anchors in (0, 4))
     assert abs(drawn["draft/promised_acceptance"] - every["draft/promised_acceptance"]) < 0.1
     assert abs(drawn["draft/measured_acceptance"] - every["draft/measured_acceptance"]) < 0.1
     assert drawn["draft/alarm"] == 0

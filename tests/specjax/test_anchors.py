@@ -1,4 +1,4 @@
-"""Anchors are drawn fairly, by their row's key alone, and estimate what all tokens would give."""
+"""Anchors are drawn uniformly, by their row's key alone, and give unbiased estimates of sums over all tokens."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from tests.specjax.training import CONFIG, mesh_of, networks, params_on, relativ
 
 POLICY, DRAFTER = networks(unroll=3)
 ROWS, WIDTH = 8, 14
-# A row without a completion, rows with fewer tokens than anchors, and one whose first token no draft predicts.
+# A row without a completion, rows with fewer tokens than anchors, and a row whose first token no draft predicts.
 START, END = [4, 1, 3, 2, 5, 4, 6, 3], [4, 14, 4, 6, 14, 13, 9, 12]
 
 
@@ -37,7 +37,7 @@ def test_anchors_are_distinct_completion_tokens_and_stand_for_all() -> None:
         counted = drawn[stands_for > 0].tolist()
         assert len(set(counted)) == len(counted) == min(4, len(candidates)) and set(counted) <= set(candidates)
         assert stands_for.sum() == pytest.approx(len(candidates))
-    # Neither the width of the window nor the place of the row matters.
+    # Neither the width of the window nor the index of the row matters.
     swapped = jax.tree.map(lambda x: x[::-1], sequences)
     np.testing.assert_array_equal(draw_anchors(swapped.keys, swapped.completion, 4).place[::-1], place)
     short = rows(width=9)
@@ -66,7 +66,7 @@ def test_rows_need_keys_and_draw_differently_in_each_step_and_source() -> None:
 
 
 def test_gradients_of_anchors_average_to_that_of_all_tokens() -> None:
-    """With as many anchors as tokens it is the same; with few, microbatches and windows change nothing."""
+    """With as many anchors as tokens, the gradient is equal. With few, microbatches and windows change nothing."""
     params, zeros = params_on(mesh_of(1, 1, 1)), jnp.zeros((ROWS, WIDTH))
 
     def gradient(context: LossContext, sequences: Sequences) -> tuple[PyTree, DraftSums]:

@@ -13,7 +13,7 @@ GROUP, PROMPT, BUDGET = 3, 5, 7
 
 
 def job() -> tuple[Prompts, Rollout, jax.Array]:
-    """Ragged prompts and completions, with junk wherever nobody should look."""
+    """Return ragged prompts and completions, with arbitrary values in all padding."""
     rng = np.random.default_rng(0)
     prompt_lengths = np.array([5, 1, 3, 4], np.int32)
     rows = len(prompt_lengths) * GROUP
@@ -31,7 +31,7 @@ def job() -> tuple[Prompts, Rollout, jax.Array]:
     return prompts, rollout, jnp.arange(rows, dtype=jnp.float32).at[2].set(jnp.nan)
 
 
-def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
+def test_rows_hold_a_prompt_its_completion_and_zeros() -> None:
     prompts, rollout, reward = job()
     batch = join_completions(prompts, rollout, reward)
     assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET) and batch.mu is not None
@@ -44,7 +44,7 @@ def test_rows_hold_a_prompt_and_its_completion_and_zeros_behind() -> None:
         np.testing.assert_array_equal(np.flatnonzero(completion), np.arange(start, end))
         np.testing.assert_array_equal(mu[start:end], rollout.full[row, :length])
     np.testing.assert_array_equal(batch.reward, reward)
-    # Row 2 has no reward, and trains the draft alone.
+    # Row 2 has no reward, so it trains only the draft.
     assert not batch.trained[2].any() and batch.completion[2].sum() == 4
     others = np.arange(len(reward)) != 2
     np.testing.assert_array_equal(batch.trained[others], batch.completion[others])

@@ -37,8 +37,8 @@ def test_write_keeps_the_dtype_of_the_cache():
 
 @pytest.mark.parametrize("length", [LENGTH, 2**13])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int):
-    """Against a float64 softmax, head by head, for each number of query heads that share a key; small caches, large."""
+def test_attention_over_a_cache_equals_that_with_repeated_keys(length: int, count: int):
+    """Compare with a float64 softmax per head, for several numbers of query heads per key, small and large caches."""
     slots, random = 4, np.random.default_rng(0)
     for shared in (1, 2, 4):
         q = random.normal(size=(slots, count, HEADS * shared, WIDTH))
@@ -54,7 +54,7 @@ def test_attention_over_a_cache_is_that_of_repeated_keys(length: int, count: int
             np.testing.assert_allclose(got[row, token, head], expected, atol=1e-5)
 
 
-def test_a_decoding_token_sees_the_positions_up_to_its_own():
+def test_a_token_attends_to_positions_up_to_its_own():
     start = np.array([0, 3, 5])
     view = kv.decode_view(jnp.asarray(start), 4, 7)
     np.testing.assert_array_equal(view.positions, start[:, None] + np.arange(4))
@@ -68,7 +68,7 @@ def test_a_decoding_token_sees_the_positions_up_to_its_own():
     assert uncached.write is None and uncached.mask is None
 
 
-def test_a_window_is_of_the_last_positions():
+def test_a_window_holds_the_last_positions():
     start, first = np.array([0, 3, 5]), np.array([0, 1, 4])
     mask = np.asarray(kv.decode_view(jnp.asarray(start), 4, 9, jnp.asarray(first), window=3).mask)
     for row, query, key in np.ndindex(mask.shape):

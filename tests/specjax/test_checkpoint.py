@@ -69,7 +69,7 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
     assert_same(params, state.params)
 
 
-def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
+def test_the_policy_can_be_restored_with_any_draft(tmp_path: Path):
     state = make_state()
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(1, state, DATA, EXTRA)
@@ -79,7 +79,7 @@ def test_the_policy_alone_whatever_the_draft_beside_it(tmp_path: Path):
 
 
 def test_onto_another_mesh(tmp_path: Path):
-    """With all that a state can have; what is kept of each sequence lies on the shards of its mesh."""
+    """The state has all optional parts. Values kept per sequence lie on the shards of the new mesh."""
 
     def full(mesh: MeshConfig) -> TrainState:
         config = TrainConfig(
@@ -117,9 +117,9 @@ def two_saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut", "emptied", "changed"])
-def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, how: str):
+def test_damage_to_any_file_is_detected(two_saves: Path, tmp_path: Path, how: str):
     files = [path.relative_to(two_saves) for path in sorted((two_saves / "2").rglob("*")) if path.is_file()]
-    # A restore does without.
+    # A restore does not need these two files.
     files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
     assert len(files) > 10
     for number, file in enumerate(files):
@@ -152,8 +152,8 @@ def test_any_file_that_is_damaged_is_noticed(two_saves: Path, tmp_path: Path, ho
     assert sorted(path.name for path in copy.iterdir()) == ["1", "2.damaged"]
 
 
-def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_path: Path):
-    """It may be half swept. It is the best of none, and swept by the next process."""
+def test_a_damaged_older_save_is_not_moved(two_saves: Path, tmp_path: Path):
+    """It may be partly deleted. It is never the best, and the next process deletes it."""
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     (copy / "1" / "files.json").unlink()
     (copy / "1" / "state" / "_METADATA").unlink()
@@ -165,7 +165,7 @@ def test_an_older_save_that_is_damaged_stays_where_it_is(two_saves: Path, tmp_pa
 
 
 def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Moments are no concern of a program that generates, nor is anything else of one that looks for the best save."""
+    """Programs that generate do not read moments, and the search for the best save reads only its score."""
     copy, read, checksum = shutil.copytree(two_saves, tmp_path / "copy"), list[Path](), checkpoint_integrity._checksum
     monkeypatch.setattr(checkpoint_integrity, "_checksum", lambda path: read.append(path) or checksum(path))
 
@@ -190,7 +190,7 @@ def test_what_is_not_read_is_not_checked(two_saves: Path, tmp_path: Path, monkey
             saves.restore_policy(like.params.policy)
 
 
-def test_where_all_is_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
+def test_if_all_saves_are_damaged_nothing_is_moved(two_saves: Path, tmp_path: Path):
     assert set_damaged_aside(tmp_path / "nowhere") == []
     copy = shutil.copytree(two_saves, tmp_path / "copy")
     for step in ("1", "2"):
@@ -218,7 +218,7 @@ def test_the_newest_are_kept(tmp_path: Path):
             saves.restore(abstract(state), "best")
 
 
-def test_the_best_is_never_swept(tmp_path: Path):
+def test_the_best_checkpoint_is_never_deleted(tmp_path: Path):
     state = make_state(with_draft=False)
     scores = {1: 0.25, 2: 0.75, 3: None, 4: 0.5, 5: 0.75, 6: 0.5, 7: None}
     kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}
@@ -229,7 +229,7 @@ def test_the_best_is_never_swept(tmp_path: Path):
         assert saved_steps(tmp_path) == kept[step]
     with Checkpointer(tmp_path) as saves:
         assert saves.best_step() == 5
-    # Scores of one metric say nothing of another.
+    # Scores of different metrics are not comparable.
     with Checkpointer(tmp_path, keep=1, best="reward/mean") as saves:
         assert saves.best_step() is None
         saves.save(8, state, DATA, EXTRA, -3.0)
@@ -251,7 +251,7 @@ def test_a_state_may_be_donated_at_once(tmp_path: Path):
 
 
 def other_arrays(state: TrainState) -> dict[str, TrainState]:
-    """States that a save of `state` does not hold, by what is said of them."""
+    """Return states that a save of `state` does not match, by the expected message."""
     wide = replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))})
     half = replace(state.params, policy=jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy))
     return {
@@ -290,14 +290,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_save_leaves_the_one_before(tmp_path: Path):
+def test_a_killed_save_leaves_the_previous_one(tmp_path: Path):
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     everything = {path.name for path in tmp_path.iterdir()}
     with Checkpointer(tmp_path) as saves:
         step = max(saved_steps(tmp_path))
-        # The kill comes while 128 MB are being written; were it too late, the save of step 2 would be whole.
+        # The kill comes while 128 MB are being written. If it came later, the save of step 2 would be complete.
         assert step == 2 or any(name.startswith("2.") for name in everything)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         policy = {str(i): jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32, sharding=one) for i in range(8)}

@@ -119,9 +119,9 @@ def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it()
     "drafted, accepted, predicted, expected",
     [
         ([1e5, 1e5], [9e4, 6e4], 0.2, [0.9, 0.6]),
-        # Counts lead on where they end.
+        # Beyond the last counted position, rates continue from the counts.
         ([1e6, 0], [5e5, 0], 0.9, [0.5, 0.25]),
-        # Few drafts had a second token, and most of those kept it: a third is no likelier than all that lies beyond.
+        # The second rate is that of fewer drafts. Later positions do not get a higher rate.
         ([1e6, 3e5, 0, 0], [1e5, 9e4, 0, 0], 0.1, [0.1, 0.3, 0.3, 0.3]),
     ],
 )
@@ -145,7 +145,7 @@ def test_old_steps_fade():
 
 
 def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
-    """Two shards and three phases: sequences were let in during the first of them, the last saw no round."""
+    """Two shards and three phases: sequences were admitted during the first phase, the last had no rounds."""
     known = init_drafting((0, 1, 3), np.ones((3, 3)))
     seen = rollout(
         loop_rounds=jnp.array([[9, 10, 0], [9, 20, 0]]),
@@ -158,7 +158,7 @@ def test_progress_counts_for_the_length_that_each_phase_of_each_shard_ran_at():
     assert known.acceptance.predicted == 0
 
 
-def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
+def test_a_rollout_may_lack_counts_but_not_have_those_of_other_phases():
     known = init_drafting((0, 2), np.ones((2, 2)))
     same = update_drafting(known, rollout(), None, (0, 2))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), known, same))
@@ -167,20 +167,20 @@ def test_a_rollout_may_tell_nothing_but_not_of_other_phases():
         update_drafting(known, foreign, None, (0, 2))
 
 
-def test_what_a_batch_gains_is_measured_where_it_ran_and_its_rows_elsewhere():
-    """Rows gain 1.9 tokens a round, the batches of the first phase 1.5."""
+def test_a_batchs_gain_is_measured_or_else_estimated_from_its_rows():
+    """Rows gain 1.9 tokens per round, but the batches of the first phase only 1.5."""
     many = 1e4
     trips = jnp.array([[0, many], [0, 0]])
     known = Drafting(counted(10**6, 600_000, 300_000), Progress(1.5 * trips, trips), jnp.ones((2, 2)))
     np.testing.assert_allclose(batch_gain(known, (0, 2)), [[1, 1.5], [1, 1.9]], rtol=1e-3)
     few = trips / many * PRIOR_ROUNDS
     known = Drafting(known.acceptance, Progress(1.5 * few, few), known.seconds)
-    # Eight measured rounds and eight expected ones, at a share halfway between what was measured and all of it.
+    # Eight measured rounds and a prior of eight: the ratio lies halfway between the measured one and 1.
     np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 + 1.7) / 2, rtol=1e-3)
 
 
-def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promised():
-    """A draft of 1 gained 0.3 of 0.6 expected tokens; of the 1.05 expected of a draft of 3, 0.525 are left."""
+def test_unmeasured_lengths_are_expected_to_reach_the_same_fraction():
+    """A draft of 1 gained 0.3 of 0.6 expected tokens, so a draft of 3 is expected to gain 0.525 of 1.05."""
     many = counted(10**6, 600_000, 300_000, 150_000)
     trips = jnp.array([[0, 1e4, 0]])
     known = Drafting(many, Progress(1.3 * trips, trips), jnp.ones((1, 3)))
@@ -189,8 +189,8 @@ def test_other_lengths_are_expected_to_come_to_the_same_share_of_what_was_promis
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
 
 
-def test_what_was_found_out_in_vain_is_not_soon_tried_again():
-    """A draft that costs a quarter more is given up: it promises much and never gains."""
+def test_a_length_that_lost_is_not_soon_tried_again():
+    """A draft that costs a quarter more is given up, because its predicted gain never materialises."""
     lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
     state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
     for _ in range(60):
@@ -213,13 +213,13 @@ def test_what_was_found_out_in_vain_is_not_soon_tried_again():
     [((0, 0, 0), [0, 0]), ((700, 500, 350), [0, 2]), ((990, 980, 970), [2, 2]), ((600, 100, 10), [0, 1])],
 )
 def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: list[int]):
-    """In the first phase a draft of 3 costs 2.8 plain rounds, in the second 1.5; against them stands 1 + the rates."""
+    """A draft of 3 costs 2.8 plain rounds in the first phase and 1.5 in the second. It emits 1 + sum(rates) tokens."""
     seconds = [[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]]
     known = drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
     np.testing.assert_array_equal(choose(known, (0, 1, 3)), expected)
 
 
-def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
+def test_expected_speed_is_relative_to_the_first_length():
     known = drafting(counted(10**6, 600_000, 300_000), [[1.0, 1.6], [1.0, 3.8]])
     np.testing.assert_allclose(expected_speedup(known, (0, 2)), [[1.0, 1.9 / 1.6], [1.0, 0.5]], rtol=1e-4)
     assert choose(known, (0, 2)).tolist() == [1, 0]
@@ -228,22 +228,22 @@ def test_what_is_promised_is_tokens_a_second_relative_to_the_first_length():
 @pytest.mark.parametrize(
     "gain, ran, expected", [(1.13, 0, 0), (1.17, 0, 1), (1.06, 10**6, 0), (1.1, 10**6, 1), (1.1, 1, 0), (1.12, 20, 1)]
 )
-def test_a_longer_draft_must_promise_more_than_a_margin_that_shrinks_as_it_runs(gain: float, ran: int, expected: int):
+def test_a_longer_draft_must_beat_a_margin_that_shrinks_with_measurements(gain: float, ran: int, expected: int):
     many, trips = counted(10**8, 10**8, predicted=1.0), jnp.array([[0.0, ran]])
     known = Drafting(many, Progress(2 * trips, trips), jnp.array([[1.0, 2.0 / gain]]))
     assert choose(known, (0, 1))[0] == expected
 
 
 @pytest.mark.parametrize("ran, expected", [(0.0, 1), (1e6, 2)])
-def test_a_shorter_draft_that_does_well_is_kept_until_a_longer_one_has_done_better(ran: float, expected: int):
-    """A draft of 1 came to 1.2 times the speed of none, one of 3 promises 1.35."""
+def test_a_good_short_draft_is_kept_until_a_longer_one_measures_better(ran: float, expected: int):
+    """A draft of 1 measured 1.2 times the speed of plain decoding; a draft of 3 predicts 1.35."""
     trips = jnp.array([[0.0, 1e6, ran]])
     seen = Progress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
     assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.74]])), (0, 1, 3))[0] == expected
 
 
-def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
-    """32 rows of 256 tokens, each accepted at 0.75: the batch gains a tenth less than its rows do on average."""
+def test_the_margin_covers_the_wait_for_the_slowest_row():
+    """32 rows of 256 tokens with acceptance 0.75: the batch gains a tenth less than its mean row."""
 
     def rounds(key: jax.Array) -> jax.Array:
         drawn = jax.random.bernoulli(key, 0.75, (256, 32, 3))
@@ -254,8 +254,8 @@ def test_the_margin_covers_what_waiting_for_the_slowest_row_takes():
     assert 1.07 < taken.max(axis=1).mean() / taken.mean() < UNTRIED_MARGIN - 0.02
 
 
-def test_where_no_loss_foretells_anything_hindsight_does():
-    """Counts of two shards; what was drafted in the rounds that found something does not count as well."""
+def test_hindsight_replaces_a_missing_prediction():
+    """Counts of two shards are added. The tokens that were drafted are not counted a second time."""
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
     seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
@@ -267,8 +267,8 @@ def test_where_no_loss_foretells_anything_hindsight_does():
 
 
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
-def test_a_lookup_is_drafted_from_where_hindsight_says_that_it_pays_and_never_tried(right: int, expected: list[int]):
-    """With 10 tokens, a batch comes as far as its rows."""
+def test_a_lookup_is_used_only_if_hindsight_says_that_it_pays(right: int, expected: list[int]):
+    """With only 10 tokens, a batch gains as much as its mean row."""
     lengths, chosen = (0, 1), []
     state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
     for _ in range(30):

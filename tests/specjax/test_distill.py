@@ -31,7 +31,7 @@ ROWS, LENGTH = 8, 14
 LAW = SamplingLaw(temperature=0.7)
 POLICY, DRAFTER = networks(unroll=2)
 MESH = mesh_of(1, 1, 1)
-# The update of plain gradient descent at rate 1 is the gradient itself.
+# With plain gradient descent at rate 1, the update is the gradient.
 DESCENT = optax.sgd(1.0)
 
 
@@ -47,7 +47,7 @@ def anchors_of(batch: Sequences) -> Anchors:
 
 
 def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tuple[Params, dict]:
-    """The draft's gradient as `Params`, and the metrics."""
+    """Return the draft's gradient as `Params`, and the metrics."""
     before = jax.tree.map(np.array, params.draft)
     reads = make_read(POLICY, mesh)(params.policy, batch)
     anchors = anchors_of(batch)
@@ -55,8 +55,8 @@ def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tu
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
 
 
-def test_a_policy_is_read_for_drafts_without_features(params: Params, batch: Sequences) -> None:
-    """As small models and MTP heads are."""
+def test_distillation_works_for_drafts_without_features(params: Params, batch: Sequences) -> None:
+    """Small models and MTP heads are such drafts."""
     reads = make_read(make_policy(replace(DECODER, feature_layers=())), MESH, microbatches=2)(params.policy, batch)
     whole = make_read(POLICY, MESH)(params.policy, batch)
     assert reads.features.shape == (ROWS, LENGTH, 0)
@@ -71,14 +71,14 @@ def params() -> Params:
 
 @pytest.fixture(scope="module")
 def step() -> DistillStep:
-    """Refuses to be traced a second time."""
+    """Return a distillation step that fails if it is traced twice."""
     policy = replace(POLICY, unembed=traced_once(POLICY.unembed))
     return make_distill_step(policy, DRAFTER, LAW, DESCENT, MESH)
 
 
 @pytest.fixture(scope="module")
 def expected(params: Params, batch: Sequences) -> tuple[Params, dict[str, float]]:
-    """The draft's gradient in a step of training, and what that step reports of the draft."""
+    """Return the draft's gradient in a training step, and that step's draft metrics."""
 
     zeros, context = jnp.zeros(batch.tokens.shape), LossContext(POLICY, DRAFTER, LAW)
     trained = TrainBatch(**vars(batch), reward=zeros[:, 0], counted=zeros[:, 0] == 0, advantage=zeros)
@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_the_training_step(step, params, batch, expected
     assert relative_gap(gradient.draft, expected[0].draft) < 1e-5
     for name, value in expected[1].items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
-    # The policy is read alone, and may be used on.
+    # The policy is not donated, so it can be used again.
     assert_same_bits(params.policy, policy)
 
 
@@ -116,14 +116,14 @@ def test_microbatches_chunks_and_mesh_give_the_same_gradient(shape, options, bat
     np.testing.assert_allclose(metrics["grad_norm/draft"], expected[1]["grad_norm/draft"], rtol=1e-5)
 
 
-def test_steps_teach_the_draft_without_another_trace(step, params, batch) -> None:
+def test_steps_train_the_draft_with_one_trace(step, params, batch) -> None:
     state, seen = init_distill_state(params.draft, DESCENT, MESH), []
     before, reads = jax.tree.map(np.array, params.draft), make_read(POLICY, MESH)(params.policy, batch)
     for _ in range(8):
         state, metrics = step(state, params.policy, batch, reads, anchors_of(batch))
         seen.append(float(metrics["loss/draft"]))
     assert seen[-1] < 0.97 * seen[0]
-    # What the run began with is still there to compare with.
+    # The initial draft was not donated, so it can be compared.
     assert_same_bits(params.draft, before)
 
 

@@ -23,7 +23,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def reference(objective: str, log_p: np.ndarray, log_q: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """From the policy's whole law and the draft's spread over it, as the definitions read; `weight` is the hybrid's."""
+    """Return value and gradient by the definitions, over the policy's whole vocabulary. weight: of `hybrid`."""
     p, q = np.exp(log_p), np.zeros(log_p.shape)
     q[..., ids] = np.exp(log_q)
     distance = 0.5 * np.abs(p - q).sum(axis=-1)
@@ -65,8 +65,8 @@ def test_value_and_gradient(objective: Objective, ids: np.ndarray):
     np.testing.assert_allclose(np.exp(-3 * np.asarray(alpha)), weight, rtol=1e-4)
 
 
-def test_every_objective_is_least_where_the_laws_are_one():
-    """With a full vocabulary the divergences are 0, and cross-entropy is the policy's entropy."""
+def test_every_objective_is_minimal_if_both_laws_are_equal():
+    """With the full vocabulary, divergences are 0 there, and cross-entropy is the policy's entropy."""
     log_p = jnp.asarray(log_softmax(np.random.default_rng(1).normal(size=(1, 5, VOCAB))), jnp.float32)
     entropy = -np.sum(np.exp(log_p) * np.asarray(log_p), axis=-1)
     for objective in get_args(Objective):
@@ -75,7 +75,7 @@ def test_every_objective_is_least_where_the_laws_are_one():
 
 
 @pytest.mark.parametrize("changes", [dict(unroll=0), dict(unroll=8), dict(decay=0.0), dict(decay=1.5)], ids=str)
-def test_a_head_that_would_not_be_trained_is_refused(changes: dict):
+def test_an_objective_that_does_not_train_the_head_is_refused(changes: dict):
     sound, (name, value) = ENUMERABLE.drafters["mtp"], *changes.items()
     assert isinstance(sound, HeadDrafter)
     with refuses(f"{name} = {value}: "):

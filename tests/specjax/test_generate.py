@@ -62,7 +62,7 @@ def test_the_completions_are_well_formed(expected) -> None:
 
 
 def test_one_and_eight_devices_sample_the_same_tokens(expected) -> None:
-    """test_meshes has this of a whole step on other meshes."""
+    """test_meshes.py tests whole steps on other meshes."""
     got = generate_on(2, 2, 2)(params_on(mesh_of(2, 2, 2)), make_prompts(), seed_step(7, 0))
     for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
@@ -83,14 +83,14 @@ def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_
     assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
 
 
-def test_parameters_without_a_mesh_are_prepared_where_they_lie() -> None:
+def test_parameters_without_a_mesh_are_prepared_in_place() -> None:
     params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
     ready = make_prepare(POLICY, DRAFTER, params)(params)
     jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
 
 
 def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
-    """Tokens, lengths and which rows a stop token ended, at draft length k."""
+    """Return tokens, lengths and `stopped` of a rollout at draft length k."""
     generate = generate_on(*shape, config=replace(config, draft_length=k))
     rollout = generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
     assert (np.asarray(rollout.drafted).sum() > 0) == (k > 0)
@@ -102,7 +102,7 @@ def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
     [
         pytest.param(0, (8, 1, 1), (), marks=pytest.mark.slow),
         pytest.param(4, (2, 2, 2), (), marks=pytest.mark.slow),
-        # Of each shard's sequences some wait, and windows grow.
+        # Some sequences of each shard wait, and windows grow.
         (2, (2, 2, 2), ((3, 12), (2, 100))),
         pytest.param(0, (1, 4, 2), ((5, 100),), marks=pytest.mark.slow),
     ],
@@ -122,7 +122,7 @@ def test_one_and_eight_devices_find_the_same_greedy_tokens_at_any_draft_length()
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_second_call_compiles_nothing_and_another_seed_or_step_says_something_else(single, expected) -> None:
+def test_a_second_call_compiles_nothing_and_seed_and_step_change_tokens(single, expected) -> None:
     params, seen = params_on(mesh_of(1, 1, 1)), [np.asarray(expected.tokens).tobytes()]
     for seed, step in ((7, 0), (7, 1), (8, 0)):
         noise = seed_step(seed, step)
@@ -153,7 +153,7 @@ def test_prepare_casts_to_the_compute_dtype() -> None:
 
 @pytest.mark.parametrize(("rows", "kv_heads"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(rows, kv_heads) -> None:
-    """At either draft length, compiled as outside of tests; test_meshes has more of both."""
+    """Compiled with XLA's default flags, at two draft lengths. test_meshes.py has more cases."""
     decoder, head = (replace(shape, num_kv_heads=kv_heads, head_dim=32) for shape in (DECODER, HEAD))
     policy = make_policy(decoder)
     config = replace(CONFIG.rollout, group_size=1, draft_lengths=(0, 2), max_new_tokens=200)
@@ -171,6 +171,6 @@ def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(ro
         assert any(line.opcode == "dot" for line in loop)
         assert not [line.line for line in program.copies(loop, int(np.prod(keys)))]
     if jax.__version_info__ >= (0, 11):
-        return  # Newer XLA, as of jax 0.12, copies what a branch writes to, in any shape and for any rows.
+        return  # Newer XLA (jax 0.12) copies every array that a branch writes to.
     switch = program.switch(len(loops), carries=keys, times=2 * DECODER.num_layers)
     assert not [line.line for line in switch if line.opcode == "copy" and line.elements >= np.prod(keys)]

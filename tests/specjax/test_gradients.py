@@ -58,7 +58,7 @@ def params() -> Params:
 
 @pytest.fixture(scope="module")
 def log_probs() -> Callable[[Params, jax.Array], np.ndarray]:
-    """float64 [R, S, V] from one forward: position t holds the law of token t + 1 at LAW's temperature."""
+    """Return float64 [R, S, V] from one forward: position t holds the law of token t + 1 at LAW's temperature."""
     forward = jax.jit(lambda params, tokens: POLICY.apply(params.policy, tokens, jnp.zeros(ROWS, jnp.int32)).logits)
 
     def run(params: Params, tokens: jax.Array) -> np.ndarray:
@@ -70,13 +70,13 @@ def log_probs() -> Callable[[Params, jax.Array], np.ndarray]:
 
 
 def pick(law: np.ndarray, tokens: jax.Array) -> np.ndarray:
-    """The log-probs of the tokens from the second on, float64 [R, S - 1]."""
+    """Return the log-probs of all tokens but the first, float64 [R, S - 1]."""
     return np.take_along_axis(law[:, :-1], np.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
 
 
 @pytest.fixture(scope="module")
 def batch(params, log_probs) -> TrainBatch:
-    """With what generated near to what is trained."""
+    """Return a batch whose log-probs at generation are close to those in training."""
     batch = ragged_batch(ROWS, LENGTH, failed=FAILED)
     theta = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
     noise = np.random.default_rng(2).normal(0, 0.5, theta.shape)
@@ -97,7 +97,7 @@ def trained_tokens(batch: TrainBatch) -> list[tuple[int, int]]:
 
 
 def loss_of(theta: np.ndarray, old: np.ndarray, batch: TrainBatch, reference: np.ndarray) -> float:
-    """The objective that `accumulate` differentiates, token by token; theta and old are [R, S, V]."""
+    """Return the objective that `accumulate` differentiates, computed token by token. theta, old: [R, S, V]."""
     tokens, total = trained_tokens(batch), 0.0
     for row, t in tokens:
         token, advantage = int(batch.tokens[row, t]), float(batch.advantage[row, t])
@@ -119,8 +119,8 @@ def test_any_number_of_microbatches_gives_the_same_gradient(microbatches, gradie
     chex.assert_trees_all_close(part_sums, whole_sums, rtol=1e-5)
 
 
-def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
-    """GSPO's ratio, a weight for the whole sequence, and sequences that weigh the same."""
+def test_losses_per_sequence_do_not_depend_on_microbatches(params, batch, reference, log_probs) -> None:
+    """Test GSPO's ratio, an importance weight per sequence, and equal weights of sequences."""
     loss = LossConfig(ratio="sequence", importance="sequence", importance_cap=1.5, aggregate="sequence")
     contexts = (replace(CONTEXT, loss=loss, microbatches=count) for count in (1, 4))
     whole, parts = (compiled(False, context=context)(params, batch, reference) for context in contexts)
@@ -136,8 +136,8 @@ def test_what_is_of_whole_sequences_does_not_depend_on_microbatches(params, batc
         np.testing.assert_allclose(sums.policy.loss, expected, rtol=1e-4)
 
 
-def test_a_loss_of_ones_own_reads_clean_tokens_and_reports_by_its_names(params, batch, reference) -> None:
-    """REINFORCE: what the batch holds outside the mask reaches neither loss nor gradient."""
+def test_a_custom_loss_reads_only_masked_tokens_and_logs_its_metrics(params, batch, reference) -> None:
+    """A custom REINFORCE loss: values outside the mask reach neither loss nor gradient."""
 
     def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutput:
         metrics = {"better": inputs.advantage > 0, "twice": 2 * inputs.advantage}
@@ -167,7 +167,7 @@ def test_the_policy_gradient_is_the_slope_of_the_loss(gradients, params, batch, 
     np.testing.assert_allclose((moved(step) - moved(-step)) / (2 * step), norm, rtol=1e-2)
 
 
-def test_the_sums_are_those_of_a_slow_reading(gradients, params, batch, reference, log_probs) -> None:
+def test_the_sums_equal_a_slow_reference(gradients, params, batch, reference, log_probs) -> None:
     _, sums = gradients(params, batch, reference)
     law, tokens = log_probs(params, batch.tokens), trained_tokens(batch)
     old = np.array([law[row, t - 1, int(batch.tokens[row, t])] for row, t in tokens])
@@ -199,12 +199,12 @@ def test_training_the_draft_leaves_every_bit_of_the_policy_gradient(params, batc
     off, sums = compiled(False, AS_SHIPPED)(params, batch, reference)
     assert_same_bits(off.policy, on.policy)
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(off.draft))
-    # A frozen draft is measured all the same.
+    # A frozen draft is measured too.
     assert sums.draft.loss > 0
     assert any(np.asarray(x).any() for x in jax.tree.leaves(on.draft))
 
 
-def test_neither_gradient_depends_on_what_belongs_to_the_other(gradients, params, batch, reference) -> None:
+def test_neither_gradient_depends_on_the_others_inputs(gradients, params, batch, reference) -> None:
     before, _ = gradients(params, batch, reference)
     other_draft = replace(params, draft=jax.tree.map(lambda x: x * 1.5, params.draft))
     after, _ = gradients(other_draft, batch, reference)
@@ -224,7 +224,7 @@ def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> 
     assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
 
 
-def test_a_failed_sample_weighs_nothing_but_still_teaches_the_draft(gradients, params, batch, reference) -> None:
+def test_a_failed_sample_trains_only_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
     absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))
     without, sums_without = gradients(params, absent, reference)
@@ -249,7 +249,7 @@ def test_without_mu_the_importance_weight_is_one(gradients, params, batch, refer
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_log_probs_of_another_policy_are_those_of_the_tokens_in_order(microbatches, params, batch, log_probs) -> None:
-    """The gradient is the same for every choice of windows."""
+    """The log-probs do not depend on the windows."""
     run = jax.jit(partial(log_probs_of, replace(CONTEXT, microbatches=microbatches, ladder=(8, 10)), mesh=MESH))
     expected = np.pad(pick(log_probs(params, batch.tokens), batch.tokens), ((0, 0), (1, 0)))
     with jax.set_mesh(MESH):
@@ -267,7 +267,7 @@ def test_in_bfloat16_the_weights_are_multiplied_in_bfloat16_and_their_gradients_
     products = [
         {str(x.aval.dtype) for x in line.invars} for line in lines(traced.jaxpr) if line.primitive.name == "dot_general"
     ]
-    # Attention's scores and weights alone are float32.
+    # Only attention's scores and weights are float32.
     assert len(products) > 50 and products.count({"bfloat16"}) > 0.7 * len(products)
 
 

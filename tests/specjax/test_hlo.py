@@ -1,4 +1,4 @@
-"""The readers of compiled programs see what they are there to see."""
+"""The readers of compiled programs find collectives, copies and loops."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ Body = Callable[[LayerCache, jax.Array], tuple[LayerCache, jax.Array]]
 
 
 def attend(cache: LayerCache, start: jax.Array) -> jax.Array:
-    """Attend as a round does: one query for each new position, over the whole cache."""
+    """Attend as in a round: one query per new position, over the whole cache."""
     query = jnp.ones((len(start), WIDTH, HEADS, DIM))
     return kernels.attend(query, cache, jnp.ones((len(start), WIDTH, LENGTH), bool))
 
@@ -57,7 +57,7 @@ def swap_keys_and_values(cache: LayerCache, start: jax.Array) -> tuple[LayerCach
 
 
 def compiled_loop(shape: tuple[int, int, int], body: Body, manual: set[str]) -> tuple[Program, list, int]:
-    """`body` in a loop over a cache whose slots are sharded, inside a shard_map over `manual`, if over any axes."""
+    """Compile `body` in a loop over a cache with sharded slots, inside a shard_map over the axes `manual`, if any."""
     mesh = mesh_of(*shape)
 
     def run(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
@@ -85,14 +85,14 @@ def test_a_clean_loop_passes_both_checks() -> None:
     assert not collectives(loop) and not program.copies(loop, keys)
 
 
-def test_a_collective_is_seen_and_one_over_tensor_told_from_one_over_data() -> None:
+def test_collectives_are_found_with_their_axes() -> None:
     assert collectives(compiled_loop((8, 1, 1), sum_over("data"), EVERY)[1])
     for axis in ("data", "tensor"):
         found = collectives(compiled_loop((2, 2, 2), sum_over(axis), EVERY)[1])
         assert found and {within_shard(line.line, mesh_of(2, 2, 2)) for line in found} == {axis == "tensor"}
 
 
-def test_a_scattered_write_to_sharded_slots_is_seen() -> None:
+def test_a_scattered_write_to_sharded_slots_is_found() -> None:
     def scattered(cache: LayerCache, start: jax.Array) -> tuple[LayerCache, jax.Array]:
         rows, columns = jnp.arange(ROWS)[:, None], start[:, None] + jnp.arange(WIDTH)[None]
         new = jnp.ones((ROWS, WIDTH, HEADS, DIM))
@@ -120,7 +120,7 @@ def test_a_loop_launches_what_its_body_names_but_not_what_its_fusions_hold() -> 
 
 
 @pytest.mark.parametrize("body", [keep_finished_rows, choose_a_cache, swap_keys_and_values, another_layout])
-def test_a_copy_of_the_cache_is_seen(body) -> None:
+def test_a_copy_of_the_cache_is_found(body) -> None:
     program, loop, keys = compiled_loop((8, 1, 1), body, EVERY)
     assert program.copies(loop, keys)
 
@@ -147,12 +147,12 @@ def test_groups_are_read_in_every_form(line: str, expected) -> None:
     assert groups(line) == expected
 
 
-def test_an_unknown_form_is_not_passed_over() -> None:
+def test_an_unknown_form_raises() -> None:
     with pytest.raises(ValueError, match="no groups"):
         groups("all-reduce(%x), replica_groups=mesh['a'=4] {'a':(1)2}, to_apply=%add")
 
 
-def test_a_group_of_everyone_is_not_within_shard() -> None:
+def test_a_group_of_all_devices_is_not_within_a_shard() -> None:
     mesh = mesh_of(2, 2, 2)
     assert not within_shard("all-reduce(%x), replica_groups={}, to_apply=%add", mesh)
     assert not within_shard("all-reduce(%x), replica_groups=[4,2]<=[2,4]T(1,0)", mesh)

@@ -1,4 +1,4 @@
-"""Every tuned kernel is the function that `specjax.kernels.plain` writes out, on one device and on a mesh of eight."""
+"""Every tuned kernel computes the function in `specjax.kernels.plain`, on one device and on a mesh of eight."""
 
 import os
 from collections.abc import Callable
@@ -26,10 +26,10 @@ ROWS, TENSOR = P(BATCH_AXES), P(None, "tensor")
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of an operation by their shapes, with what shards each; the rest as keywords.
+    """Arguments of an operation, by shape, with the mesh axes that shard each; other arguments as keywords.
 
-    exact:  whether tuned and plain agree to the bit.
-    smooth: whether the operation is differentiated.
+    exact:  tuned and plain results are bit-identical.
+    smooth: the operation is differentiable, so gradients are compared too.
     """
 
     name: str
@@ -50,7 +50,7 @@ def written(operation: Callable, into: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def looped(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
-    """Trips that move each cache on by one position and count themselves."""
+    """Run a loop whose turns shift each cache by one position and count turns."""
 
     def body(state: PyTree) -> PyTree:
         cache, trips = state
@@ -65,7 +65,7 @@ def switched(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
 
 
 def grouped(operation: Callable, x: jax.Array, weights: jax.Array) -> jax.Array:
-    """Groups of three, no and four rows; the last row is of none."""
+    """Multiply groups of three, zero and four rows; the last row belongs to no group."""
     return operation(x, weights, jnp.array([3, 0, 4], jnp.int32))
 
 
@@ -105,7 +105,7 @@ CASES = (
 
 
 def compiled(function: Callable, *args: jax.Array) -> str:
-    """Return the program compiled as it is outside of tests."""
+    """Return the function, compiled with XLA's default flags instead of those of tests."""
     options = AS_SHIPPED | kernels.compiler_options(args[0].dtype)
     text = jax.jit(function, compiler_options=options).lower(*args).compile().as_text()
     assert text
@@ -118,7 +118,7 @@ def run(operations: Any, case: Case, *args: jax.Array) -> PyTree:
 
 
 def arguments(case: Case, dtype: str) -> list[jax.Array]:
-    """Small whole numbers for `argmax`, of which many are the largest."""
+    """Return random arguments. For `argmax`, they are small integers, so that the maximum occurs often."""
     made = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(case.shapes)]
     return [(jnp.round(x) if case.name == "argmax" else x).astype(dtype) for x in made]
 
@@ -145,7 +145,7 @@ def test_every_tuned_operation_has_a_case():
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.shapes[0]}")
-def test_tuned_is_plain(case: Case, dtype: str, sharded: bool):
+def test_tuned_kernels_equal_plain_ones(case: Case, dtype: str, sharded: bool):
     args = arguments(case, dtype)
     wanted, slopes = run(plain, case, *args), gradients(plain, case, *args) if case.smooth else ()
     mesh = mesh_of(2, 2, 2) if sharded else mesh_of(1, 1, 1)
@@ -195,19 +195,17 @@ def test_only_bfloat16_programs_use_ynnpack(dtype: str, used: bool):
 
 
 @pytest.mark.parametrize(("cores", "spread"), [(2, False), (16, False), (32, True)])
-def test_a_matmul_is_spread_where_each_of_eight_devices_has_cores_to_spare(
-    monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool
-):
+def test_a_matmul_is_parallel_if_devices_have_enough_cores(monkeypatch: pytest.MonkeyPatch, cores: int, spread: bool):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert kernels.compiler_options(jnp.dtype("float32"))["xla_cpu_multi_thread_eigen"] is spread
 
 
-def test_the_platform_traced_for_and_the_environment_choose(monkeypatch: pytest.MonkeyPatch):
+def test_platform_and_environment_select_the_kernels(monkeypatch: pytest.MonkeyPatch):
     x, mesh = jnp.ones((3, 6), "bfloat16"), mesh_of(1, 1, 1).abstract_mesh
     assert mesh.abstract_device is not None
 
     def tuned() -> bool:
-        # A new function each time: jax keeps what it has traced.
+        # A new function each time, because jax caches traces.
         return "preferred_element_type=float32" in str(jax.make_jaxpr(lambda x: kernels.matmul(x, x.T))(x))
 
     assert tuned()

@@ -23,7 +23,7 @@ def round_noise(verifier: str, keys: jax.Array, start: jax.Array) -> Noise:
     return VERIFIERS[verifier].noise(keys, start, 3, 5)
 
 
-def test_every_coordinate_of_a_draw_changes_it():
+def test_every_coordinate_of_a_draw_changes_the_noise():
     runs = [seed_step(seed, step) for seed in (0, 1) for step in (0, 1)]
     keys = np.concatenate([sequences(run, IDS, SAMPLES) for run in runs])
     assert len(np.unique(keys, axis=0)) == 16
@@ -70,28 +70,28 @@ def test_the_noise_of_a_row_does_not_depend_on_its_neighbours(verifier: str):
         np.testing.assert_array_equal(some, all_rows[order])
 
 
-def test_rejection_draws_everything_anew_each_round():
-    """Successive rounds overlap in positions; none of their noise may."""
+def test_rejection_uses_new_noise_in_each_round():
+    """Successive rounds overlap in positions, but must share no noise."""
     keys = sequences(seed_step(0, 0), IDS[:1], SAMPLES[:1])
     drawn = [round_noise("rejection", keys, np.array([start])) for start in (4, 5, 6, 7, 8)]
     values = np.concatenate([np.concatenate([np.ravel(x) for x in noise]) for noise in drawn])
     assert len(np.unique(values)) == len(values) == 5 * (3 * 5 + 1 + 5)
 
 
-def test_gumbels_follow_their_law_and_resolve_its_tail():
+def test_gumbels_follow_their_distribution_including_its_tail():
     keys = sequences(seed_step(0, 0), IDS[:1], SAMPLES[:1])
     noise = np.ravel(draws(keys, np.array([3]), Purpose.DRAFT, 1 << 21))
     assert noise.dtype == np.float32
     assert np.isfinite(noise).all()
     assert stats.kstest(noise[:100_000], "gumbel_r").pvalue > 1e-3
-    # Uniforms that are multiples of 2^-24 would leave some 760 values here, and half a dozen ties among 95 draws.
+    # If uniforms were multiples of 2^-24, about 760 values would remain here, and 95 draws would have several ties.
     tail = noise[noise > 10]
     assert len(tail) > 50
     assert len(np.unique(tail)) == len(tail)
 
 
 def test_the_words_that_hash_to_the_ends_give_finite_noise(monkeypatch: pytest.MonkeyPatch):
-    """All ones and all zeros, which 2^-48 of all draws hit."""
+    """These words are all ones and all zeros, which 2^-48 of all draws hit."""
     for word, low, high in (0, 30, 40), (2**32 - 1, -3, -2):
         monkeypatch.setattr(keys_module, "threefry", lambda *x, word=word: (jnp.full((1, 1), word, jnp.uint32),) * 2)
         key, position = jnp.zeros((1, 2), jnp.uint32), jnp.array([0])

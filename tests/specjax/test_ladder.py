@@ -1,4 +1,4 @@
-"""Windows are chosen by length, rows keep to their shard, and no loss or gradient notices."""
+"""Windows follow from lengths, rows stay on their shard, and losses and gradients do not change."""
 
 from dataclasses import replace
 
@@ -49,8 +49,9 @@ Gradients = tuple[Params, Sums]
 
 
 def long_tailed() -> TrainBatch:
-    """Return rows of which two in four fit the first bucket; a few fill the second, one has no completion, and the
-    longest one was not scored.
+    """Return rows of long-tailed lengths. Half fit the first bucket, a few fill the second.
+
+    One row has no completion. The longest one was not scored.
     """
     rng = np.random.default_rng(3)
     start = np.resize([1, 2], ROWS)
@@ -74,7 +75,7 @@ def lengths_of(batch: TrainBatch) -> np.ndarray:
 
 
 def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
-    """Reference log-probs and both gradients of the batch, with the text of their program."""
+    """Return reference log-probs and both gradients of the batch, and the text of the program."""
     context = LossContext(POLICY, DRAFTER, LAW, LOSS, microbatches=microbatches, ladder=ladder)
 
     def run(params: Params, batch: TrainBatch) -> Gradients:
@@ -110,7 +111,7 @@ def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded
     assert relative_gap(gradients.draft, padded[0].draft) < 1e-5
     chex.assert_trees_all_close(sums, padded[1], rtol=1e-5)
     if shape == (8, 1, 1):
-        # Sums over the shards, and no row, loss or log-prob of one shard on another.
+        # The program only sums over shards: it moves no row, loss or log-prob from one shard to another.
         lines = [line for lines in Program(text).computations.values() for line in lines]
         assert {line.opcode.removesuffix("-start") for line in collectives(lines)} == {"all-reduce"}
 
@@ -118,7 +119,7 @@ def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded
 @pytest.mark.parametrize(
     "lengths, window", [((0,), 3), ((3, 1), 3), ((2, 4), 5), ((5, 5), 5), ((6, 2), 12), ((13,), 24), ((24, 1), 24)]
 )
-def test_the_rung_is_the_smallest_that_fits(lengths, window) -> None:
+def test_the_window_is_the_smallest_that_fits(lengths, window) -> None:
     choices = (3, 5, 12, 24)
     assert choices[int(rung(jnp.array(lengths), choices))] == window
 
@@ -149,7 +150,7 @@ def test_every_shard_sorts_its_own_rows(shape) -> None:
         np.testing.assert_array_equal(order, np.sort(order))
 
 
-def test_rows_and_what_comes_with_them_are_cut_to_their_window() -> None:
+def test_rows_and_their_arrays_are_cut_to_their_window() -> None:
     batch = long_tailed()
     np.testing.assert_array_equal(batch.lengths, lengths_of(batch))
     assert batch.lengths[EMPTY] == 0 and max(batch.lengths) == LADDER[1]
@@ -164,8 +165,8 @@ def test_rows_and_what_comes_with_them_are_cut_to_their_window() -> None:
     assert seen == [(width, (1,), width) for width in (7, 12, LENGTH)]
 
 
-def spied(seen: list[int]) -> Policy:
-    """The policy; `seen` gets the width of every forward without a cache that runs."""
+def recording_policy(seen: list[int]) -> Policy:
+    """Return the policy. Each forward without a cache appends its width to `seen` when it runs."""
 
     def apply(params, tokens, start, cache=None, logits_at=None) -> PolicyOutput:
         if cache is None:
@@ -176,7 +177,7 @@ def spied(seen: list[int]) -> Policy:
 
 
 def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: int) -> list[int]:
-    """The smallest window of each part of the rows in order of length."""
+    """Return the smallest window for each part of the rows, which are sorted by length."""
     lengths = np.sort(np.repeat(np.asarray(prompts.lengths), GROUP) + np.asarray(rollout.lengths))
     choices = (*ladder, prompts.tokens.shape[1] + BUDGET)
     return [min(window for window in choices if window >= part.max()) for part in np.split(lengths, parts)]
@@ -186,14 +187,14 @@ def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: 
 def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
     config, seen, chosen = replace(CONFIG, microbatches=4, loss=LOSS, ladder=(12, 22, 30)), [], []
     rollout_fn = traced_once(speculative_rollout)
-    step = make_train_step(spied(seen), DRAFTER, count_fives, config, ONE, rollout_fn)
+    step = make_train_step(recording_policy(seen), DRAFTER, count_fives, config, ONE, rollout_fn)
     state = state_on(ONE, config, with_reference=True)
     ragged = make_prompts()
     for prompts in (ragged, replace(ragged, lengths=jnp.ones_like(ragged.lengths))):
         state, rollout, _ = jax.block_until_ready(step(state, prompts))
         jax.effects_barrier()
         chosen.append(fitting(prompts, rollout, config.ladder[:2], config.microbatches))
-        # Once for the log-probs of the reference and once for the gradients.
+        # One forward for the log-probs of the reference, one for the gradients.
         assert sorted(seen) == sorted(2 * chosen[-1])
         seen.clear()
     assert chosen[0] != chosen[1] and set(chosen[0] + chosen[1]) == {12, 22, 26}

@@ -1,4 +1,4 @@
-"""Losses by chunks of positions: the same gradients, and no logits of whole rows in the compiled program."""
+"""Losses in chunks of positions: gradients are the same, and the compiled program holds no logits of whole rows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ from specjax.types import Params, PyTree
 from tests.refusals import refuses
 from tests.specjax.training import DECODER, HEAD, mesh_of, ragged_batch, relative_gap
 
-# No other dimension is VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.
+# No other dimension equals VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.
 ROWS, LENGTH, VOCAB, DRAFT_VOCAB, CHUNK, PARTS, LADDER = 8, 15, 38, 34, 4, 2, (10,)
 LAW = SamplingLaw(temperature=0.7)
 LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
@@ -36,7 +36,7 @@ SHAPE = replace(HEAD, vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB, feature_si
 POLICY = make_policy(CONFIG)
 IDS = np.sort(np.random.default_rng(0).permutation(VOCAB)[:DRAFT_VOCAB]).astype(np.int32)
 DRAFTER = make_eagle3(SHAPE, POLICY, IDS, unroll=2)
-# Chunks sum a weight's gradient in another order.
+# Chunks change the order of summation in a weight's gradient.
 CLOSE = 1e-6
 
 
@@ -79,8 +79,8 @@ def check_same(found: tuple[Params, Sums], whole: tuple[Params, Sums, str], clos
     chex.assert_trees_all_close(sums, whole[1], rtol=1e-5, atol=1e-6)
 
 
-def most_of_a_vocabulary(text: str) -> int:
-    """The most positions of all rows that an array holds a number of each token for."""
+def largest_positions(text: str) -> int:
+    """Return the largest number of positions for which an array of the program holds one number per token."""
     positions = [
         int(np.prod(dims)) // size
         for lines in Program(text).computations.values()
@@ -96,16 +96,16 @@ def test_chunks_have_the_same_gradients_and_no_logits_of_whole_rows(batch, whole
     compiled, params = program(CHUNK, (1, 1, 1), batch)
     check_same(compiled(params, batch), whole, CLOSE)
     rows = ROWS // PARTS
-    # A weight has as many numbers for each token as it has features.
-    assert most_of_a_vocabulary(compiled.as_text()) <= max(rows * CHUNK, CONFIG.hidden_size)
-    assert most_of_a_vocabulary(whole[2]) >= rows * (LENGTH - 1)
+    # A weight has one number per token and feature.
+    assert largest_positions(compiled.as_text()) <= max(rows * CHUNK, CONFIG.hidden_size)
+    assert largest_positions(whole[2]) >= rows * (LENGTH - 1)
 
 
 @pytest.mark.slow
 def test_chunks_within_a_ladder(batch, whole) -> None:
     compiled, params = program(CHUNK, (1, 1, 1), batch, ladder=LADDER)
     check_same(compiled(params, batch), whole, CLOSE)
-    assert most_of_a_vocabulary(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
+    assert largest_positions(compiled.as_text()) <= max(ROWS // PARTS * CHUNK, CONFIG.hidden_size)
 
 
 @pytest.mark.slow

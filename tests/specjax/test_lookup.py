@@ -1,4 +1,4 @@
-"""Lookups in texts, and the drafters made of them, against plain Python."""
+"""Lookups in texts and the drafters that use them, compared with plain Python."""
 
 from functools import partial
 
@@ -23,7 +23,10 @@ NOTHING = Params({}, {})
 
 
 def searched(texts: list[Words], end: Words, min_n: int, max_n: int, count: int) -> tuple[int, list[int]]:
-    """(tokens matched, those that followed): longest match, first text, last place. None is a token nobody knows."""
+    """Return (matched tokens, the tokens that followed) of the longest match; of equals, the last in the first text.
+
+    A token None is unknown and matches nothing.
+    """
     for n in range(min(max_n, len(end)), min_n - 1, -1):
         for text in texts:
             for i in range(len(text) - 1, n - 1, -1):
@@ -39,7 +42,7 @@ def encoded(text: Words, width: int) -> list[int]:
 
 @pytest.mark.parametrize("min_n, max_n, count", [(1, 1, 1), (1, 4, 3), (3, 4, 5)])
 def test_the_longest_match_and_what_followed(min_n: int, max_n: int, count: int):
-    """In random texts of few words, with holes; some shorter than n, some without a match."""
+    """Search random texts of few different tokens, some unknown; some are shorter than n, some have no match."""
     rng, rows, width = np.random.default_rng(0), 500, 14
 
     def words() -> Words:
@@ -73,7 +76,7 @@ def words_of(text: Text) -> list[Words]:
     return [[None if t == 0 else t - 1 for t in row] for row in np.asarray(text.cache.tokens).tolist()]
 
 
-def test_a_text_grows_by_what_is_emitted():
+def test_a_text_grows_by_the_emitted_tokens():
     text = prompt_text(prompts_of([0, 1], [2]))
     text = kv.resize(text, 5)
     text = with_tokens(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
@@ -86,12 +89,12 @@ def test_a_text_grows_by_what_is_emitted():
 
 @partial(jax.jit, static_argnums=0)
 def started(drafter: Drafter, params: Params, prompts: Prompts) -> PyTree:
-    """With room for six tokens after the prompts."""
+    """Return the drafter's state after the prompts, with space for six tokens."""
     return kv.resize(drafter.start(params, prompts, jnp.zeros((*prompts.tokens.shape, 0)), 4), 5)
 
 
 @partial(jax.jit, static_argnums=0)
-def told(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
+def after_observing(drafter: Drafter, state: PyTree, tokens: jax.Array, emitted: jax.Array) -> PyTree:
     return drafter.observe(state, jnp.zeros((*tokens.shape, 0)), tokens, emitted)
 
 
@@ -113,12 +116,12 @@ def proposed(drafter: Drafter, state: PyTree, k: int, params: Params = NOTHING) 
 def test_ngrams_are_looked_up_in_the_rows_own_text():
     drafter = NGramDrafter(VOCAB, min_n=2, max_n=3)
     state = started(drafter, NOTHING, prompts_of([0, 1, 2, 2, 0], [0, 1, 0, 2, 0, 1]))
-    state = told(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
+    state = after_observing(drafter, state, jnp.array([[1], [0]]), jnp.array([1, 1]))
     assert proposed(drafter, state, 3) == [[2, 2, 0], [2, 0, 1]]
     assert proposed(NGramDrafter(VOCAB, min_n=3), state, 3) == [[], [2, 0, 1]]
 
 
-def test_the_overlap_is_the_probability_of_what_would_be_proposed():
+def test_the_overlap_is_the_probability_of_the_proposed_token():
     tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 12)).astype(np.int32)
     logits = np.random.default_rng(1).normal(size=(2, 12, VOCAB)).astype(np.float32)
     mask = np.arange(12)[None] >= np.array([[3], [5]])
@@ -155,17 +158,17 @@ def test_the_newest_completions_of_each_prompt_are_remembered():
     assert drafter.memory.remember((), prompts, rollout_of([0], [0])) == ()
 
 
-def test_history_is_what_the_same_prompt_led_to_before():
-    """The prompt counts as a part of it, so that a match may begin there. Other prompts and fillers find nothing."""
+def test_history_holds_earlier_completions_of_the_same_prompt():
+    """The prompt is part of the text, so a match may begin in it. Other prompts and filler rows find nothing."""
     drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
     remembered = drafter.memory.remember(
         drafter.memory.blank(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
     )
     params = Params({}, {}, remembered)
     prompts = prompts_of([2, 0], [2, 0], [2, 0], ids=(1, 0, -1))
-    state = told(drafter, started(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
+    state = after_observing(drafter, started(drafter, params, prompts), jnp.array([[1]] * 3), jnp.array([1] * 3))
     assert proposed(drafter, state, 4, params) == [[2, 1, 0], [], []]
-    state = told(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
+    state = after_observing(drafter, state, jnp.array([[2, 2]] * 3), jnp.array([2] * 3))
     assert proposed(drafter, state, 4, params) == [[1], [], []]
     assert proposed(drafter, started(drafter, NOTHING, prompts), 4) == [[], [], []]
 
@@ -174,22 +177,22 @@ def test_siblings_are_rows_of_the_same_prompt():
     drafter = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of(*[[2, 0]] * 5, ids=(7, 3, 7, -1, -1))
     tokens = jnp.array([[1, 2, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 2, 2, 2], [1, 0, 0, 0]])
-    state = told(drafter, started(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
+    state = after_observing(drafter, started(drafter, NOTHING, prompts), tokens, jnp.array([4, 1, 1, 4, 1]))
     assert proposed(drafter, state, 4) == [[], [], [2, 1, 0], [], []]
 
 
-def test_samples_that_have_ended_are_searched_behind_their_prompt():
-    """The first of those that ended, by sample; none for an id below 0. Beside a draft, too."""
+def test_finished_samples_are_searched_after_their_prompt():
+    """They are ordered by sample. Rows with a negative id have none. The same holds beside a draft."""
     history = HistoryDrafter(VOCAB, min_n=3, max_n=4, siblings=2)
     prompts = prompts_of([2, 0], [2, 0], ids=(3, -1))
-    # Of the samples of each prompt the first is still at work, and the last one too many.
+    # Each prompt's first sample is still active, and its last exceeds the number that is kept.
     ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
     for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
         state = drafter.observe_finished(started(drafter, NOTHING, prompts), prompts, ended)
         heard = state if drafter is history else state.lookup
         assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
         assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
-        state = told(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
+        state = after_observing(drafter, state, jnp.array([[1], [1]]), jnp.array([1, 1]))
         found = proposal_of(drafter, NOTHING, state, 2)
         assert found.tokens[0].tolist() == [0, 2]
         assert found.length.tolist() == ([2, 0] if drafter is history else [2, 2])
@@ -198,22 +201,22 @@ def test_samples_that_have_ended_are_searched_behind_their_prompt():
 @pytest.mark.parametrize(
     "factor, offset, lengths", [(1.0, 0, [2, 3]), (0.5, 0, [1, 1]), (0.0, 3, [3, 3]), (9.0, 0, [3, 3])]
 )
-def test_drafts_are_as_long_as_the_match_deserves(factor: float, offset: int, lengths: list[int]):
+def test_draft_length_follows_the_length_of_the_match(factor: float, offset: int, lengths: list[int]):
     drafter = HistoryDrafter(VOCAB, min_n=1, max_n=4, factor=factor, offset=offset)
     state = started(drafter, NOTHING, prompts_of([0, 1, 0, 0, 2, 2, 0, 1], [1, 2, 2, 0, 0, 0, 1, 2, 2]))
     assert [len(tokens) for tokens in proposed(drafter, state, 3)] == lengths
 
 
 class Sampled(NGramDrafter):
-    """Proposes 1, 1, .. for every row, under a law that is not one-hot."""
+    """Drafter that proposes 1, 1, .. for every row, with a law that is not one-hot."""
 
     def propose(self, params, state, gumbel, law):
         tokens = jnp.ones(gumbel.shape[:2], jnp.int32)
         return Proposal(tokens, jnp.full(gumbel.shape, -jnp.log(3.0)), jnp.full(len(tokens), gumbel.shape[1])), state
 
 
-def test_a_row_takes_what_was_found_else_what_was_drafted():
-    """With the law and length of each. Training predicts the acceptance of drafts alone, and not of all of them."""
+def test_a_row_proposes_the_lookups_tokens_or_else_the_drafts():
+    """Laws and lengths belong to what is proposed. Training predicts the acceptance of drafted tokens only."""
     found = one_hot_proposal(jnp.array([[0, 2], [0, 0], [0, 0]]), jnp.array([1, 0, 0]), VOCAB)
     drafted = Proposal(jnp.ones((3, 2), jnp.int32), jnp.full((3, 2, VOCAB), -jnp.log(3.0)), jnp.array([2, 2, 0]))
     chosen = found_or_drafted(found, drafted)
@@ -226,7 +229,7 @@ def test_a_row_takes_what_was_found_else_what_was_drafted():
 
 
 def test_a_model_learns_the_policys_law():
-    """Its loss is soft cross-entropy at the rollout's temperature, over the tokens that count."""
+    """Its loss is soft cross-entropy at the rollout's temperature, over the completion's tokens."""
     model, rng = chain(VOCAB), np.random.default_rng(2)
     tokens = rng.integers(0, VOCAB, (2, 7)).astype(np.int32)
     logits, own = rng.normal(size=(2, 7, VOCAB)), rng.normal(size=(VOCAB, VOCAB))

@@ -21,7 +21,7 @@ ROWS, TOKENS = 6, 9
 
 
 class Case:
-    """Random log-probs on both sides of every clip, in float64, and what the loss makes of them."""
+    """Random float64 log-probs on both sides of every clip, and the loss of them."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class Case:
         self.mask = rng.random(shape) < 0.7
 
     def inputs(self, theta: jax.Array | None = None) -> LossInputs:
-        """As `loss_fn` gets them, 0 outside the mask; theta in the place of the case's own."""
+        """Return the inputs of `loss_fn`, which are 0 outside the mask, with `theta` in place of the case's."""
         given = (self.theta if theta is None else theta, self.old, self.mu, self.reference, self.advantage)
         mask = jnp.array(self.mask)
         return LossInputs(*(jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0) for x in given), mask)
@@ -44,13 +44,13 @@ class Case:
         return per_token_loss(policy_loss, self.inputs(theta), config).loss
 
     def expected(self, config: LossConfig, theta: np.ndarray | None = None) -> np.ndarray:
-        """Token by token, case by case, as the papers state it."""
+        """Return the loss by the papers' formulas, token by token."""
         theta = self.theta if theta is None else theta
         loss = np.zeros((ROWS, TOKENS))
         for i, j in zip(*np.nonzero(self.mask), strict=True):
             counts, advantage = self.mask[i], self.advantage[i, j]
             of_sequence = config.ratio == "sequence"
-            # With CISPO the ratio is a constant: that of the case itself, wherever theta is moved to.
+            # With CISPO the ratio is a constant, so it does not change with theta.
             gap = (self.theta if config.surrogate == "cispo" else theta) - self.old
             ratio = np.exp(np.mean(gap[i, counts]) if of_sequence else gap[i, j])
             if config.surrogate == "cispo":
@@ -94,7 +94,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_loss_and_gradient_match_a_float64_reference(config: LossConfig) -> None:
-    """The gradient by finite differences."""
+    """The reference gradient is computed by finite differences."""
     case, step = Case(), 1e-6
     theta = jnp.array(case.theta, jnp.float32)
     np.testing.assert_allclose(case.loss(config), case.expected(config), rtol=1e-4, atol=1e-5)
@@ -119,7 +119,7 @@ def test_a_token_whose_ratio_overflows_leaves_a_gradient(config: LossConfig, far
     def total(theta: jax.Array) -> jax.Array:
         return jnp.sum(case.loss(config, theta))
 
-    # The other way round the policy's own log-prob has fallen as far.
+    # In the opposite direction, the policy's log-prob has fallen as far.
     for sign, low in ((1.0, 0.0), (-1.0, 150.0)):
         case.advantage *= sign
         loss, gradient = jax.value_and_grad(total)(jnp.array(case.theta - low, jnp.float32))
@@ -160,13 +160,13 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
         (lambda x: LossOutput(x, {"draft": x}), "loss_fn: ...named draft"),
     ],
 )
-def test_a_loss_that_is_not_per_token_or_takes_a_name_is_refused(output, message: str) -> None:
+def test_a_loss_of_the_wrong_shape_or_with_a_taken_metric_name_is_refused(output, message: str) -> None:
     with refuses(message):
         per_token_loss(lambda inputs, _: output(inputs.theta), Case().inputs(), LossConfig())
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_estimates_of_kl_are_zero_at_the_reference_and_what_they_are_said_to_be(estimator) -> None:
+def test_kl_estimators_are_zero_at_the_reference_and_match_their_formulas(estimator) -> None:
     log_p = jax.nn.log_softmax(jnp.array([0.3, -1.0, 2.0, 0.1]))
     log_r = jax.nn.log_softmax(jnp.array([1.0, 0.0, 1.5, -0.4]))
     estimate = kl_estimate(log_p, log_r, estimator)
@@ -179,7 +179,7 @@ def test_estimates_of_kl_are_zero_at_the_reference_and_what_they_are_said_to_be(
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "budget"])
 def test_tokens_weigh_as_the_papers_average_them(aggregate) -> None:
-    """One sequence has no token that counts, and is none."""
+    """A sequence without tokens that count is not a sequence."""
     mask = np.random.default_rng(3).random((ROWS, TOKENS)) < 0.6
     mask[2] = False
     value = np.random.default_rng(4).normal(size=(ROWS, TOKENS))
@@ -205,7 +205,7 @@ def test_options_out_of_range_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_reward_pays_for_kl_instead_of_the_loss(estimator: Literal["k1", "k2", "k3"]) -> None:
-    """Each estimator, token by token, in float64."""
+    """Compare each estimator with float64, token by token."""
     case = Case()
     config = LossConfig(kl_in="reward", kl_coefficient=0.3, kl_estimator=estimator)
     ratio = np.log(np.exp(case.mu - case.reference))

@@ -1,4 +1,4 @@
-"""A drafter's memory goes with the parameters: through steps on a mesh, probes, and checkpoints."""
+"""A drafter's memory is kept with the parameters, in steps on a mesh, probes and checkpoints."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def prompts_of(*ids: int) -> Prompts:
 
 @pytest.fixture(scope="module")
 def history() -> tuple[TrainState, TrainState, list[tuple[Prompts, Rollout]]]:
-    """The state after three steps on four data shards and two tensor shards, the second of them a probe's."""
+    """Return the states before and after three steps on a mesh, and their rollouts. The second step is a probe."""
     mesh = mesh_of(2, 2, 2)
     step, probe = make_train_step(*PARTS, mesh), ProbeStep(Stages(*PARTS, mesh))
     start, state, seen = fresh(mesh), fresh(mesh), []
@@ -76,7 +76,7 @@ def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
 
 
 @pytest.mark.slow
-def test_what_is_remembered_is_saved_and_restored_but_for_generation(history, tmp_path: Path):
+def test_the_memory_is_saved_and_restored_except_for_generation(history, tmp_path: Path):
     state = history[1]
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpointer(tmp_path, keep=1) as saves:

@@ -1,4 +1,4 @@
-"""One step on four meshes: the same tokens and gradients, a decode loop that stays within its shard, and its probe."""
+"""One step on four meshes: the same tokens and gradients, no collectives between data shards, and the probe step."""
 
 from dataclasses import dataclass, replace
 
@@ -55,7 +55,7 @@ def config_on(shape: tuple[int, int, int]) -> TrainConfig:
 
 
 def fresh_state(mesh: Mesh) -> TrainState:
-    """With a reference policy that differs from the one being trained."""
+    """Return a state whose reference policy differs from the trained policy."""
     state = state_on(mesh, with_reference=True)
     return replace(state, reference=jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), state.reference))
 
@@ -125,7 +125,7 @@ def test_the_host_is_asked_once_per_data_shard(stepped) -> None:
 
 
 def decode_loop(stepped: Stepped) -> tuple[Program, list, int]:
-    """The program, everything its decode loop runs, and the elements of one layer's keys on one device."""
+    """Return the program, all that its decode loop runs, and the number of elements of a layer's keys per device."""
     mesh, k = stepped.mesh, CONFIG.rollout.draft_length
     prompts = make_prompts()
     keys = (
@@ -151,7 +151,7 @@ def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, ste
     used = collectives(loop)
     assert used
     assert not [line.line for line in used if not within_shard(line.line, stepped(shape).mesh)]
-    # Two a layer, one after the embedding's lookup and one for the logits: the policy once, the draft at each step.
+    # Two per layer, one after the embedding and one for the logits; for the policy once, for the draft in each step.
     policy, draft = 2 * DECODER.num_layers + 2, CONFIG.rollout.draft_length * 4
     assert len(used) <= policy + draft
 
@@ -164,7 +164,7 @@ def test_no_cache_is_copied_while_decoding(shape, stepped) -> None:
 
 @pytest.mark.slow
 def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> None:
-    """Waiting sequences, growing windows and chosen draft lengths take two loops for each phase."""
+    """With waiting sequences, growing windows and chosen draft lengths, each phase has two loops."""
     mesh = mesh_of(2, 2, 2)
     options = replace(CONFIG.rollout, draft_lengths=(0, 2), phases=((4, 20), (4, 26), (2, 26)))
     prompts, params = place(make_prompts(), mesh), params_on(mesh)

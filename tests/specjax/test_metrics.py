@@ -13,8 +13,8 @@ from specjax.types import Params, Reward, Rollout
 ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
 
 
-def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
-    """A rollout as its verifications went: for each row, (drafts accepted, tokens emitted) of every round."""
+def rollout_from_rounds() -> tuple[Rollout, list[list[tuple[int, int]]]]:
+    """Return a rollout built from its verifications: for each row, (accepted, emitted) tokens of every round."""
     rng = np.random.default_rng(0)
     rounds = []
     for row in range(ROWS):
@@ -39,8 +39,8 @@ def spoken_rollout() -> tuple[Rollout, list[list[tuple[int, int]]]]:
     ), rounds
 
 
-def test_rollout_metrics_read_slowly() -> None:
-    rollout, rounds = spoken_rollout()
+def test_rollout_metrics_equal_a_slow_reference() -> None:
+    rollout, rounds = rollout_from_rounds()
     verifications = [v for row in rounds for v in row]
     expected = {
         "rollout/tokens": sum(map(int, rollout.lengths)),
@@ -64,7 +64,7 @@ def test_rollout_metrics_read_slowly() -> None:
 
 @pytest.mark.parametrize(("drafts", "rounds", "length"), [(0, [0, 4], 1.0), (3, [0, 0], np.nan)])
 def test_rollout_metrics_when_nothing_was_drafted(drafts: int, rounds: list[int], length: float) -> None:
-    """Without positions to draft, and where nothing was verified."""
+    """Draft length 0, and a rollout without verifications."""
     counts, lengths = jnp.zeros((2, drafts), jnp.int32), jnp.array([1, 1 + rounds[1]])
     tokens = jnp.zeros((2, 5), jnp.int32)
     metrics = rollout_metrics(Rollout(tokens, lengths, drafted=counts, accepted=counts, row_rounds=jnp.array(rounds)))
@@ -72,7 +72,7 @@ def test_rollout_metrics_when_nothing_was_drafted(drafts: int, rounds: list[int]
     np.testing.assert_equal([float(x) for name, x in metrics.items() if "rate_pos" in name], [np.nan] * drafts)
 
 
-def test_reward_metrics_read_slowly() -> None:
+def test_reward_metrics_equal_a_slow_reference() -> None:
     value = np.array([0.0, 2.0, np.nan, 5.0, 1.0, 1.0, 1.0, np.nan], np.float32)
     correct = np.array([0, 1, 1, 1, 0, 0, 0, 1], np.float32)
     scored = ~np.isnan(value)
@@ -169,7 +169,7 @@ def test_a_gap_that_is_not_finite_raises_the_alarm(name: str, gap: float) -> Non
         ),
     ],
 )
-def test_what_was_not_measured_is_left_out(absent: str, names: set[str]) -> None:
+def test_missing_measurements_are_left_out(absent: str, names: set[str]) -> None:
     options = dict(with_draft=True, train_draft=True)
     batch = replace(RECORDED, **({} if absent in options else {absent: None}))
     fewer = options | ({absent: False} if absent in options else {})

@@ -1,4 +1,4 @@
-"""A policy with a mixture of experts: rollouts, their routes, and training that replays them."""
+"""A policy with a mixture of experts: rollouts, their routes, and training that replays routes."""
 
 from dataclasses import replace
 from functools import partial
@@ -59,7 +59,7 @@ DRAFTS: dict[str, tuple[Drafter, Init | None]] = {
 
 
 def filled(init: Init | None, mesh: Mesh, scale: float = 0.3) -> PyTree:
-    """The same random numbers on every mesh."""
+    """Return parameters with the same random numbers on every mesh."""
     rng = np.random.default_rng(0)
 
     def fill(x: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -92,19 +92,19 @@ def plain() -> Rollout:
         (ONE, "mtp", {}),
         (MeshConfig(expert=4), "eagle3", {}),
         (EIGHT, "eagle3", {}),
-        # Waiting sequences, and windows shorter than the longest row.
+        # Sequences wait, and windows are shorter than the longest row.
         pytest.param(ONE, "eagle3", dict(phases=((8, 20), (4, 26))), marks=pytest.mark.slow),
     ],
     ids=["mtp", "4 experts", "2 experts, data, tensor", "slots"],
 )
-def test_coupled_tokens_and_routes_depend_on_no_mesh_and_no_draft(mesh, draft: str, options: dict, plain: Rollout):
+def test_coupled_tokens_and_routes_do_not_depend_on_mesh_or_draft(mesh, draft: str, options: dict, plain: Rollout):
     rollout = rollout_on(mesh, draft, **options)
     for name in ("tokens", "lengths", "routes"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(plain, name), err_msg=name)
     assert rollout.accepted is not None and jnp.sum(rollout.accepted) > 0
 
 
-def test_the_routes_of_a_rollout_are_those_of_a_forward_over_it(plain: Rollout):
+def test_the_routes_of_a_rollout_equal_those_of_a_forward(plain: Rollout):
     prompts = make_prompts()
     rows = join_completions(prompts, plain, jnp.zeros(len(plain.lengths)))
     assert rows.routes is not None and rows.routes.dtype == "uint8"
@@ -126,7 +126,7 @@ def test_decoding_adds_the_parts_of_the_experts_once_a_layer_and_gathers_no_weig
     keys = rows, DECODER.num_kv_heads // 2, width + BUDGET + options.slack, DECODER.head_dim
     used = collectives(program.loop(carries=keys, times=2 * DECODER.num_layers))
     assert not [line.line for line in used if not within_shard(line.line, mesh)]
-    # As with a dense MLP: sums, two a layer and one after the embedding's lookup, and the logits of the vocabulary.
+    # As with a dense MLP: two sums per layer, one after the embedding, and the logits of the vocabulary.
     logits = rows, 1, DECODER.vocab_size
     gathers = [line for line in used if "all-gather" in line.opcode]
     assert not [line.line for line in gathers if logits not in line.arrays]
@@ -164,8 +164,8 @@ def batch_with_routes() -> TrainBatch:
     return replace(batch, routes=jnp.asarray(routes.astype(np.uint8)))
 
 
-def test_replayed_routes_are_the_very_ones_that_training_uses():
-    """The log-probs under routes drawn at random, and a gradient for each expert that they name alone."""
+def test_training_uses_exactly_the_replayed_routes():
+    """Under random routes, log-probs are right, and exactly the experts in the routes get a gradient."""
     batch, params = batch_with_routes(), params_on(ONE)
     context = LossContext(POLICY, NoDrafter(), SamplingLaw(), LOSS)
     output = jax.jit(lambda params: context.forward(params, batch))(params.policy)
@@ -182,7 +182,7 @@ def test_replayed_routes_are_the_very_ones_that_training_uses():
 
 
 @pytest.mark.slow
-def test_the_balance_loss_is_of_each_sequence_whatever_the_microbatches():
+def test_the_balance_loss_per_sequence_does_not_depend_on_microbatches():
     batch, params = ragged_batch(8, 14), Params(params_on(ONE).policy, {})
     loss = LossConfig(router_aux_loss_coef=1.0)
     still = replace(batch, advantage=jnp.zeros_like(batch.advantage))
@@ -205,7 +205,7 @@ def test_the_balance_loss_is_of_each_sequence_whatever_the_microbatches():
 
 
 @pytest.mark.parametrize("options", [dict(routing="replay"), dict(router_aux_loss_coef=0.1)])
-def test_options_of_a_mixture_need_one(options: dict):
+def test_options_of_a_mixture_need_a_mixture(options: dict):
     policy, drafter = networks()
     (name, value), *_ = options.items()
     with refuses(f"loss.{name} = {value}: must be ..."):
@@ -238,6 +238,6 @@ def test_rollouts_of_a_mixture_follow_its_law(verifier: str, draft: str):
         head = Eagle3Config(**SMALL, feature_size=8, draft_vocab_size=4)
         drafter, init = make_eagle3(head, policy), partial(init_eagle3, head)
     params = Params(filled(partial(init_decoder, decoder), mesh, scale=1.0), filled(init, mesh))
-    # 64 rows: few enough tokens for the form in which rollouts compute the experts.
+    # 64 rows have few enough tokens for the implementation of experts that rollouts use.
     config = replace(CONFIG.rollout, group_size=64, max_new_tokens=4, stop_tokens=(3,), verifier=verifier)
     assert_lossless(policy, drafter, params, config, draws=2**15, total_variation=0.05)

@@ -27,7 +27,7 @@ FINITE = Params(jnp.bool(True), jnp.bool(True))
 
 
 def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[Params], params: Params):
-    """The parameters and the optimiser states after each of the gradients."""
+    """Return the parameters and the optimiser states after each gradient."""
     optimizers = make_optimizers(policy, draft)
     states = Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft))
     history, step = [], jax.jit(functools.partial(apply_gradients, optimizers))
@@ -38,7 +38,7 @@ def run(policy: OptimizerConfig, draft: OptimizerConfig | None, gradients: list[
 
 
 def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Loshchilov and Hutter 2019, algorithm 2, in float64, after a clip of the norm."""
+    """Return parameters after AdamW (Loshchilov and Hutter 2019, algorithm 2) in float64, with the norm clipped."""
     w, m, v = w.astype(np.float64), 0.0, 0.0
     for t, g in enumerate(gradients):
         g = g * min(1.0, c.clip_norm / np.linalg.norm(g))
@@ -50,8 +50,10 @@ def adamw(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.
 
 
 def muon(c: OptimizerConfig, gradients: list[np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Jordan et al. 2024 in float64: five Newton-Schulz steps on the Nesterov momentum, at the size of AdamW's update
-    (equation 4 of arXiv 2502.16982).
+    """Return parameters after Muon (Jordan et al. 2024) in float64.
+
+    Five Newton-Schulz steps on the Nesterov momentum, scaled to the size of AdamW's update (arXiv 2502.16982,
+    equation 4).
     """
     w, m, b = w.astype(np.float64), 0.0, c.momentum
     for t, g in enumerate(gradients, start=1):
@@ -106,7 +108,7 @@ def _filled(shapes: PyTree, rng: np.random.Generator) -> PyTree:
 
 
 def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list[float]:
-    """Without momentum, decay and clipping AdamW's step is the rate, in the direction of the gradient's sign."""
+    """Return the learning rates. Without momentum, decay and clipping, AdamW's step is the rate times the sign."""
     optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
     weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
     for _ in range(count):
@@ -122,7 +124,7 @@ def test_with_steps_the_rate_falls_to_zero_by_a_cosine() -> None:
     np.testing.assert_allclose(rates(config, 12, 11), [0.1, 0.2, 0.3, *falling], atol=1e-6)
 
 
-def test_schedules_fall_behind_the_warm_up_to_their_floor() -> None:
+def test_schedules_fall_to_their_floor_after_the_warm_up() -> None:
     config = OptimizerConfig(learning_rate=0.4, warmup_steps=1, schedule="linear", decay_steps=4, floor=0.25)
     np.testing.assert_allclose(rates(config, 7), [0.2, 0.4, 0.325, 0.25, 0.175, 0.1, 0.1], atol=1e-6)
     falling = [0.1 + 0.15 * (1 + np.cos(np.pi * i / 4)) for i in (0, 1, 2, 3, 4, 4)]
@@ -137,11 +139,11 @@ NETWORK = {
     "embed": {"embedding": (20, 12)},
     "head": {"kernel": (12, 20)},
 }
-# As matrices, what is contracted by what is given.
+# Shapes as matrices: contracted dimensions by output dimensions.
 HIDDEN = {("attention", "q"): (12, 8), ("attention", "o"): (8, 12), ("mlp", "up"): (12, 16)}
 
 
-def test_muon_is_for_the_matrices_within_the_network_and_adam_for_the_rest() -> None:
+def test_muon_updates_inner_matrices_and_adam_all_other_parameters() -> None:
     rng = np.random.default_rng(2)
     weights, *gradients = (_filled(NETWORK, rng) for _ in range(3))
     as_params = [Params(g, {}) for g in gradients]
@@ -153,7 +155,7 @@ def test_muon_is_for_the_matrices_within_the_network_and_adam_for_the_rest() -> 
             for tree in (weights, once, final, *gradients)
         )
         np.testing.assert_allclose(last, muon(MUON, steps, start), rtol=1e-4, atol=1e-4)
-        # A step is nearly orthogonal: it goes about as far in every direction.
+        # A step is nearly orthogonal: its singular values are about equal.
         moved = ((1 - 0.1 * 0.2) * start - first) / (0.1 * 0.2 * np.sqrt(max(shape)))
         singular = np.linalg.svd(moved, compute_uv=False)
         assert 0.6 < singular.min() and singular.max() < 1.3
@@ -172,7 +174,7 @@ def test_every_expert_of_a_stack_is_a_matrix_of_its_own() -> None:
         np.testing.assert_allclose(final[expert], muon(MUON, [step], start), rtol=1e-4, atol=1e-4)
 
 
-def test_every_matrix_of_our_networks_is_read_right() -> None:
+def test_the_axes_of_every_matrix_are_interpreted_correctly() -> None:
     params = params_on(mesh_of(1, 1, 1))
     policy, draft = (
         {jax.tree_util.keystr(path, simple=True, separator="/"): axes for path, axes in found}
@@ -188,7 +190,7 @@ def test_every_matrix_of_our_networks_is_read_right() -> None:
     assert draft == {"fc/kernel": flat, **layer}
 
 
-def test_muon_on_a_mesh_with_donation_is_what_it_is_on_one_device() -> None:
+def test_muon_on_a_mesh_equals_muon_on_one_device() -> None:
     weights, gradient = (_filled(NETWORK, np.random.default_rng(3)) for _ in range(2))
     alone = run(MUON, None, [Params(gradient, {})], Params(weights, {}))[-1][0].policy
     mesh, optimizer = mesh_of(2, 2, 2), make_optimizer(MUON)
@@ -213,7 +215,7 @@ def _is_muon(x: object) -> bool:
     return isinstance(x, optax.contrib.MuonState)
 
 
-def test_parameters_keep_their_dtype_and_without_a_config_the_draft_stands_still() -> None:
+def test_parameters_keep_their_dtype_and_a_draft_without_a_config_is_not_updated() -> None:
     weights = Params(jnp.ones(3, jnp.bfloat16), jnp.ones(3))
     both, _ = run(OptimizerConfig(), OptimizerConfig(), [weights], weights)[-1]
     assert both.policy.dtype == jnp.bfloat16 and both.draft.dtype == jnp.float32

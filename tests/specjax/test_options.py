@@ -25,14 +25,12 @@ from tests.refusals import refuses
         (lambda: RolloutConfig(verifier="typical"), "verifier = typical: ...rejection...block...coupled"),
     ],
 )
-def test_a_word_that_is_no_choice_is_refused(
-    make: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Outside of tests no one checks types.
+def test_an_unknown_choice_is_refused(make: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Types are checked only in tests, so turn the checks off.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with refuses(said):
         make()
 
 
-def test_a_verifier_of_ones_own_is_no_word() -> None:
+def test_a_custom_verifier_is_accepted() -> None:
     assert RolloutConfig(verifier=VERIFIERS["block"]).verifier is VERIFIERS["block"]

@@ -1,4 +1,4 @@
-"""Two processes of two devices each do what one process of four does. One job makes what all tests read."""
+"""Two processes of two devices each compute what one process of four does. All tests read the results of one job."""
 
 import json
 from functools import cache
@@ -18,7 +18,7 @@ from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
 
 
 class Job(NamedTuple):
-    """Results of two processes: what each found, what they made together, and the directory that they wrote to."""
+    """Results of two processes: those of each, the common ones, and the directory that they wrote to."""
 
     found: list[dict[str, Any]]
     made: dict[str, Any]
@@ -66,19 +66,19 @@ def test_two_processes_make_the_updates_of_one(job: Job) -> None:
 def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) -> None:
     ids = np.repeat(np.asarray(make_prompts().id), GROUP).tolist()
     mine, theirs = ids[: len(ids) // 2], ids[len(ids) // 2 :]
-    # Both steps, and the callback within a program, which jax calls once per data shard.
+    # Both steps, and the callback of a compiled program, which jax calls once per data shard.
     assert [each["asked"] for each in job.found] == [[mine] * (STEPS + 1), [theirs] * (STEPS + 1)]
     np.testing.assert_array_equal(job.made["reward"].value, alone()["reward"].value)
 
 
-def test_values_cross_processes_whole(job: Job) -> None:
+def test_values_are_exchanged_between_processes_unchanged(job: Job) -> None:
     for index, each in enumerate(found["talk"] for found in job.found):
         assert each["agreed"] == ["from", 0] and each["gathered"] == [0, 1] and each["on_primary"] == 0
         assert each["fetched"] == {"x": list(range(8)), "y": 28, "z": 1.5}
         assert each["owned"] == [4 * index + row for row in range(4)] and each["joined"] == list(range(0, 16, 2))
 
 
-def test_an_error_of_the_primary_and_a_signal_to_another_process_reach_all(job: Job) -> None:
+def test_errors_of_the_primary_and_signals_reach_all_processes(job: Job) -> None:
     for each in (found["talk"] for found in job.found):
         assert each["error"] == "not here"
         assert each["signals"] == [None, 15]

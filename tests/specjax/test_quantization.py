@@ -41,7 +41,7 @@ def test_every_weight_is_within_half_a_step_of_its_channel(shape: tuple[int, ...
         found = quantize(jnp.asarray(kernel), contract, to)
         back = np.asarray(found.values, np.float32) * np.asarray(found.scale)
         assert found.values.dtype.itemsize == 1 and found.scale.shape == shape[contract:]
-        # e4m3 has three bits of mantissa: half a step is a sixteenth of the weight, or of the smallest normal number.
+        # e4m3 has three bits of mantissa, so half a step is 1/16 of the weight, or of the smallest normal number.
         step = most if to == "int8" else np.maximum(np.abs(kernel), most * 2**-6 / 448)
         assert (np.abs(back - kernel) <= error * step * 1.001).all()
         np.testing.assert_allclose(np.abs(back).max(axis=axes), most, rtol=1e-6)
@@ -50,7 +50,7 @@ def test_every_weight_is_within_half_a_step_of_its_channel(shape: tuple[int, ...
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_is_that_of_the_values_times_the_scale(to, shape, contract, dtype) -> None:
+def test_a_product_is_scaled_after_the_matmul(to, shape, contract, dtype) -> None:
     rng = np.random.default_rng(1)
     kernel = quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), contract, to)
     x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)
@@ -106,7 +106,7 @@ def test_a_mesh_holds_the_8_bits_gathered_and_samples_the_same_tokens() -> None:
 
 
 def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
-    """A copy in the compute dtype, made before the loop, would be read in each draft step instead."""
+    """Otherwise each draft step would read a copy in the compute dtype, made before the loop."""
     policy, head = (
         make_policy(replace(DECODER, dtype="bfloat16")),
         replace(HEAD, dtype="bfloat16", intermediate_size=24),
@@ -123,7 +123,7 @@ def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
     loops = [x for lines in program.computations.values() for x in lines if x.opcode == "while"]
     carried = {(dtype, dims) for x in loops for dtype, dims in zip(x.dtypes, x.arrays, strict=True)}
     assert {("s8", x.shape) for x in jax.tree.leaves(params.draft) if x.ndim > 1} <= carried
-    # Kernels of these sizes are the draft's alone: of the MLP, and of the queries, flattened or not.
+    # Only the draft has kernels of these sizes: the MLP's and the queries', flattened or not.
     own = {(16, 24), (24, 16), (32, 32), (32, 4, 8)}
     assert own & {dims for _, dims in carried} and not own & {dims for dtype, dims in carried if dtype != "s8"}
 

@@ -20,7 +20,7 @@ MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (2, 1, 2, 2)]
 
 
 class Recorder:
-    """A scorer that remembers what it was asked; a score tells row, length and prompt apart."""
+    """A scorer that records its requests. Its score identifies row, length and prompt."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -81,7 +81,7 @@ def test_every_sample_is_scored_once_and_its_score_comes_back_to_it(shape: tuple
     np.testing.assert_array_equal(np.unique(asked, axis=0), np.unique(wanted, axis=0))
 
 
-def test_every_device_hears_the_same_answer() -> None:
+def test_every_device_gets_the_same_scores() -> None:
     def fickle(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.random.default_rng().random(len(ids), np.float32), np.zeros(len(ids), np.float32)
 
@@ -93,7 +93,7 @@ def test_every_device_hears_the_same_answer() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
-def test_failures_are_counted_and_what_a_value_is_made_of_comes_back_by_name(shape: tuple[int, int, int]) -> None:
+def test_failures_are_counted_and_components_are_returned_by_name(shape: tuple[int, int, int]) -> None:
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         value = np.where(np.isin(ids, (3, 11)), np.nan, ids).astype(np.float32)
         return value, (ids > 0).astype(np.float32), np.stack([value, 2 * value], axis=1)
@@ -123,7 +123,7 @@ def misshapen(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple
 
 @pytest.mark.parametrize("score", [raises, misshapen])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
-def test_a_broken_scorer_costs_its_samples_and_is_logged(
+def test_a_broken_scorer_loses_only_its_samples_and_is_logged(
     score: HostScore, shape: tuple[int, int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     reward, *_ = ask(score, mesh_of(*shape))

@@ -1,4 +1,4 @@
-"""`coupled` and greedy rollouts in float32: the same tokens whatever is drafted, by whom, and in which slot."""
+"""`coupled` and greedy rollouts in float32: the same tokens with any drafter, any draft and in any slot."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def greedy() -> Rollout:
 
 
 def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout):
-    """Samples differ, some stop at once, some later, some run into the budget, at several stop tokens."""
+    """Samples differ. Some stop at once, some later, some reach the budget; several stop tokens occur."""
     tokens, lengths, stopped = (np.asarray(x) for x in (plain.tokens, plain.lengths, plain.stopped))
     assert len(np.unique(tokens, axis=0)) > 0.9 * len(tokens)
     assert {1, BUDGET} < set(lengths.tolist())
@@ -53,7 +53,7 @@ def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout)
 
 
 def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
-    """The largest of the policy's law plus the noise of the token's own position, whatever came before."""
+    """It is the argmax of the policy's log-probs plus the noise of the token's own position."""
 
     @jax.jit
     def noise_of(batch: Prompts, run: SeedStep) -> jax.Array:
@@ -70,7 +70,7 @@ def test_every_token_is_the_draw_of_its_sequence_and_position(plain: Rollout):
 
 @pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
-def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
+def test_coupled_tokens_do_not_depend_on_the_draft(plain: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k), RUN, seed), plain)
 
@@ -84,7 +84,7 @@ def test_coupled_tokens_depend_on_no_draft(plain: Rollout, k: int, draft: tuple[
         pytest.param("model", "stranger", 2, marks=pytest.mark.slow),
     ],
 )
-def test_coupled_tokens_depend_on_no_kind_of_draft(plain: Rollout, drafter: str, draft: str, k: int):
+def test_coupled_tokens_do_not_depend_on_the_kind_of_draft(plain: Rollout, drafter: str, draft: str, k: int):
     rollout = WORLD.rollout(drafter, draft, config(k), RUN)
     assert_same(rollout, plain)
     assert np.sum(rollout.accepted) > 0
@@ -108,7 +108,7 @@ def test_the_drafts_differ_in_what_is_accepted(plain: Rollout):
         ("rejection", "eagle3", 3, 0.0),
     ],
 )
-def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, temperature: float):
+def test_tokens_do_not_depend_on_the_slot_order(verifier: str, drafter: str, k: int, temperature: float):
     program = WORLD.program(drafter, config(k, verifier, temperature))
     params = WORLD.params("random" if k else "none")
     order = np.array([3, 0, 5, 1, 4, 2])
@@ -120,12 +120,12 @@ def test_tokens_depend_on_no_slot_order(verifier: str, drafter: str, k: int, tem
 
 @pytest.mark.parametrize("draft", EACH)
 @pytest.mark.parametrize("k", LENGTHS)
-def test_greedy_tokens_depend_on_no_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
+def test_greedy_tokens_do_not_depend_on_the_draft(greedy: Rollout, k: int, draft: tuple[str, str, int]):
     drafter, params, seed = draft
     assert_same(WORLD.rollout(drafter, params, config(k, "rejection", 0.0), RUN, seed), greedy)
 
 
-def test_greedy_tokens_depend_on_no_verifier(greedy: Rollout):
+def test_greedy_tokens_do_not_depend_on_the_verifier(greedy: Rollout):
     assert_same(WORLD.rollout("eagle3", "random", config(3, "coupled", 0.0), RUN), greedy)
 
 

@@ -1,6 +1,6 @@
-"""Whole rollouts, sampled many thousand times, against the exact law of every completion.
+"""Chi-square tests of whole rollouts against the exact distribution of completions.
 
-A further drafter takes a line in `DRAFTS`, and an entry in `World.drafters` and `World.draft` of tests/tiny.py.
+To add a drafter, add a line to `DRAFTS`, and entries to `World.drafters` and `World.draft` in tests/tiny.py.
 """
 
 import functools
@@ -39,7 +39,7 @@ LAWS = {
 
 
 class Draft(NamedTuple):
-    """A drafter by name, and the range in which `rejection` accepts its first tokens where the law is sampled."""
+    """Name of a drafter, and the range of its acceptance at position 1 by `rejection` when it samples."""
 
     drafter: str
     accepted: tuple[float, float]
@@ -60,8 +60,8 @@ DRAFTS = {
     "stranger": Draft("model", (0.3, 0.6)),
     "trained beside remembered": Draft("either history", (0.3, 0.6)),
 }
-# Every way to propose, and every law but greedy, which test_rollout_coupled.py holds. The slow tier has what is left
-# out, and all combinations of one draft of each kind.
+# Every kind of proposal and every law, except greedy, which test_rollout_coupled.py tests. Slow tests add the other
+# drafts, and all combinations for one draft of each kind.
 COVERING = [
     ("none", "top-p", 0),
     ("trained", "temperature 1", 3),
@@ -82,9 +82,9 @@ LEFT_OUT = [
 ]
 
 
-# One of every kind of drafter, for the million.
+# One drafter of every kind, for a million draws.
 KINDS = ("none", "trained", "trained mtp", "ngram", "remembered", "stranger", "trained beside remembered")
-# Drafts that every verifier is tried on: trained, deterministic and from a lookup.
+# Drafts that are tested with every verifier: trained, deterministic and from a lookup.
 BY_ALL = ("trained", "random reduced", "table", "random beside ngram", "trained beside remembered")
 
 
@@ -94,8 +94,8 @@ def exact(law: str) -> Cells:
 
 
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "greedy"])
-def test_the_law_is_worth_sampling(law: str):
-    """All lengths occur, no completion dominates, and the enumeration is complete."""
+def test_the_exact_law_gives_the_test_power(law: str):
+    """The test has power: all lengths occur, no completion dominates, and the enumeration is complete."""
     cells = exact(law)
     assert 20 < len(cells) <= 300
     assert sum(cells.values()) == pytest.approx(1, abs=1e-12)
@@ -105,7 +105,7 @@ def test_the_law_is_worth_sampling(law: str):
 
 
 def chosen(index: Array) -> Verifier:
-    """The verifier of that place in VERIFIERS, so that one program holds them all."""
+    """Return the verifier VERIFIERS[index]. The index is traced, so that one program holds all of them."""
     verifiers = list(VERIFIERS.values())
 
     def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
@@ -124,7 +124,7 @@ def chosen(index: Array) -> Verifier:
 
 @functools.cache
 def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Params, Prompts, int, SeedStep], Rollout]:
-    """(params, prompts, place of the verifier, run) -> BATCH samples"""
+    """Return a program (params, prompts, index of the verifier, run) -> BATCH samples."""
 
     @functools.partial(jax.jit, compiler_options=AS_SHIPPED if as_shipped else None)
     def run(params: Params, prompts: Prompts, verifier: Array, run: SeedStep) -> Rollout:
@@ -136,8 +136,8 @@ def program(drafter: str, law: str, k: int, as_shipped: bool) -> Callable[[Param
 
 
 def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, total_variation: float) -> Fit:
-    """The chi-square test, and that the draft is what it is called, so that every way to emit a token takes part."""
-    # Few batches are not worth the effort of compiling well; a million draws take half an hour less for it.
+    """Run the chi-square test. Also verify that acceptance is in the draft's range, so all kinds of emissions occur."""
+    # A better compiled program saves half an hour for a million draws, but does not pay off for a few batches.
     run = program(DRAFTS[draft].drafter, law, k, as_shipped=batches > 2)
     sampled = law != "greedy"
     place, seed = list(VERIFIERS).index(verifier), len(DRAFTS) * list(LAWS).index(law) + list(DRAFTS).index(draft)
@@ -161,13 +161,16 @@ def check(verifier: VerifierName, draft: str, law: str, k: int, batches: int, to
 
 
 def cut_at_an_accepted_stop(rollout: Rollout) -> int:
-    """Every other round emits a token of its own after the accepted ones."""
+    """Return the number of rows that end with an accepted stop token.
+
+    In every other round, the policy emits a token of its own after the accepted ones.
+    """
     assert rollout.accepted is not None
     own = np.asarray(rollout.lengths) - 1 - np.asarray(rollout.accepted).sum(axis=1)
     return int(np.sum(np.asarray(rollout.stopped) & (own < np.asarray(rollout.row_rounds))))
 
 
-# One program holds the verifiers: each takes seconds to sample, and differs where drafts are sampled.
+# One program holds all verifiers. Each takes seconds to sample, and they differ only for sampled drafts.
 CASES = [
     pytest.param(name, *case, marks=() if case in COVERING else pytest.mark.slow)
     for case in COVERING + LEFT_OUT
@@ -187,18 +190,18 @@ def test_completions_follow_the_policy(verifier: VerifierName, draft: str, law: 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("draft", KINDS)
 def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: str, law: str):
-    """1,015,808 draws, level 1e-6, power above 0.99 at total variation 0.01; where all must be equal, 32,768 do."""
+    """1,015,808 draws, level 1e-6, power above 0.99 at total variation 0.01. If all draws are equal, 32,768 suffice."""
     batches = 2 if law == "greedy" else 62
     result = check(verifier, draft, law, 0 if draft == "none" else 3, batches, total_variation=0.01)
-    # For `pytest -rP`.
+    # Shown by `pytest -rP`.
     print(f"{draft}, {law}, {verifier}: {result}")
 
 
 @functools.cache
 def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array], Rollout]:
-    """(params, prompts, place of the verifier, choice for each phase) -> IN_PHASES samples, a third at a time.
+    """Return a program (params, prompts, index of the verifier, choice for each phase) -> IN_PHASES samples.
 
-    In windows that grow and slots that shrink.
+    A third of the samples is active at a time, in windows that grow and slots that shrink.
     """
     width = WORLD.batch.tokens.shape[1]
     phases = ((IN_PHASES // 3, width), (IN_PHASES // 3, width + BUDGET), (IN_PHASES // 20, width + BUDGET))
@@ -224,7 +227,7 @@ def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array
 def test_completions_follow_the_policy_through_queue_and_phases(
     draft: str, law: str, choice: tuple[int, ...], verifier: VerifierName
 ):
-    """At a K that changes from phase to phase, for which rows have to begin drafting late and to leave off."""
+    """The draft length changes between phases, so rows start drafting late and stop again."""
     run, place = in_phases(DRAFTS[draft].drafter, law), jnp.int32(list(VERIFIERS).index(verifier))
     rollout = run(WORLD.params(draft), WORLD.batch, place, jnp.array(choice))
     assert (np.asarray(rollout.loop_rounds) > 0).all() and np.asarray(rollout.accepted).sum() > 0
@@ -237,7 +240,7 @@ def test_completions_follow_the_policy_through_queue_and_phases(
 @pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False], ids=["side by side", "one after the other"])
 def test_samples_that_draft_from_each_other_are_independent(together: bool):
-    """Pairs of samples follow the product of their laws, though each, or the second, proposes what the other said."""
+    """Pairs of samples follow the product of their laws, although samples propose each other's tokens."""
     budget, pairs, plan = 3, 45_000, () if together else ((1, 99),)
     config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=WORLD.stops, phases=plan)
     drafter = HistoryDrafter(WORLD.vocab, min_n=1, max_n=3, siblings=2, offset=1)
@@ -248,14 +251,14 @@ def test_samples_that_draft_from_each_other_are_independent(together: bool):
         return speculative_rollout(WORLD.policy, drafter, params, prompts, seed_step(1, 100), config)
 
     def by_itself(params: Params, prompts: Prompts) -> Rollout:
-        """A queue for each prompt: its second sample begins where the first has ended."""
+        """Generate with a queue per prompt: the second sample starts when the first has ended."""
         apart = jax.tree.map(lambda x: x[:, None], prompts)
         rollouts = jax.vmap(generate, in_axes=(None, 0))(params, apart)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollouts)
 
     rollout = jax.jit(generate if together else by_itself)(WORLD.params("none"), prompts)
     alone = completion_law(WORLD.logits, WORLD.prompts[0], WORLD.vocab, WORLD.stops, budget, SamplingLaw())
-    # -1 stands between the two.
+    # -1 separates the two samples.
     cells = {(*a, -1, *b): p * q for (a, p), (b, q) in itertools.product(alone.items(), repeat=2)}
     said = [tuple(row[:n]) for row, n in zip(rollout.tokens.tolist(), rollout.lengths.tolist(), strict=True)]
     counts = Counter((*a, -1, *b) for a, b in zip(said[::2], said[1::2], strict=True))
@@ -263,7 +266,7 @@ def test_samples_that_draft_from_each_other_are_independent(together: bool):
     assert result.draws == pairs
     assert result.passes, result
     assert result.power > 0.99
-    # Prompt and first token of most rows repeat nothing: what is drafted then is a sibling's.
+    # Prompt and first token of most rows repeat nothing, so a draft after them comes from the other sample.
     drafted = np.asarray(rollout.drafted).reshape(pairs, 2, 2)
     first, second = drafted[:, :, 0].mean(axis=0)
     assert second > 0.3 if together else second > 1.2 * first

@@ -1,4 +1,4 @@
-"""Rollouts that draft from known texts, and with a small model: no token changes, and what is accepted is replayed."""
+"""Rollouts with lookups or a small model as the drafter: tokens do not change, and acceptance equals a replay."""
 
 import functools
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def plain() -> Rollout:
 
 @functools.cache
 def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout]:
-    """Rollouts through a queue, in windows that grow and slots that shrink; each phase drafts nothing or two tokens."""
+    """Return rollouts through a queue, growing windows and shrinking slots, with draft length 0 or 2 in each phase."""
     options = replace(CONFIG, draft_lengths=(0, 2), phases=((8, 14), (8, 99), (3, 99)))
 
     @jax.jit
@@ -74,8 +74,8 @@ def phased(drafter: Drafter) -> Callable[[list[int], Array | tuple[()]], Rollout
 @pytest.mark.parametrize(
     "drafter", [pytest.param(NGRAM, marks=pytest.mark.slow, id="ngram"), pytest.param(HISTORY, id="history")]
 )
-def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
-    """Nor where drafting begins late, ends and begins again."""
+def test_tokens_do_not_depend_on_a_lookup(plain: Rollout, drafter: Drafter):
+    """The same holds if drafting starts late, stops and starts again."""
     memory = () if drafter is NGRAM else remembered(plain)
     rollouts = [phased(drafter)(chosen, memory) for chosen in ([1] * 3, [0, 1, 1], [1, 0, 1])]
     for rollout in rollouts:
@@ -87,10 +87,10 @@ def test_no_token_depends_on_a_lookup(plain: Rollout, drafter: Drafter):
 def replayed(
     prompt: list[int], completion: list[int], k: int, emitted: int = 1, others: tuple[list[int], ...] = ()
 ) -> tuple[list[int], list[int]]:
-    """Count how often position 1 .. k of a lookup's proposal could be emitted, and was, in a row of these tokens.
+    """Return how often each position 1 .. k of a lookup's proposals could be emitted in this row, and how often it was.
 
-    emitted: tokens of the completion before the first draft. others: texts searched beside the row's own, by a drafter
-    whose drafts are no longer than their match.
+    emitted: number of completion tokens before the first draft.
+    others:  further texts to search. Drafts from them are no longer than their match.
     """
     drafted, accepted, row, at = [0] * k, [0] * k, prompt + completion, len(prompt) + emitted
     while at < len(row):
@@ -112,7 +112,7 @@ def words(tokens: Array, lengths: Array) -> list[list[int]]:
 
 
 def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
-    """Through queue and phases. The chain repeats itself: a round emits far more than one token."""
+    """With a queue and phases. The chain repeats itself, so a round emits far more than one token."""
     rollout = phased(NGRAM)([1] * 3, ())
     completions, prompts = words(plain.tokens, plain.lengths), words(PROMPTS.tokens, PROMPTS.lengths)
     expected = [replayed(prompts[i // GROUP], row, 2) for i, row in enumerate(completions)]
@@ -124,7 +124,7 @@ def test_ngrams_are_accepted_as_often_as_a_replay_says(plain: Rollout):
 
 @pytest.mark.slow
 def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
-    """Than the row's own text; and what was said with the very same noise is found whole."""
+    """They find more than the row's own text, because an earlier rollout had the same noise."""
     config = replace(CONFIG, draft_length=2)
     own = run(replace(HISTORY, siblings=0), config)
     both = run(HISTORY, config, remembered(plain))
@@ -133,8 +133,8 @@ def test_siblings_and_earlier_rollouts_find_more(plain: Rollout):
 
 
 @pytest.mark.slow
-def test_a_greedy_policy_says_what_it_said_the_epoch_before():
-    """All of it is drafted and accepted, from the first round on."""
+def test_greedy_text_of_the_last_epoch_is_fully_accepted():
+    """The whole completion is drafted and accepted, from the first round on."""
     drafter = HistoryDrafter(5, min_n=1, max_n=2 * BUDGET, siblings=0, offset=3)
     before = run(NoDrafter(), replace(GREEDY, draft_length=0))
     rollout = run(drafter, GREEDY, remembered(before))
@@ -144,7 +144,7 @@ def test_a_greedy_policy_says_what_it_said_the_epoch_before():
 
 
 class Deaf(HistoryDrafter):
-    """Hears of no sibling that has left its row."""
+    """Drafter that does not learn of siblings that have left their rows."""
 
     def observe_finished(self, state, prompts, finished):
         return state
@@ -152,7 +152,7 @@ class Deaf(HistoryDrafter):
 
 @pytest.mark.slow
 def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
-    """A policy that counts to its stop token repeats nothing: all that a row can draft is what a sibling said."""
+    """A policy that counts to its stop token repeats nothing, so a row can only draft a sibling's tokens."""
     policy, counting = chain(24), 9.0 * jnp.eye(24, k=1)
     prompts = replace(PROMPTS, tokens=jnp.arange(16).reshape(4, 4), lengths=jnp.array([4, 1, 2, 3]))
     config = replace(GREEDY, max_new_tokens=30, stop_tokens=(23,), phases=((1, 99),))
@@ -173,7 +173,7 @@ def test_siblings_that_finished_are_found_when_their_rows_are_refilled():
 
 
 def test_siblings_that_finished_are_known_when_the_batch_shrinks():
-    """Rows that have not are left as they are."""
+    """Rows that have not finished do not change."""
     decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}, ()), replace(CONFIG, draft_length=2))
 
     def few(state: RoundState, _: Array) -> Array:
@@ -201,8 +201,8 @@ TINY = RolloutConfig(group_size=2, max_new_tokens=12, draft_length=0, verifier="
 
 
 @pytest.mark.slow
-def test_no_token_depends_on_a_small_model():
-    """Nor where drafting begins late."""
+def test_tokens_do_not_depend_on_a_small_model():
+    """The same holds if drafting starts late."""
     plain = WORLD.rollout("none", "none", TINY, RUN)
     options = replace(TINY, draft_lengths=(0, 2), phases=((12, 8), (12, 99)))
     program, given = WORLD.choosing("model", options), (WORLD.params("stranger"), WORLD.batch, RUN)
@@ -212,8 +212,8 @@ def test_no_token_depends_on_a_small_model():
     assert 0 < np.asarray(late.drafted).sum() < np.asarray(whole.drafted).sum()
 
 
-def test_a_model_that_is_the_policy_drafts_what_it_says():
-    """From what it is told and has cached itself, round after round."""
+def test_a_draft_model_equal_to_the_policy_is_always_accepted():
+    """Its proposals are right in every round, so its own cache is right too."""
     rollout = WORLD.rollout("model", "twin", replace(TINY, draft_length=3), RUN)
     np.testing.assert_array_equal(rollout.accepted, rollout.drafted)
     assert_same(rollout, WORLD.rollout("none", "none", TINY, RUN))
@@ -221,8 +221,8 @@ def test_a_model_that_is_the_policy_drafts_what_it_says():
 
 
 @pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0)], ids=["ngram", "history"])
-def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, drafter: Drafter):
-    """Prompt, earlier completions and the tokens of draft length 0: its drafts are those of one that always drafted."""
+def test_a_lookup_that_starts_late_knows_all_earlier_tokens(plain: Rollout, drafter: Drafter):
+    """It knows the prompt, earlier completions and tokens of draft length 0, so it drafts as if it always had."""
     options = replace(CONFIG, draft_lengths=(0, 3), phases=((16, 8), (16, 99)))
     memory = () if drafter is NGRAM else remembered(plain)
     rollout = run(drafter, ChosenConfig(**vars(options), chosen=jnp.array([0, 1])), memory)
@@ -242,8 +242,8 @@ def test_a_lookup_that_begins_late_knows_all_that_came_before(plain: Rollout, dr
 
 @pytest.mark.parametrize("chosen", [0, 1])
 @pytest.mark.parametrize("drafter", [NGRAM, replace(HISTORY, siblings=0, offset=9)], ids=["ngram", "history"])
-def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
-    """At places all along the completions, whether they were drafted or not; and what then pays is taken up."""
+def test_hindsight_counts_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
+    """Hindsight counts all positions of completions, drafted or not. Drafting then starts if it pays."""
     memory = () if drafter is NGRAM else remembered(plain)
     options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([chosen]))
     rollout = run(drafter, options, memory)
@@ -266,8 +266,8 @@ def test_hindsight_tells_how_often_a_lookup_would_have_been_right(plain: Rollout
     assert choose(known, (0, 2)).tolist() == [1]
 
 
-def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
-    """Hindsight would find it there, word for word."""
+def test_an_ended_row_does_not_search_its_own_completion(plain: Rollout):
+    """Otherwise hindsight would find the completion itself as a match."""
     options = ChosenConfig(**vars(replace(CONFIG, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     decoding = Decoding(POLICY, HISTORY, Params(COUNTING, {}), options)
 
@@ -284,8 +284,8 @@ def test_a_row_that_has_ended_is_not_told_of_its_own_completion(plain: Rollout):
 
 
 @pytest.mark.parametrize("name", ["ngram", "history", "either"])
-def test_rows_at_draft_length_0_leave_the_draft_alone_and_a_lookup_catches_up(name: str):
-    """With all that they emitted, after prompts of any length; a trained draft stays blank all along."""
+def test_draft_length_0_does_not_call_the_draft_and_a_lookup_catches_up(name: str):
+    """The lookup adds all tokens that were emitted meanwhile. A trained draft's state stays blank."""
     options = ChosenConfig(**vars(replace(TINY, draft_lengths=(0, 2))), chosen=jnp.array([0]))
     drafter, params = WORLD.drafters[name], WORLD.params("random")
     decoding = Decoding(WORLD.policy, drafter, params, options)

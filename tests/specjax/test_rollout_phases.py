@@ -1,4 +1,4 @@
-"""Phases, the queue and chosen draft lengths change how a rollout is made, and nothing of what it returns."""
+"""Phases, the queue and chosen draft lengths do not change the result of a rollout."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ def config(verifier: str = "coupled", **options: Any) -> RolloutConfig:
     return replace(BASE, verifier=verifier, **options)
 
 
-# Of fewer slots than sequences, of a shrinking batch, of growing windows, and of all at once.
+# Plans with fewer slots than sequences, a shrinking batch, growing windows, and all of these.
 PLANS = {
     "queue": dict(phases=((8, LONGEST),)),
     "queue of part groups": dict(phases=((5, LONGEST),), admit=3, kept_prompts=2),
@@ -54,28 +54,28 @@ def drafted() -> dict[str, Rollout]:
     return {name: WORLD.rollout("eagle3", "random", config(name, draft_length=3), RUN) for name in ("rejection",)}
 
 
-def these(*plans: str) -> list[Any]:
-    """All plans; `make test` makes do with these."""
+def slow_except(*plans: str) -> list[Any]:
+    """Return all plans as test parameters. Those not in `plans` are slow."""
     return [pytest.param(plan, marks=() if plan in plans else pytest.mark.slow) for plan in PLANS]
 
 
-@pytest.mark.parametrize("plan", these("shrinking"))
-def test_autoregressive_tokens_depend_on_no_plan(plain: Rollout, plan: str):
+@pytest.mark.parametrize("plan", slow_except("shrinking"))
+def test_autoregressive_tokens_do_not_depend_on_the_plan(plain: Rollout, plan: str):
     assert_same(
         WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN), plain, "row_rounds", "writer"
     )
 
 
-@pytest.mark.parametrize("plan", these("queue of part groups", "down to one"))
-def test_drafted_tokens_depend_on_no_plan(drafted: dict[str, Rollout], plan: str):
-    """Under `rejection` tokens hang on what was drafted, and with it on every row of the draft's cache."""
+@pytest.mark.parametrize("plan", slow_except("queue of part groups", "down to one"))
+def test_drafted_tokens_do_not_depend_on_the_plan(drafted: dict[str, Rollout], plan: str):
+    """Under `rejection`, tokens depend on the drafts, so this also tests every row of the draft's cache."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     assert_same(rollout, drafted["rejection"], "row_rounds", "drafted", "accepted", "writer")
 
 
 @pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
-def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str):
-    """One program for every choice; among them drafting that begins, ends and begins again."""
+def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: str):
+    """One program serves all choices. In some, drafting starts, stops and starts again."""
     options = config(draft_lengths=(0, 2), **PLANS[plan])
     phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
     program = WORLD.choosing("eagle3", options)
@@ -89,8 +89,8 @@ def test_coupled_tokens_depend_on_no_choice_of_lengths(plain: Rollout, plan: str
 
 
 @pytest.mark.slow
-def test_drafting_that_begins_late_is_as_good_as_any():
-    """Though it has not seen what came before, and drafts for easier positions when it has."""
+def test_drafting_that_starts_late_is_accepted_too():
+    """Acceptance is comparable, although the draft has not read the earlier tokens."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
     rollout = WORLD.choosing("eagle3", options)(WORLD.params("trained"), WORLD.batch, RUN, jnp.array([0, 1]))
     whole = WORLD.rollout("eagle3", "trained", config(draft_length=3), RUN)
@@ -100,8 +100,8 @@ def test_drafting_that_begins_late_is_as_good_as_any():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter, draft", [("eagle3", "random"), ("model", "stranger")])
-def test_a_draft_that_began_late_is_not_held_against_what_training_promises(drafter: str, draft: str):
-    """It knows less than training does of what came before; what it drafted before it was left out counts."""
+def test_drafts_after_a_gap_do_not_count_for_the_alarm(drafter: str, draft: str):
+    """Drafts count only if the draft has read all earlier tokens, as in training."""
     options = config("rejection", draft_lengths=(0, 2), phases=((SEQUENCES, 6), (SEQUENCES, 9), (SEQUENCES, LONGEST)))
     program = WORLD.choosing(drafter, options)
     for chosen, early, late in (([1, 1, 0], True, False), ([0, 1, 1], False, True), ([1, 0, 1], True, True)):
@@ -118,7 +118,7 @@ def test_a_draft_that_began_late_is_not_held_against_what_training_promises(draf
 
 @pytest.mark.parametrize("plan", ["queue of part groups", "queue one by one"])
 def test_a_prompt_is_prefilled_once_for_all_its_samples(plan: str):
-    """Also one of which some samples are seated at once and others wait."""
+    """This holds too for a prompt with some samples that start at once and others that wait."""
     seen: list[int] = []
 
     def apply(
@@ -136,7 +136,7 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(plan: str):
 
 
 def test_every_row_is_decoded_in_the_slots_that_its_phase_has():
-    """Rounds of a phase times its slots bound the rounds of all rows in it; a queue runs longer than a batch of all."""
+    """The rounds of all rows in a phase are at most its rounds times its slots. A queue takes more rounds."""
     rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS["queue"]), RUN)
     trips, rounds = np.asarray(rollout.loop_rounds), np.asarray(rollout.row_rounds)
     assert trips.shape == (1, 1) and rounds.sum() <= 8 * trips.sum() < 1.6 * rounds.sum()
@@ -152,20 +152,20 @@ def test_a_profile_shows_what_happens_between_the_rounds(plan: str, name: str):
 
 
 @pytest.mark.parametrize("plan", ["shrinking", "growing", "queue"])
-def test_a_phase_gains_the_rounds_that_draft_length_0_takes(plan: str):
-    """Measured without drafts they are the rounds themselves, of whatever sequences they were."""
+def test_a_phase_gains_the_rounds_of_draft_length_0(plan: str):
+    """At draft length 0, these equal the measured rounds, for any sequences."""
     rollout = WORLD.rollout("none", "none", config(draft_length=0, **PLANS[plan]), RUN)
     np.testing.assert_array_equal(rollout.plain_rounds, rollout.loop_rounds)
 
 
-def test_a_drafting_batch_gains_its_longest_row(drafted: dict[str, Rollout]):
+def test_a_drafting_batch_gains_the_rounds_of_its_longest_row(drafted: dict[str, Rollout]):
     rollout = drafted["rejection"]
     np.testing.assert_array_equal(rollout.plain_rounds, [[np.max(rollout.lengths) - 1]])
     assert (np.asarray(rollout.plain_rounds) > np.asarray(rollout.loop_rounds)).all()
 
 
-def test_a_queue_gains_what_its_mean_row_does():
-    """Live rounds count alone, and no sequence's first token, which prefill gives."""
+def test_a_queue_gains_the_rounds_of_its_mean_row():
+    """Only rounds of active rows count, and not the first token of a sequence, which comes from the prefill."""
     plan = PLANS["queue of part groups"]
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **plan), RUN)
     alpha = np.sum(np.asarray(rollout.lengths) - 1) / np.sum(np.asarray(rollout.row_rounds))
@@ -175,8 +175,8 @@ def test_a_queue_gains_what_its_mean_row_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["shrinking", "growing"])
-def test_no_phase_gains_what_a_later_one_gains_again(plan: str):
-    """The row by which a phase ends is among the fastest, and the batch waits for the others later."""
+def test_no_gain_is_counted_in_two_phases(plan: str):
+    """A phase ends by one of the fastest rows. The batch waits for the other rows in a later phase."""
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     gained, trips = np.asarray(rollout.plain_rounds), np.asarray(rollout.loop_rounds)
     assert trips.sum() < gained.sum() <= np.max(rollout.lengths) - 1
@@ -209,8 +209,8 @@ def test_bad_plans_are_refused(options: dict[str, Any], message: str):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_choice_for_another_number_of_phases_is_refused(count: int):
-    """One index too few would otherwise stand for its neighbour, one too many for nothing."""
+def test_a_choice_of_the_wrong_length_is_refused(count: int):
+    """Otherwise a missing index would be replaced by its neighbour, and an additional one ignored."""
     options = config(draft_lengths=(0, 3), phases=((SEQUENCES, LONGEST), (16, LONGEST)))
     given = WORLD.params("none"), WORLD.batch, RUN
     with refuses(f"chosen: ...({count},)...(2,)"):
@@ -220,7 +220,7 @@ def test_a_choice_for_another_number_of_phases_is_refused(count: int):
 
 
 class Untouched(NoDrafter):
-    """Refuses whatever rounds may ask of a drafter."""
+    """Drafter that raises on every call of a round."""
 
     def refuse(self, *args: Any) -> Any:
         raise AssertionError("called")
@@ -245,7 +245,7 @@ def test_a_subclass_of_the_options_keeps_what_it_adds_when_lengths_are_chosen():
 
 
 def test_rounds_at_draft_length_0_call_no_drafter():
-    """The traced program therefore holds none of its work."""
+    """So the traced program contains no drafting."""
     options = ChosenConfig(**vars(config(draft_lengths=(0, 3))), chosen=jnp.array([0]))
 
     def run(drafter: Any) -> Decoding:

@@ -1,7 +1,7 @@
-"""The ways to lose the law that are known from the field, put in on purpose: each must be noticed.
+"""Known mistakes that change the output distribution, planted on purpose. The tests must detect each one.
 
-One program holds every fault of a verifier and of a drafter, chosen by a switch, so that the sound code and the faulty
-differ in nothing else.
+One program contains all faults of verifiers and drafters. A switch selects one, so that correct and faulty code differ
+in nothing else.
 """
 
 import functools
@@ -33,7 +33,7 @@ REJECTION = VERIFIERS["rejection"]
 
 
 class Fault(IntEnum):
-    """Points at which a verifier departs from `rejection`."""
+    """Faults of a verifier, compared with `rejection`."""
 
     NONE = 0
     FIRST_TOKEN_GREEDY = auto()
@@ -80,7 +80,7 @@ def faulty(fault: Array) -> Verifier:
         largest = jnp.max(first, axis=-1)
         return drawn._replace(
             emit=jnp.where(fault == Fault.RECOVERS_WITH_DRAFT_NOISE, first[:, None], drawn.emit),
-            # The largest of V Gumbels, turned into the uniform that has its rank.
+            # The largest of V Gumbels, mapped to a uniform by its distribution function.
             uniform=jnp.where(
                 fault == Fault.ACCEPTS_WITH_DRAFT_NOISE, jnp.exp(-vocab * jnp.exp(-largest)), drawn.uniform
             ),
@@ -111,7 +111,7 @@ def faulty(fault: Array) -> Verifier:
 
 
 class TamperingDrafter(PolicyDrafter):
-    """Tampers with its proposals as `params.draft["tamper"]` says."""
+    """Drafter whose proposals are tampered with as set by `params.draft["tamper"]`."""
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -130,7 +130,7 @@ class TamperingDrafter(PolicyDrafter):
             return proposal._replace(log_q=one_hot(proposal.tokens, WORLD.vocab))
 
         def looked_up(where: Array) -> Proposal:
-            """The lookup's token, always 1, where so wanted, and the draft's own elsewhere; each with its law."""
+            """Return the lookup's token, always 1, in the rows `where`, else the draft's, each with its law."""
             return Proposal(
                 jnp.where(where[:, None], 1, drawn.tokens),
                 jnp.where(where[:, None, None], one_hot(jnp.ones_like(drawn.tokens), WORLD.vocab), drawn.log_q),
@@ -160,7 +160,7 @@ def config(law: SamplingLaw, draws: int = DRAWS) -> RolloutConfig:
 def rollouts(
     drafter: Drafter, config: RolloutConfig, verifier: Callable[[Array], Verifier]
 ) -> Callable[[Params, int, int], Rollout]:
-    """(params, fault, step) -> rollout, verified by `verifier(fault)`."""
+    """Return a program (params, fault, step) -> rollout, verified by `verifier(fault)`."""
 
     @jax.jit
     def program(params: Params, prompts: Prompts, fault: Array, run: SeedStep) -> Rollout:
@@ -189,21 +189,19 @@ def switched() -> Callable[[Fault, Tamper], Rollout]:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-def test_a_wrong_law_at_any_emission_site_is_noticed(switched: Callable[[Fault, Tamper], Rollout], fault: Fault):
+def test_a_wrong_law_at_any_emission_site_is_detected(switched: Callable[[Fault, Tamper], Rollout], fault: Fault):
     assert (p_value(switched(fault, Tamper.NONE), PLAIN) > LEVEL) == (fault == Fault.NONE)
 
 
 @pytest.mark.parametrize("tamper", Tamper, ids=lambda tamper: tamper.name)
-def test_proposals_that_are_not_what_they_claim_are_noticed(
-    switched: Callable[[Fault, Tamper], Rollout], tamper: Tamper
-):
+def test_wrong_proposals_are_detected(switched: Callable[[Fault, Tamper], Rollout], tamper: Tamper):
     assert (p_value(switched(Fault.NONE, tamper), PLAIN) > LEVEL) == (tamper in LOSSLESS)
 
 
 def test_a_sampled_draft_verified_as_one_hot_keeps_the_law_and_costs_acceptance(
     switched: Callable[[Fault, Tamper], Rollout],
 ):
-    """Accepting any token with p(token), and drawing from the rest of p otherwise, gives p."""
+    """Accepting a token with probability p(token), otherwise drawing from the other tokens of p, gives p."""
     sampled, certain = (
         np.asarray(switched(Fault.NONE, tamper).accepted).sum() for tamper in (Tamper.NONE, Tamper.ONE_HOT)
     )
@@ -219,7 +217,7 @@ REAL_LAW = rounds_module.process_logits
 
 
 @pytest.mark.slow
-def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_a_nucleus_computed_before_the_temperature_is_detected(monkeypatch: pytest.MonkeyPatch):
     law = SamplingLaw(temperature=0.7, top_p=0.9)
     monkeypatch.setattr(rounds_module, "process_logits", nucleus_before_temperature)
     program = rollouts(PolicyDrafter(WORLD.policy), config(law), faulty)
@@ -227,7 +225,7 @@ def test_a_nucleus_taken_before_the_temperature_is_noticed(monkeypatch: pytest.M
 
 
 class BlockFault(IntEnum):
-    """Points at which a verifier departs from `block`."""
+    """Faults of a verifier, compared with `block`."""
 
     NONE = 0
     NOISE_BY_POSITION = auto()
@@ -235,7 +233,7 @@ class BlockFault(IntEnum):
 
 
 def faulty_block(fault: Array) -> Verifier:
-    """With a uniform for each position, as the paper has it, so that they can be keyed by position."""
+    """Return a faulty block verifier with one uniform per position, as in the paper, so that it can be keyed by it."""
 
     def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
         def each(purpose: Purpose, count: int, vocab: int) -> Array:
@@ -243,7 +241,7 @@ def faulty_block(fault: Array) -> Verifier:
             of_round = gumbels(keys, start, purpose, count * vocab).reshape(len(keys), count, vocab)
             return jnp.where(fault == BlockFault.NOISE_BY_POSITION, gumbels(keys, at, purpose, vocab), of_round)
 
-        # A Gumbel's distribution function makes it a uniform. They come after the Gumbels of the tokens.
+        # A Gumbel's distribution function maps it to a uniform. These Gumbels come after those of the tokens.
         eta = jnp.exp(-jnp.exp(-each(Purpose.ACCEPT, k, 1)))
         rest = each(Purpose.RESIDUAL, k + 1, vocab)
         emit = jnp.concatenate([rest, jnp.pad(eta, ((0, 0), (0, 1), (0, 0)))], axis=-1)
@@ -270,10 +268,10 @@ def block_rollouts() -> Callable[[Params, int, int], Rollout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BlockFault, ids=lambda fault: fault.name)
-def test_a_faulty_block_verification_is_noticed(
+def test_a_faulty_block_verification_is_detected(
     block_rollouts: Callable[[Params, int, int], Rollout], fault: BlockFault
 ):
-    """Noise keyed by absolute position alone among it: the cut looks at what the next round would draw again."""
+    """One fault keys noise only by absolute position, so the next round reuses noise that decided where to stop."""
     rollout = block_rollouts(WORLD.params("flat"), fault, 7)
     assert (p_value(rollout, PLAIN) > LEVEL) == (fault == BlockFault.NONE)
 

@@ -1,4 +1,4 @@
-"""A rollout one round at a time: its caches, its log-probs, its budget and its counts."""
+"""A rollout, one round at a time: caches, log-probs, budget and counts."""
 
 import itertools
 from dataclasses import replace
@@ -34,7 +34,7 @@ def check() -> CacheCheck:
 
 @pytest.fixture(scope="module")
 def history() -> list[RoundState]:
-    """The state after the prefill and after each round, with the caches of a prefill in all of them."""
+    """Return the states after the prefill and after each round, whose caches agree with a fresh prefill."""
     world = WANDERING
     drafter, params = world.drafters["eagle3"], world.params("random")
     return assert_cache_consistent(world.policy, drafter, params, world.batch, CONFIG, run=RUN)
@@ -47,8 +47,8 @@ def test_the_rounds_are_ragged(history: list[RoundState]):
     assert len(history) > 5
 
 
-def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], check: CacheCheck):
-    """A fault of either cache, in either direction, is found at every state in which it shows."""
+def test_a_roll_back_that_is_off_by_one_is_detected(history: list[RoundState], check: CacheCheck):
+    """Faults of both caches, in both directions, are found in every state that they affect."""
     for state in history[1:-1]:
         check(state)
         for by in (1, -1):
@@ -58,8 +58,8 @@ def test_a_roll_back_that_is_off_by_one_is_noticed(history: list[RoundState], ch
                     check(faulty)
 
 
-def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(check: CacheCheck):
-    """The caches of both networks are right after each such step and after the next round."""
+def test_admitted_moved_or_resized_rows_have_right_caches(check: CacheCheck):
+    """The caches of both networks are right after each of these operations and after the next round."""
     world, slots, few = WANDERING, 8, 4
     decoding = partial(Decoding, world.policy, world.drafters["eagle3"], config=CONFIG)
     params, prompts = world.params("random"), world.batch
@@ -71,7 +71,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
 
     carry = jax.jit(lambda params, prompts: start_rollout(decoding(params), prompts, RUN, slots))(params, prompts)
     check(carry.state)
-    # As long as the longest row, which a round may outgrow only by its slack.
+    # As long as the longest row. A round may exceed it only by the slack.
     by = world.batch.tokens.shape[1] + BUDGET - int(carry.state.visible.max())
     narrow = advance(params, kv.resize(carry.state, -by))
     check(narrow)
@@ -97,7 +97,7 @@ def test_rows_that_are_let_in_moved_or_resized_keep_the_caches_of_a_prefill(chec
     check(advance(params, state))
 
 
-def test_finished_rows_stand_still(history: list[RoundState]):
+def test_finished_rows_do_not_change(history: list[RoundState]):
     for before, after in itertools.pairwise(history):
         for name in ("emitted", "pending", "done", "stopped", "drafted", "accepted", "row_rounds"):
             then, now = getattr(before, name), getattr(after, name)
@@ -105,7 +105,7 @@ def test_finished_rows_stand_still(history: list[RoundState]):
 
 
 def teacher_forced(rollout: Rollout, law: SamplingLaw) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probs of each completion token under the processed law and under temperature alone; zero beyond the end."""
+    """Return log-probs of completion tokens, by the processed law and with temperature only; 0 after the end."""
     records = np.zeros((2, *rollout.tokens.shape))
     for row, (tokens, length) in enumerate(zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)):
         logits = WANDERING.completion_logits(row // GROUP, tokens).astype(np.float64)
@@ -164,7 +164,7 @@ def test_rows_end_inside_accepted_spans():
     plain = coupled("none", "none", 0)
     np.testing.assert_array_equal(lengths, plain.lengths)
     np.testing.assert_array_equal(stopped, plain.stopped)
-    # Nothing was refused, and nothing drafted.
+    # Without rejections there are no recovered tokens. Without drafts, all tokens are the policy's.
     assert set(np.unique(rollout.writer)) == {Writer.NOBODY, Writer.POLICY, Writer.DRAFT, Writer.BONUS}
     assert (np.asarray(rollout.writer) == Writer.POLICY).sum(axis=1).tolist() == [1] * len(lengths)
     np.testing.assert_array_equal(plain.writer, (np.arange(BUDGET) < lengths[:, None]) * Writer.POLICY)
@@ -173,7 +173,7 @@ def test_rows_end_inside_accepted_spans():
 def read_counts(
     tokens: list[int], table: tuple[int, ...], stops: tuple[int, ...], k: int, budget: int
 ) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-    """(drafted, accepted, rounds, wrote) of one finished row whose every draft follows from its last token."""
+    """Return (drafted, accepted, rounds, writers) of a finished row, with a drafter that reads only the last token."""
     drafted, accepted, rounds, at = np.zeros(k, int), np.zeros(k, int), 0, 1
     wrote = np.zeros(budget, int)
     wrote[0] = Writer.POLICY
@@ -196,7 +196,7 @@ def read_counts(
     return drafted, accepted, rounds, wrote
 
 
-def test_counts_are_those_of_a_slow_reading():
+def test_counts_equal_a_slow_reference():
     config = RolloutConfig(group_size=256, max_new_tokens=9, draft_length=K, stop_tokens=(2, 4))
     rollout = ENUMERABLE.rollout("table", "none", config, RUN)
     counts = [

@@ -44,7 +44,7 @@ def rows_of_logits() -> np.ndarray:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_law_matches_float64(law: SamplingLaw, dtype: type):
-    """Over random, tied, constant, one-hot and partly impossible logits: of equals `top_k` keeps all, greedy one."""
+    """Logits are random, tied, constant, one-hot or partly -inf. Of equal logits `top_k` keeps all, greedy one."""
     logits = jnp.asarray(rows_of_logits(), dtype)
     log_p = np.asarray(jax.jit(process_logits, static_argnums=1)(logits, law))
     expected = np.stack([reference_law(row, law) for row in np.asarray(logits).astype(np.float64)])
@@ -56,7 +56,7 @@ def test_law_matches_float64(law: SamplingLaw, dtype: type):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_the_kth_token_is_found_among_all_numbers(dtype: type):
-    """From the largest of either sign to the smallest, zeros and infinities among them."""
+    """Numbers range from the largest to the smallest of both signs, with zeros and infinities."""
     most, least = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
     ordered = [jnp.inf, most, 2.0, 1.0, 0.5, least, 0.0, -least, -1.0, -1.5, -most, -jnp.inf]
     logits = jnp.asarray(np.random.default_rng(0).permutation(ordered), dtype)
@@ -66,16 +66,16 @@ def test_the_kth_token_is_found_among_all_numbers(dtype: type):
 
 
 @pytest.mark.parametrize("law", [LAWS[0], LAWS[2], LAWS[-1]], ids=str)
-def test_a_law_takes_little_memory_beside_its_own(law: SamplingLaw):
-    """Beside the logits and the law two arrays at most, weights and what XLA makes of them; none that is sorted."""
+def test_the_law_needs_little_temporary_memory(law: SamplingLaw):
+    """Besides logits and law, at most two arrays of that size exist, and no sorted one."""
     shape = (8, 4, 4096)
     analysis = jax.jit(lambda x: process_logits(x, law)).lower(jnp.zeros(shape)).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < 2.1 * 4 * np.prod(shape)
 
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9), SamplingLaw(0.7, min_p=0.1)])
-def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
-    """The token on the border is either in the law or out of it: what is kept sums to 1, however little XLA shares."""
+def test_the_cut_is_consistent_if_the_compiler_rounds_twice(law: SamplingLaw):
+    """If XLA computes the cut twice with other rounding, the token at the border is still in or out consistently."""
     compiled = jax.jit(lambda x: process_logits(x, law))
     for seed in range(20):
         logits = np.random.default_rng(seed).normal(size=(24, 1, 23)).astype(np.float32) * 3
@@ -84,7 +84,7 @@ def test_a_compiler_that_rounds_twice_cuts_once(law: SamplingLaw):
 
 
 @pytest.mark.parametrize("law", [SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9)], ids=str)
-def test_a_vocabulary_spread_over_devices_is_cut_alike(law: SamplingLaw):
+def test_a_sharded_vocabulary_is_cut_in_the_same_way(law: SamplingLaw):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32) * 3)
     spread = jax.device_put(logits, NamedSharding(mesh_of(1, 1, 8), P(None, "tensor")))
     whole, parts = (np.asarray(jax.jit(process_logits, static_argnums=1)(x, law)) for x in (logits, spread))
@@ -92,7 +92,7 @@ def test_a_vocabulary_spread_over_devices_is_cut_alike(law: SamplingLaw):
     np.testing.assert_allclose(np.exp(parts), np.exp(whole), atol=1e-6)
 
 
-def test_truncation_cuts_what_it_says():
+def test_truncation_keeps_the_right_tokens():
     logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
 
     def support(**options: float) -> list[int]:
@@ -103,14 +103,14 @@ def test_truncation_cuts_what_it_says():
     assert support(top_p=0.69) == [0, 1]
     assert support(top_p=0.71) == [0, 1, 2]
     assert support(min_p=0.45) == [0, 1, 2]
-    # Renormalised after top-k, the nucleus of 0.55 is the first token alone: 0.4 / 0.7 of the mass.
+    # After top-k and renormalisation, the nucleus of 0.55 is only the first token, with 0.4 / 0.7 of the mass.
     assert support(top_k=2, top_p=0.55) == [0]
-    # A temperature below 1 sharpens before the nucleus is taken.
+    # The temperature applies before the nucleus is computed.
     assert support(temperature=0.5, top_p=0.5) == [0]
     assert support(temperature=1.0, top_p=0.5) == [0, 1]
 
 
-def test_of_equals_the_kth_are_kept_and_greedy_takes_the_first():
+def test_top_k_keeps_equal_logits_and_greedy_takes_the_first():
     kept = process_logits(jnp.array([2.0, 1.0, 1.0, 1.0, 0.0]), SamplingLaw(top_k=2)) > -jnp.inf
     np.testing.assert_array_equal(kept, [True, True, True, True, False])
     greedy = process_logits(jnp.array([0.0, 3.0, 3.0]), SamplingLaw(temperature=0.0))
@@ -133,12 +133,12 @@ def test_sample_adds_noise_and_never_leaves_the_support():
     np.testing.assert_array_equal(pick(log_p, tokens), [log_p[0, 1], log_p[1, 0]])
 
 
-def test_of_equals_the_first_is_drawn():
+def test_the_first_of_equal_maxima_is_drawn():
     even, noise = jnp.zeros((3, 4)), jnp.array([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
     np.testing.assert_array_equal(jax.jit(sample)(even, noise), [1, 0, 3])
 
 
-def test_a_cpu_draws_noise_before_it_looks_for_the_highest():
+def test_on_cpu_noise_is_computed_before_the_argmax():
     def draw(log_p: jax.Array, keys: jax.Array, positions: jax.Array) -> jax.Array:
         return sample(log_p, gumbels(keys, positions, Purpose.RESIDUAL, 4096))
 
@@ -158,7 +158,7 @@ def test_options_outside_their_range_are_named(field: str, value: float):
         SamplingLaw(**{field: value})
 
 
-def test_truncates_tells_which_laws_cut_tokens():
+def test_truncates_is_true_for_laws_that_cut_tokens():
     assert not SamplingLaw(temperature=0.3).truncates
     for cut in ({"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
         assert dataclasses.replace(SamplingLaw(), **cut).truncates

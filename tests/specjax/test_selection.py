@@ -19,7 +19,7 @@ GROUP = 3
 
 
 def batch_of(rewards: np.ndarray) -> ScoredSequences:
-    """Rows that can be told apart; those without a reward do not count."""
+    """Return a batch of distinct rows with these rewards. Rows without a reward do not count."""
     rows = len(rewards)
     tokens = jnp.arange(2 * rows, dtype=jnp.int32).reshape(rows, 2)
     return ScoredSequences(
@@ -55,7 +55,7 @@ def test_truncated_sequences_train_the_draft_alone() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1)])
 def test_the_first_groups_that_differ_are_kept_whatever_the_mesh(shape: tuple[int, int, int]) -> None:
-    """Six of eight groups are kept, of which five differ: two of them on the first of two shards."""
+    """Six of eight groups are kept. Five have different rewards, two of them on the first of two shards."""
     mesh = mesh_of(*shape)
     equal = np.array([True, False, True, False, True, False, False, False])
     rewards = np.where(np.repeat(equal, GROUP), 1.0, np.resize([0.0, 1.0, 5.0], 24))
@@ -72,13 +72,13 @@ def test_the_first_groups_that_differ_are_kept_whatever_the_mesh(shape: tuple[in
     counts = np.repeat(~equal[groups], GROUP) & np.isfinite(rewards[order])
     np.testing.assert_array_equal(kept.counted, counts)
     np.testing.assert_array_equal(kept.reward, np.where(counts, rewards[order], np.nan))
-    # What fills up the batch is in no statistics.
+    # Groups that only fill the batch are not in the statistics.
     alone = group_advantages(jnp.array(rewards[order[counts | np.isnan(rewards[order])]], jnp.float32), GROUP)
     np.testing.assert_allclose(group_advantages(kept.reward, GROUP)[counts], alone[np.isfinite(alone) & (alone != 0)])
 
 
 @pytest.mark.parametrize("groups", [3, 10])
-def test_groups_that_cannot_be_shared_out_are_refused(groups: int) -> None:
+def test_a_number_of_groups_that_shards_do_not_divide_is_refused(groups: int) -> None:
     batch = batch_of(np.zeros(24))
     with refuses(f"groups = {groups}: ...2...8"):
         keep_groups(batch, jnp.zeros(8, bool), groups, mesh_of(2, 1, 1))

@@ -1,4 +1,4 @@
-"""The step in two programs around a scorer on the host, against the fused one."""
+"""The step as two programs around a host scorer, compared with the fused step."""
 
 import time
 from dataclasses import replace
@@ -41,7 +41,7 @@ def count_fives(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tup
     [pytest.param((1, 1, 1), CONFIG, id="one", marks=pytest.mark.slow), pytest.param((2, 2, 2), SELECTED, id="mesh")],
 )
 def test_two_programs_take_the_step_of_one(shape: tuple[int, int, int], config: TrainConfig) -> None:
-    """Three steps, each traced once; the same tokens, and gradients equal to rounding."""
+    """Take three steps. Programs are traced once, tokens are equal, gradients are equal up to rounding."""
     mesh = mesh_of(*shape)
     fused = make_train_step(POLICY, DRAFTER, host_reward(count_fives, mesh), config, mesh)
     split = make_train_step(POLICY, DRAFTER, HostReward(count_fives), config, mesh, traced_once(speculative_rollout))

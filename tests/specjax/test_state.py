@@ -1,4 +1,4 @@
-"""A state as shapes is the state as arrays: same shapes, dtypes and shardings, and so the same program."""
+"""The abstract state has the shapes, dtypes and shardings of the real state, and so gives the same program."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The public assertions: each passes what is sound (see the README too) and fails what is not."""
+"""The public assertions pass for correct code (see also the README) and fail for faulty code."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ FEW, GREEDY = replace(CONFIG, group_size=4, max_new_tokens=10), SamplingLaw(temp
 def greedy_bonus(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """A rollout function whose token after a full accept is the policy's likeliest."""
+    """Faulty rollout function: the bonus token is the policy's likeliest."""
     assert isinstance(config.verifier, str)
     sound = VERIFIERS[config.verifier]
 
@@ -56,7 +56,7 @@ def greedy_bonus(
 
 
 class Liar(PolicyDrafter):
-    """Claims to have sampled from a sharper law than it did."""
+    """Faulty drafter that reports a sharper law than it sampled from."""
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -68,7 +68,7 @@ class Liar(PolicyDrafter):
 
 
 class Stopper(PolicyDrafter):
-    """Tells the truth, but stops before a token that it sampled and is not sure of."""
+    """Faulty drafter that drops a sampled token if it is not confident in it."""
 
     def propose(
         self, params: Params, state: PolicyDraftState, gumbel: Array, law: SamplingLaw
@@ -79,7 +79,7 @@ class Stopper(PolicyDrafter):
 
 
 class Behind(PolicyDrafter):
-    """Rolls its cache back by one position too few once it drafts."""
+    """Faulty drafter that rolls its cache back by one position too few."""
 
     def observe(self, state: PolicyDraftState, features: Array, tokens: Array, emitted: Array) -> PolicyDraftState:
         late = jnp.where(emitted > 1, 1, 0) if tokens.shape[1] > 1 else 0
@@ -94,13 +94,13 @@ class Behind(PolicyDrafter):
         pytest.param(Stopper(POLICY), speculative_rollout, marks=pytest.mark.slow),
     ],
 )
-def test_what_loses_the_law_fails_with_the_evidence(drafter: Drafter, rollout_fn: object):
+def test_faults_that_change_the_law_fail_with_the_evidence(drafter: Drafter, rollout_fn: object):
     evidence = r"^.*chi-square .*32768 .*p = .*1e-06.* (0\.9|1)"
     with pytest.raises(AssertionError, match=evidence):
         assert_lossless(POLICY, drafter, FLAT, CONFIG, rollout_fn=rollout_fn, draws=2**15, total_variation=0.05)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_cannot_be_proven_is_refused():
+def test_tests_that_cannot_prove_anything_are_refused():
     proof = POLICY, NoDrafter(), Params(WEIGHTS, {})
     with refuses("draws = 16384: ...0.01...0.00"):
         assert_lossless(*proof, CONFIG, draws=1000, total_variation=0.01)
@@ -111,14 +111,14 @@ def test_what_cannot_be_proven_is_refused():
 
 
 class Silent(TableDrafter):
-    """Never proposes a token."""
+    """Drafter that never proposes a token."""
 
     def propose(self, params: Params, state: Array, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Array]:
         proposal, state = super().propose(params, state, gumbel, law)
         return proposal._replace(length=jnp.zeros_like(proposal.length)), state
 
 
-def test_a_proof_without_proposals_is_refused():
+def test_a_test_without_proposals_is_refused():
     drafter, message = Silent((1, 2, 3, 0)), "draft_length = 2: "
     with refuses(message):
         assert_lossless(POLICY, drafter, FLAT, CONFIG, draws=2**15, total_variation=0.05)
@@ -134,12 +134,12 @@ def test_a_proof_without_proposals_is_refused():
         pytest.param(TableDrafter((1, 2, 3, 0)), replace(FEW, verifier="block", law=GREEDY), marks=pytest.mark.slow),
     ],
 )
-def test_the_same_tokens_are_found_to_be_the_same(drafter: Drafter, config: RolloutConfig):
+def test_equal_tokens_pass(drafter: Drafter, config: RolloutConfig):
     rollout = assert_same_rollout(POLICY, drafter, FLAT, PROMPTS, config, run=seed_step(1, 2))
     assert np.sum(rollout.accepted) > 0
 
 
-def test_other_tokens_are_found_and_where_they_part():
+def test_different_tokens_are_found_with_their_first_position():
     config = replace(FEW, verifier="coupled")
     with pytest.raises(AssertionError, match=r"row \d+ "):
         assert_same_rollout(POLICY, PolicyDrafter(POLICY), FLAT, PROMPTS, config, rollout_fn=greedy_bonus)
@@ -148,7 +148,7 @@ def test_other_tokens_are_found_and_where_they_part():
 def late(
     params: PyTree, tokens: Array, start: Array, cache: Cache | None = None, logits_at: Array | None = None
 ) -> PolicyOutput:
-    """The policy, writing what it verifies one position late."""
+    """Faulty policy that writes verified tokens one position too late."""
     return POLICY.apply(
         params, tokens, start + (1 if tokens.shape[1] == CONFIG.draft_length + 1 else 0), cache, logits_at
     )
@@ -158,14 +158,14 @@ NGRAM = NGramDrafter(4, min_n=1, max_n=3)
 
 
 class Mute(NGramDrafter):
-    """Takes in one token of each verification."""
+    """Faulty drafter that observes only one token of each verification."""
 
     def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
         return super().observe(state, features, tokens, jnp.minimum(emitted, 1))
 
 
 class Misspelt(HistoryDrafter):
-    """Writes other tokens than those emitted."""
+    """Faulty drafter that stores other tokens than those emitted."""
 
     def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
         return super().observe(state, features, (tokens + 1) % 4, emitted)
@@ -183,7 +183,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_caches_and_texts_in_place_pass_and_so_does_what_has_no_state(name: str):
+def test_correct_caches_and_texts_and_drafters_without_state_pass(name: str):
     drafter, k = SOUND[name]
     states = assert_cache_consistent(POLICY, drafter, FLAT, PROMPTS, replace(FEW, draft_length=k))
     assert len(states) > 4 and states[-1].done.all()
@@ -201,7 +201,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_a_cache_or_text_that_is_not_what_was_said_fails(name: str):
+def test_a_wrong_cache_or_text_fails(name: str):
     policy, drafter, evidence = FAULTY[name]
     wide = replace(PROMPTS, tokens=jnp.pad(PROMPTS.tokens, ((0, 0), (0, 1))))
     with pytest.raises(AssertionError, match=rf"(?m)row \d+, {evidence}"):

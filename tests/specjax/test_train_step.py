@@ -57,7 +57,7 @@ def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompt
 
 @pytest.fixture(scope="module")
 def step() -> TrainStep:
-    """Refuses to be traced a second time."""
+    """Return a step that fails if it is traced twice."""
     rollout_fn = traced_once(speculative_rollout)
     return make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, rollout_fn)
 
@@ -86,7 +86,7 @@ def test_a_profile_shows_the_stages_and_their_parts_by_name(step, first) -> None
 
 
 def test_seed_and_step_decide_every_bit(step, first) -> None:
-    """Also of another step, in which nothing was learnt."""
+    """The same step number reproduces every bit. Another one gives other tokens with the same parameters."""
     assert_same_bits(host_copy(step(state_on(MESH), make_prompts())), first)
     later = replace(state_on(MESH), step=jax.device_put(jnp.int32(5), state_on(MESH).step.sharding))
     assert (np.asarray(step(later, make_prompts())[1].tokens) != first[1].tokens).any()
@@ -100,7 +100,7 @@ def test_the_state_is_donated(step, first) -> None:
     assert jax.tree.map(lambda x: x.sharding, new) == jax.tree.map(lambda x: x.sharding, state_on(MESH))
 
 
-def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
+def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
     state, rollout, metrics = first
     start = host_copy(params_on(MESH))
     assert relative_gap(state.params.policy, start.policy) > 1e-4
@@ -121,13 +121,13 @@ def test_both_networks_learn_and_the_metrics_are_those_promised(first) -> None:
     assert metrics["reward/mean"] == np.mean(np.sum(rollout.tokens == 5, axis=1))
     assert np.array_equal(rollout.reward.value, np.sum(rollout.tokens == 5, axis=1))
     assert metrics["rollout/logprob_gap_max"] < 1e-4 and abs(metrics["ratio/mean"] - 1) < 1e-5
-    # Position 1 of the drafts and the mean of sum(min(p, q)) over the training batch estimate the same number.
+    # Acceptance at position 1 and the mean of sum(min(p, q)) over the batch estimate the same number.
     assert abs(metrics["rollout/acceptance_rate_pos_1"] - metrics["draft/predicted_acceptance"]) < 0.1
     assert metrics["draft/alarm"] == 0
 
 
 @pytest.mark.slow
-def test_draft_training_changes_no_bit_of_the_policy_and_a_frozen_draft_stays_as_it_is() -> None:
+def test_draft_training_does_not_change_the_policy_and_a_frozen_draft_stays() -> None:
     def stepped(config: TrainConfig) -> StepResult:
         state = state_on(MESH, config)
         step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH).lower(state, make_prompts())
@@ -137,7 +137,7 @@ def test_draft_training_changes_no_bit_of_the_policy_and_a_frozen_draft_stays_as
     assert_same_bits((same.tokens, last_gradients(frozen).policy), (rollout.tokens, last_gradients(online).policy))
     assert_same_bits(frozen.params, replace(online.params, draft=params_on(MESH).draft))
     assert metrics.keys() - fewer.keys() == {"grad_norm/draft", "draft/skipped", "draft/trained"}
-    # Predicted acceptance is compared with measured acceptance all the same.
+    # A frozen draft's predicted acceptance is compared with the measured one too.
     for name in ("loss/draft", "draft/predicted_acceptance"):
         np.testing.assert_allclose(fewer[name], metrics[name], rtol=1e-6, err_msg=name)
 
@@ -167,7 +167,7 @@ def scored(tokens: jax.Array, completion: jax.Array, reward: jax.Array, mu: jax.
     return ScoredSequences(tokens, completion, reward=reward, counted=jnp.isfinite(reward), mu=mu)
 
 
-def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
+def test_old_is_the_generating_policy_or_the_one_before_the_updates() -> None:
     tokens = jnp.tile(jnp.arange(8, dtype=jnp.int32) % 5 + 1, (8, 1))
     completion = jnp.broadcast_to(jnp.arange(8) >= 3, tokens.shape)
     mu = jnp.where(completion, -9.0, 0.0)
@@ -188,12 +188,12 @@ def test_old_is_what_generated_or_the_policy_before_its_updates() -> None:
 
 
 def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
-    """The reference policy finds some of a group's tokens likelier."""
+    """Some tokens of a group have a higher probability under the reference policy."""
     tokens = jnp.tile(jnp.array([1, 2, 3], jnp.int32), (8 * GROUP, 1))
     completion = jnp.broadcast_to(jnp.array([False, True, True]), tokens.shape)
     reward = jnp.arange(8.0 * GROUP) % 3
     log_probs = jnp.array(np.random.default_rng(0).normal(-3.0, 1.0, tokens.shape), jnp.float32)
-    # What generated found them so many nats likelier than the reference does.
+    # Difference in nats between the log-probs of the generating policy and of the reference.
     sequences = scored(tokens, completion, reward, log_probs + jnp.array([[0.0, 0.5, 1.0]]))
 
     def advantage(kl_in: Literal["reward", "token"]) -> np.ndarray:
@@ -213,7 +213,7 @@ def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
 
 @pytest.mark.slow
 def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
-    """Four updates of each step from one rollout, in one trace."""
+    """Each step takes four updates from one rollout, and is traced once."""
     config = replace(
         CONFIG,
         selection=SelectionConfig(groups=4, drop_truncated=True, overlong_buffer=2),
@@ -246,7 +246,7 @@ def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_referenc
 
 @pytest.mark.slow
 def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> None:
-    """Nothing known: no drafts. The loss then predicts some acceptance, and where rounds cost less that is enough."""
+    """At first nothing is known, so nothing is drafted. Then the loss predicts enough acceptance for cheap rounds."""
     options = replace(CONFIG.rollout, draft_lengths=(0, 1, 2), phases=((8 * GROUP, 100), (4, 100)))
     config = replace(CONFIG, rollout=options)
     cheap, dear = np.array([[1, 0.94, 9], [1, 9, 0.94]], np.float32), np.array([[1, 9, 9]] * 2, np.float32)
@@ -263,7 +263,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
     assert used == [[0, 0], [1, 2], [0, 0]]
     assert state.drafting is not None and state.drafting.acceptance.drafted[0] > 0
     assert state.drafting.acceptance.predicted == metrics["draft/predicted_acceptance"]
-    # Rows that end together at draft length 0 leave the second phase no round.
+    # All rows end together at draft length 0, so the second phase has no rounds.
     ran = np.asarray(state.drafting.progress.trips) > 0
     assert ran[0, 0] and ran[0, 1] and ran[1, 2]
     assert not ran[0, 2] and not ran[1, 1]
@@ -287,7 +287,7 @@ def test_bfloat16_compute_keeps_float32_masters() -> None:
 
 
 def best_half(policy, drafter, params, prompts, seed_step, config):
-    """Twice as many samples as asked for, of which a toy reward model keeps the better half of each group."""
+    """Rollout function that draws twice as many samples and keeps the better half of each group by a toy reward."""
     asked = config.group_size
     rollout = speculative_rollout(policy, drafter, params, prompts, seed_step, replace(config, group_size=2 * asked))
     score = jnp.sum(rollout.tokens == 5, axis=1).reshape(-1, 2 * asked)

@@ -10,8 +10,10 @@ ROWS, COUNT, HEADS, WIDTH = 2, 5, 2, 3
 
 
 def published_mask(count: int, depth: int, window: int | None) -> np.ndarray:
-    """Over keys of all passes, `kv <= q` of the first and `(kv - q) % T == 0` of the later ones, as flex attention has
-    it; in a window each stands at the position that it would have when decoding.
+    """Return the mask that is published for flex attention, over the keys of all passes.
+
+    Keys of the first pass: `kv <= q`. Keys of later passes: `(kv - q) % T == 0`. In a window, a key has the position
+    that it would have in decoding.
     """
     mask = np.zeros((count, (depth + 1) * count), bool)
     for q, key in np.ndindex(mask.shape):
@@ -23,7 +25,7 @@ def published_mask(count: int, depth: int, window: int | None) -> np.ndarray:
 
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_a_pass_attends_by_the_published_mask(window: int | None):
-    """As attention over the keys of all passes does under that mask; heads that share keys and such that do not."""
+    """Compare with attention over the keys of all passes under that mask, with and without shared keys."""
     random = np.random.default_rng(0)
     for depth, shared in ((0, 1), (1, 2), (3, 2)):
         q = jnp.asarray(random.normal(size=(ROWS, COUNT, HEADS * shared, WIDTH)), jnp.float32)
@@ -33,7 +35,7 @@ def test_a_pass_attends_by_the_published_mask(window: int | None):
         np.testing.assert_allclose(attend_unrolled(q, cache, window), kernels.attend(q, cache, mask), atol=1e-5)
 
 
-def test_a_pass_stands_one_position_later_and_writes_behind_the_others():
+def test_each_pass_is_one_position_later_and_appends_to_the_cache():
     view = unrolled_view(ROWS, COUNT, 2)
     np.testing.assert_array_equal(view.positions, np.tile(np.arange(COUNT) + 2, (ROWS, 1)))
     np.testing.assert_array_equal(view.write, np.full(ROWS, 2 * COUNT))

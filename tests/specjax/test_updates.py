@@ -1,4 +1,4 @@
-"""Several updates a rollout, with gradients that can be written down."""
+"""Several updates per rollout, with gradients in closed form."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ REPLAY = Sequences(jnp.arange(2 * ROWS, dtype=jnp.int32).reshape(2, ROWS, 1), jn
 
 
 def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
-    """The policy is pulled towards the mean reward of its minibatch, the draft by as much as tokens say."""
+    """Return gradients: the policy's towards the minibatch's mean reward, the draft's from the number of tokens."""
     policy = params.policy - jnp.mean(batch.reward)
     taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
     one = jnp.float32(1)
@@ -75,7 +75,7 @@ def test_each_minibatch_has_its_share_of_the_replay() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
-    """The second of three minibatches; parameters and moments are those of the other two."""
+    """It is the second of three minibatches. Parameters and moments are those after the other two."""
     optimizers = make_optimizers(OptimizerConfig(learning_rate=RATE), OptimizerConfig(learning_rate=RATE))
     spoilt = [0.0, bad, 2.0, 5.0, bad, 3.0]
     params, states, seen = jax.jit(lambda batch: run(UpdateConfig(3), batch, optimizers=optimizers))(batch_of(spoilt))
@@ -88,7 +88,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None
     assert not np.isfinite(seen.norms.policy) and np.isfinite(seen.norms.draft)
 
 
-def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
+def test_a_loss_that_is_not_finite_skips_only_its_network() -> None:
     def infinite(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
         found, sums = gradients(params, batch, replay)
         return found, sums._replace(draft=sums.draft._replace(loss=jnp.float32(jnp.inf)))
@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_skips_its_network_alone() -> None:
         assert run_updates(infinite, OPTIMIZERS, *given, resting, config)[2].skipped.draft == 0
 
 
-def test_one_update_is_not_several() -> None:
+def test_options_of_several_updates_are_off_with_one() -> None:
     assert not UpdateConfig().several and UpdateConfig(epochs=2).several and UpdateConfig(minibatches=2).several
     with refuses("epochs = 0:...1"):
         replace(UpdateConfig(), epochs=0)

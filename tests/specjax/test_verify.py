@@ -1,4 +1,4 @@
-"""The accept laws by exhaustive enumeration of every draft, and the verifiers on given noise."""
+"""The accept laws, by enumeration of all drafts, and the verifiers for given noise."""
 
 from collections.abc import Callable
 
@@ -28,14 +28,14 @@ verify = jax.jit(lambda name, *args: VERIFIERS[name].verify(*args), static_argnu
 
 
 def case(name: str, vocab: int, k: int) -> tuple[Tree, Tree]:
-    """(policy, draft)"""
+    """Return the trees of conditional distributions of policy and draft."""
     return {kind: (p, q) for kind, p, q in kinds(np.random.default_rng([vocab, k]), vocab, k)}[name]
 
 
 @pytest.mark.parametrize("vocab, k", [(2, 1), (3, 4), (4, 3), (5, 2), (5, 4)])
 @pytest.mark.parametrize("law", LAWS)
 def test_enumeration_gives_the_product_law(law: LawOf, vocab: int, k: int):
-    """To float64 rounding, over all drafts and lengths of sampled, gapped, equal, disjoint and one-hot trees."""
+    """It agrees up to float64 rounding, for all drafts and lengths of every kind of tree."""
     result = assert_verifier_lossless(law, vocab=vocab, draft_length=k)
     assert result.rounds == 3 * 7 * (k + 1) * vocab**k
     assert result.error < 1e-14
@@ -50,7 +50,7 @@ def test_enumeration_in_float32_gives_the_product_law_to_rounding(law: LawOf):
 
 
 def thresholds(p: np.ndarray, q: np.ndarray, draft: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(h, P) of one draft as the paper writes them, in probabilities."""
+    """Return (h, P) of one draft by the paper's formulas, in probabilities."""
     h, weight = np.zeros(length), np.ones(length + 1)
     for i in range(1, length + 1):
         weight[i] = min(1.0, weight[i - 1] * p[i - 1, draft[i - 1]] / q[i - 1, draft[i - 1]])
@@ -62,7 +62,7 @@ def thresholds(p: np.ndarray, q: np.ndarray, draft: np.ndarray, length: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["random", "with impossible tokens", "one-hot"])
-def test_block_stops_where_the_last_of_independent_uniforms_is_below_its_threshold(kind: str):
+def test_block_stops_at_the_last_uniform_below_its_threshold(kind: str):
     p, q = case(kind, 3, 3)
     drafts = every_draft(3, 3)[chances(q, 3) > 0]
     log_p, log_q = logs(p, drafts), logs(q[:3], drafts)
@@ -81,7 +81,7 @@ def test_block_stops_where_the_last_of_independent_uniforms_is_below_its_thresho
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_block_accepts_at_least_as_many_as_rejection_in_expectation(k: int):
-    """On every tree and at every length; more on the whole, and as many of a deterministic draft."""
+    """This holds for every tree and length. In total it accepts more, and equally many of a deterministic draft."""
     gains = []
     for seed in range(5):
         for kind, p, q in kinds(np.random.default_rng([3, k, seed]), 3, k):
@@ -96,7 +96,7 @@ def test_block_accepts_at_least_as_many_as_rejection_in_expectation(k: int):
 
 
 def test_the_example_of_the_paper():
-    """Binary, whatever the context p = (1/3, 2/3) and q = (2/3, 1/3), two drafts: 10/9 tokens become 11/9."""
+    """Two tokens, p = (1/3, 2/3) and q = (2/3, 1/3) in any context, draft length 2: 10/9 tokens become 11/9."""
     p: Tree = [np.broadcast_to([1 / 3, 2 / 3], (*[2] * i, 2)) for i in range(3)]
     q: Tree = [1 - level for level in p]
     assert mean_accepted(accept_law, p, q, 2) == pytest.approx(10 / 9, abs=1e-14)
@@ -104,8 +104,8 @@ def test_the_example_of_the_paper():
 
 
 @pytest.mark.parametrize("kind", ["random", "one-hot"])
-def test_what_lies_beyond_a_draft_counts_for_nothing(kind: str):
-    """Not even where it is no law."""
+def test_values_beyond_a_draft_do_not_count(kind: str):
+    """Values beyond the draft may be anything, even no distribution."""
     p, q = case(kind, 3, 3)
     drafts = every_draft(3, 3)
     log_p, log_q, length = logs(p, drafts), logs(q[:3], drafts), np.full(len(drafts), 1)
@@ -117,7 +117,7 @@ def test_what_lies_beyond_a_draft_counts_for_nothing(kind: str):
 
 
 def confident(q: Tree, cut_after: int) -> np.ndarray:
-    """Return how many tokens of each draft come before the first of q < 0.3, that one included."""
+    """Return the number of tokens of each draft up to and including the first with q < 0.3."""
     vocab, k = q[0].shape[0], len(q) - 1
     drafts = every_draft(vocab, k)
     scores = np.stack([level[tuple(drafts[:, : i + 1].T)] for i, level in enumerate(q[:k])], 1)
@@ -138,7 +138,7 @@ def test_a_draft_may_stop_after_a_sampled_token_but_not_before(law: LawOf):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_what_is_verified_must_be_what_was_drawn(law: LawOf):
+def test_a_proposal_chosen_after_sampling_is_detected(law: LawOf):
     p, q = case("random", 3, 3)
     (emitted,) = emitted_laws(law, p, case("one-hot", 3, 3)[1], every_length(3, 3)[-1:], verified=q)
     assert distance(emitted, following(p)[0]) > 0.01
@@ -149,7 +149,7 @@ def without_residual(law: AcceptLaw) -> AcceptLaw:
 
 
 def stopping_at_the_first_failure(law: AcceptLaw) -> AcceptLaw:
-    """P(exactly m) over P(at most m) is the threshold h_m."""
+    """Faulty law that stops at the first failure. (P(exactly m) / P(at most m) is the threshold h_m.)"""
     stop = law.stop()
     at_most = jnp.cumsum(stop, axis=1)
     passed = jnp.where(at_most > 0, stop / at_most, 1.0)[:, 1:]
@@ -169,13 +169,13 @@ def unweighted(law: AcceptLaw) -> AcceptLaw:
         (block_law, stopping_at_the_first_failure),
     ],
 )
-def test_a_faulty_law_is_noticed(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
+def test_a_faulty_law_is_detected(law: LawOf, fault: Callable[[AcceptLaw], AcceptLaw]):
     with pytest.raises(AssertionError, match=r"draft .*\d+ rounds"):
         assert_verifier_lossless(lambda *proposal: fault(law(*proposal)), trees=1)
 
 
 def batch(vocab: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Noise]:
-    """1000 random rounds: log_p, log_q, draft, length, and independent noise of the shape `coupled` takes."""
+    """Return 1000 random rounds: log_p, log_q, draft, length, and independent noise in the shape of `coupled`."""
     generator, rows = np.random.default_rng(seed), 1000
     p = generator.dirichlet(np.full(vocab, 0.5), (rows, k + 1))
     q = generator.dirichlet(np.full(vocab, 0.5), (rows, k))
@@ -202,7 +202,7 @@ def test_coupled_emits_what_plain_sampling_emits(vocab: int, k: int):
 
 
 def test_draw_accepts_and_recovers_at_the_rates_of_the_law():
-    """One draft, many uniforms and Gumbels: frequencies of (accepted, token) against stop times residual."""
+    """For one draft and many draws of noise, compare frequencies of (accepted, token) with stop times residual."""
     p, q = case("random", 3, 3)
     draft = np.array([[0, 2, 1]])
     log_p, log_q = (x.astype(np.float32) for x in (logs(p, draft), logs(q[:3], draft)))
@@ -227,7 +227,7 @@ def test_draw_accepts_and_recovers_at_the_rates_of_the_law():
 
 
 def one_round(p: list[float], q: list[float], drafted: int, uniform: float) -> tuple[int, int]:
-    """(accepted, token) of a single round with one drafted token and no Gumbel noise."""
+    """Return (accepted, token) of a single round with one drafted token, without Gumbel noise."""
     with np.errstate(divide="ignore"):
         log_p, log_q = (np.log(np.array([[x] * count], np.float32)) for x, count in ((p, 2), (q, 1)))
     zeros = np.zeros((1, 1, len(p)), np.float32)
@@ -237,7 +237,7 @@ def one_round(p: list[float], q: list[float], drafted: int, uniform: float) -> t
     return int(accepted[0]), int(token[0])
 
 
-def test_no_uniform_accepts_an_impossible_token_or_refuses_one_the_policy_likes_more():
+def test_impossible_tokens_are_rejected_and_likelier_ones_accepted():
     largest = float(np.nextafter(np.float32(1), np.float32(0)))
     assert one_round([0.0, 1.0], [1.0, 0.0], drafted=0, uniform=0.0) == (0, 1)
     assert one_round([0.5, 0.5], [0.5, 0.5], drafted=0, uniform=0.0)[0] == 1
@@ -253,7 +253,7 @@ def residual_of(log_p: list[float], log_q: list[float]) -> np.ndarray:
 
 
 def test_a_residual_of_little_or_no_mass_is_a_law():
-    """Without mass it falls back to the policy; with less than a float32 below 1 can tell it is exact."""
+    """Without mass it is the policy's law. With a mass too small for float32 differences from 1, it is exact."""
     equal = np.log([0.25, 0.75]).tolist()
     np.testing.assert_allclose(residual_of(equal, equal), [0.25, 0.75], rtol=1e-6)
     np.testing.assert_allclose(residual_of([-1e-9, np.log(1e-9)], [-2e-9, np.log(2e-9)]), [1.0, 0.0])

@@ -1,4 +1,4 @@
-"""A policy, a draft and a job that compile in seconds, shared by the tests of the training step."""
+"""A policy, a draft and a training job that compile in seconds, for tests of the training step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,11 +35,11 @@ STOP = 3
 SHAPE = dict(hidden_size=16, intermediate_size=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=VOCAB)
 DECODER = DecoderConfig(**SHAPE, num_layers=2, qk_norm=True, feature_layers=(0, 1))
 HEAD = Eagle3Config(**SHAPE, feature_size=32, draft_vocab_size=VOCAB)
-# As XLA compiles by itself, for what is promised to the bit: the flags of tests/conftest.py, undone.
+# XLA's default flags instead of those in tests/conftest.py, for tests of bit-identical results.
 AS_SHIPPED = {"xla_backend_optimization_level": 3}
 if jaxlib.startswith("0.10."):
     AS_SHIPPED |= {"xla_cpu_use_fusion_emitters": True}
-# Without momentum and clipping the first moment that Adam keeps is the last gradient itself: see `last_gradients`.
+# Without momentum and clipping, Adam's first moment is the last gradient: see `last_gradients`.
 TRANSPARENT = OptimizerConfig(learning_rate=1e-2, b1=0.0, clip_norm=1e9)
 CONFIG = TrainConfig(
     seed=7,
@@ -72,7 +72,7 @@ def _values() -> Params:
 
 
 def params_on(mesh: Mesh) -> Params:
-    """The same numbers on every mesh, in fresh buffers that a step may take over."""
+    """Return parameters with the same numbers on every mesh, in new buffers that a step may donate."""
     inits = partial(init_decoder, DECODER), partial(init_eagle3, HEAD)
     return jax.device_put(_values(), Params(*(param_shardings(init, mesh) for init in inits)))
 
@@ -82,7 +82,7 @@ def state_on(mesh: Mesh, config: TrainConfig = CONFIG, with_reference: bool = Fa
 
 
 def make_prompts(count: int = 8) -> Prompts:
-    """Ragged prompts, whose ids are not their places."""
+    """Return ragged prompts whose ids are not their indices."""
     rng = np.random.default_rng(1)
     return Prompts(
         tokens=jnp.array(rng.integers(4, VOCAB, (count, 6)), jnp.int32),
@@ -92,7 +92,7 @@ def make_prompts(count: int = 8) -> Prompts:
 
 
 def ragged_batch(rows: int, width: int, vocab: int = VOCAB, failed: int = 5) -> TrainBatch:
-    """Ragged prompts and completions, every token with an advantage of its own; row `failed` has no reward."""
+    """Return ragged prompts and completions. Each token has its own advantage; row `failed` has no reward."""
     rng = np.random.default_rng(0)
     start, length = rng.integers(1, 5, (rows, 1)), rng.integers(3, width - 4, (rows, 1))
     column, scored = np.arange(width)[None], jnp.arange(rows) != failed
@@ -110,9 +110,9 @@ NUMBERS = count()
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which fails where it is traced a second time.
+    """Return the function, made to fail if it is traced twice.
 
-    Under a name of its own: chex would count it together with others of its name that are wrapped in the like of it.
+    It gets its own name, because chex counts functions of the same name together.
     """
 
     @wraps(function)
@@ -124,13 +124,13 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def count_fives(rollout: Rollout, prompts: Prompts) -> Reward:
-    """A traced reward: how many tokens of a completion are 5; correct where any is."""
+    """Traced reward: the number of tokens 5 in a completion; correct if there is one."""
     value = jnp.sum(rollout.tokens == 5, axis=1, dtype=jnp.float32)
     return Reward(value, (value > 0).astype(jnp.float32))
 
 
 def last_gradients(state: TrainState) -> Params:
-    """The gradients of the update that made `state`, exactly, under the `TRANSPARENT` optimiser."""
+    """Return the exact gradients of the update that produced `state`, under the `TRANSPARENT` optimiser."""
 
     def moment(state: PyTree) -> PyTree:
         found = [x.mu for x in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(x)]
@@ -144,12 +144,12 @@ def is_adam(x: object) -> bool:
 
 
 def host_copy(tree: PyTree) -> PyTree:
-    """The arrays in host memory, where donation cannot reach them."""
+    """Return copies of the arrays in host memory, which donation does not affect."""
     return jax.tree.map(lambda x: np.array(x), tree)
 
 
 def relative_gap(tree: PyTree, expected: PyTree) -> float:
-    """The largest norm of a leaf's difference, relative to the norm of the whole tree."""
+    """Return the largest norm of a leaf's difference, relative to the norm of the whole tree."""
     scale = np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in map(np.asarray, jax.tree.leaves(expected))))
     gaps = jax.tree.map(
         lambda a, b: np.linalg.norm((np.asarray(a, np.float64) - np.asarray(b)).ravel()), tree, expected

@@ -30,10 +30,10 @@ class DraftContext(NamedTuple):
         policy:    the policy that the draft is for.
         weights:   parameters of the policy.
         decoder:   config of the policy's decoder; None if model.family names a user function.
-        mesh:      devices for the parameters. Parameters that a user's builder leaves elsewhere are replicated over it.
-        key:       for random weights. None: the parameters are ShapeDtypeStructs, and no weights are read.
-        problems:  training problems; empty if the programs do not need them.
-        tokenizer: of the problems' texts.
+        mesh:      devices for the parameters. Parameters that a user's builder does not place on it are replicated.
+        key:       key for random weights. None: the parameters are ShapeDtypeStructs, and no weights are read.
+        problems:  training problems; empty if the program does not need them.
+        tokenizer: tokenizer for the problems.
         saved:     EAGLE-3 head of draft.path. It is read before the policy is built, because it determines the layers
                    that the policy returns as features.
     """
@@ -51,16 +51,16 @@ class DraftContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft with its parameters, and what the programs need to know about it.
+    """A draft with its parameters, and facts about it that the programs need.
 
-    A user's builder returns `Draft(drafter, params)`; the other fields are set for it.
+    A user's builder returns `Draft(drafter, params)`; `build_draft` sets the other fields.
 
     Attributes:
-        drafter:   proposes tokens.
+        drafter:   the drafter, which proposes tokens.
         params:    parameters of the drafter; empty if it has none.
-        kind:      draft.kind; set by `build_draft`.
+        kind:      the run's draft.kind.
         read_from: option that names the directory of the weights; None if they are random or there are none.
-        made_for:  content of `made_for.json` in that directory; set by `build_draft`.
+        made_for:  content of `made_for.json` in that directory.
     """
 
     drafter: Drafter
@@ -69,9 +69,9 @@ class Draft:
     read_from: str | None = None
     made_for: MadeFor | None = None
 
-    # Usual causes of a far too low acceptance rate of such a draft from a checkpoint. Part of an alarm.
+    # Usual reasons why a draft from a checkpoint is accepted far too rarely, for the text of the alarm.
     usual_causes: ClassVar[str] = "it was made for another policy, or its config.json is not that of its weights"
-    # True if the draft is saved as a part of the policy.
+    # True if the draft is saved as part of the policy.
     in_policy: ClassVar[bool] = False
 
     @property
@@ -90,19 +90,19 @@ class Draft:
         return getattr(self.drafter, "target_ids", None)
 
     def with_target_ids(self, ids: np.ndarray) -> Self:
-        """Return the draft with its reduced vocabulary replaced by `ids`, as many as before."""
+        """Return the draft with `ids` as its reduced vocabulary, which must have the same size."""
         return replace(self, drafter=replace(self.drafter, target_ids=ids))  # pyright: ignore[reportArgumentType]
 
     def differences(self) -> str | None:
-        """Return one line that lists how a draft from a checkpoint differs from its policy; None if it does not."""
+        """Return one line that lists differences between a draft from a checkpoint and the policy; None if none."""
         return None
 
     def policy_head(self, params: PyTree) -> MTPHead:
-        """Return the head with these parameters, to be saved with the policy. Raises ValueError unless `in_policy`."""
-        raise ValueError(f"draft.kind = {self.kind}: is not saved as a part of the policy")
+        """Return the head with these parameters, to save with the policy. Raises ValueError unless `in_policy`."""
+        raise ValueError(f"draft.kind = {self.kind}: is not saved as part of the policy")
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
-        """Raise ConfigError if the draft cannot be written without the policy, in our layout (None) or in `dialect`."""
+        """Raise ConfigError if the draft cannot be written without its policy, in our layout (None) or in `dialect`."""
         if not self.has_params:
             raise ConfigError(f"draft.kind = {self.kind}: has no parameters to write")
         if dialect is not None:
@@ -113,13 +113,14 @@ class Draft:
     ) -> None:
         """Write the draft with these parameters to a new directory. Call `check_writable` first.
 
-        verifier: name or path of the policy, stated in the file of dialect speculators for serving engines.
         Raises ValueError if the directory is in use.
+
+        verifier: name or path of the policy for serving engines. Only the dialect speculators states it.
         """
         save_named_draft(directory, self.kind, params)
 
 
 def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:
-    """Return the drafter with the options that do not depend on its network."""
+    """Return the drafter with those options of the draft section that do not depend on its network."""
     head = replace(drafter.head, eight_bit=options.rollout_dtype)
     return replace(drafter, head=head, unroll=options.unroll, decay=options.decay, objective=options.loss)

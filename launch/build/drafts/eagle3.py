@@ -1,4 +1,4 @@
-"""Construction of EAGLE-3 heads, from a checkpoint that fits the policy or with random weights."""
+"""Construction of EAGLE-3 heads, from a checkpoint or with random weights."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,13 +26,13 @@ class Eagle3Draft(Draft):
 
     Attributes:
         head:    config of the head.
-        decoder: config of the policy's decoder, with the layers that the head reads.
+        decoder: config of the policy's decoder, whose feature layers are those that the head reads.
     """
 
     head: Eagle3Config
     decoder: DecoderConfig
 
-    usual_causes = "it reads other layers than it was made for, has another rope base, or was made for another policy"
+    usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
 
     @property
     def policy_width(self) -> int:
@@ -42,23 +42,23 @@ class Eagle3Draft(Draft):
         if self.read_from is None:
             return None
         head, policy, made_for = self.head, self.decoder, self.made_for
-        # EAGLE-3's layers are distinct only from 7 layers on.
+        # EAGLE-3's three layers are distinct only in a policy of at least 7 layers.
         usual_layers = eagle3_feature_layers(policy.num_layers) if policy.num_layers >= 7 else policy.feature_layers
         shared = ("rope_theta", "rope_scaling", "max_positions")
-        # (name, the draft's value, the usual value, whose value that is)
+        # (name, the draft's value, the expected value, whose value that is)
         compared = [(name, getattr(head, name), getattr(policy, name), "the policy's") for name in shared]
         if head.use_aux_hidden_state:
             compared.append(("feature_layers", policy.feature_layers, usual_layers, "EAGLE-3's"))
         if made_for is not None:
             compared.append(("a policy of num_layers", made_for.num_layers, policy.num_layers, "this policy's"))
         differing = [
-            f"{name} = {value} ({whose}: {wanted})" for name, value, wanted, whose in compared if value != wanted
+            f"{name} = {value} ({whose}: {expected})" for name, value, expected, whose in compared if value != expected
         ]
         if not differing:
             return None
         line = f"the draft of draft.path was made with {', '.join(differing)}"
         if head.max_positions < policy.max_positions:
-            line += f"; beyond {head.max_positions} positions it may be accepted less"
+            line += f"; acceptance may fall beyond {head.max_positions} positions"
         return line
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
@@ -72,7 +72,7 @@ class Eagle3Draft(Draft):
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
     ) -> None:
-        # Some engines cut the rotary embedding at the head's max_positions: beyond it, all drafts would be rejected.
+        # Some engines end the rotary embedding at the head's max_positions, and would reject all drafts beyond it.
         head = replace(self.head, max_positions=self.decoder.max_positions, param_dtype=param_dtype(params))
         if dialect is None:
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
@@ -103,7 +103,7 @@ def build_eagle3(context: DraftContext) -> Draft:
 
 
 def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
-    """Return a head with random weights. Sizes that the draft section leaves unset are those of the policy."""
+    """Return a head with random weights. Sizes that the draft section does not set are those of the policy."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
     if draft.vocab_size is not None and context.key is None:
@@ -134,5 +134,5 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
 
 
 def param_dtype(params: PyTree) -> str:
-    """Return the name of the dtype of a network's parameters. All must have the same dtype."""
+    """Return the name of the dtype that all parameters of a network share."""
     return jax.tree.leaves(params)[0].dtype.name

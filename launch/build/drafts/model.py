@@ -17,7 +17,7 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraft(Draft):
-    """A small language model as the draft. decoder: its config."""
+    """A small language model as the draft. decoder: config of this model."""
 
     decoder: DecoderConfig
 
@@ -38,7 +38,7 @@ def build_model(context: DraftContext) -> Draft:
     decoder, params = build_decoder(model, context.mesh, context.key, "draft", longest, features=False)
     if decoder.vocab_size != context.policy.vocab_size:
         raise ConfigError(
-            f"draft.kind = model: its vocab_size is {decoder.vocab_size}, must be {context.policy.vocab_size}, the "
+            f"draft.kind = model: its vocab_size is {decoder.vocab_size}; must be {context.policy.vocab_size}, the "
             "policy's"
         )
     decoder = replace(decoder, feature_layers=())

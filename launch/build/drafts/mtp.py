@@ -15,11 +15,11 @@ from specjax.types import PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class MTPDraft(Draft):
-    """A multi-token-prediction (MTP) head: one more block after the policy's last. head: its config."""
+    """A multi-token-prediction (MTP) head: one more block after the policy's last. head: config of the head."""
 
     head: MTPConfig
 
-    usual_causes = "the policy was trained without it, or with it but under another family's conventions"
+    usual_causes = "the policy was trained without it, or with it but with another family's conventions"
     in_policy = True
 
     @property
@@ -30,11 +30,11 @@ class MTPDraft(Draft):
         return self.head, params
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
-        raise ConfigError(f"draft.kind = {self.kind}: has no format of its own; an MTP head is saved with its policy")
+        raise ConfigError(f"draft.kind = {self.kind}: has no layout of its own; an MTP head is saved with its policy")
 
 
 def build_mtp(context: DraftContext) -> Draft:
-    """Return the MTP head of model.path; with draft.mtp_convention, one with random weights instead.
+    """Return the MTP head of model.path, or with draft.mtp_convention one with random weights.
 
     Raises ConfigError if there is neither.
     """

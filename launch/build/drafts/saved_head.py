@@ -1,4 +1,4 @@
-"""Loading of EAGLE-3 heads, and checks that they fit the policy and the run."""
+"""Loader of EAGLE-3 heads, and checks that they fit the policy and the run."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from models.params import abstract_params
 
 
 def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
-    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or there is no path.
+    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or draft.path is not set.
 
     shapes: see `load_head`.
     """
@@ -35,13 +35,13 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
 def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
     """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none.
 
-    shapes: read `config.json` alone. Parameters are ShapeDtypeStructs; the ids of a reduced vocabulary are the first.
+    shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
     """
     if not (path / "config.json").is_file():
-        raise ConfigError(f"draft.path = {path}: holds no config.json")
+        raise ConfigError(f"draft.path = {path}: must hold a config.json")
     fields = read_json(path / "config.json")
     if "kind" not in fields and dialect_of(fields) is None:
-        raise ConfigError(f"draft.path = {path}: its config.json does not describe an EAGLE-3 head")
+        raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head")
     if shapes:
         config, layers = read_draft_config(path) if "kind" in fields else read_eagle3_config(path)
         ids = np.arange(config.draft_vocab_size, dtype=np.int32)
@@ -52,18 +52,18 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     """Return the layers of the policy that a saved head reads; () if neither the run nor the head states them.
 
-    Raises ConfigError if they state different layers.
+    Raises ConfigError if the two state different layers.
     """
     configured, stated = config.model.feature_layers, saved.feature_layers
     if configured and stated and configured != stated:
-        raise ConfigError(f"model.feature_layers = {configured}: the draft of draft.path needs {stated}")
+        raise ConfigError(f"model.feature_layers = {configured}: must be {stated}, which the draft of draft.path reads")
     return configured or stated
 
 
 def read_by(saved: SavedDraft, layers: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
-    """Return the policy's config with EAGLE-3's default feature layers if `layers_to_read` returned no `layers`.
+    """Return the policy's config, with EAGLE-3's default feature layers if `layers_to_read` returned no `layers`.
 
-    The feature layers in the policy's directory cannot serve as the default: they belong to another draft. Raises
+    The feature layers in the policy's directory are not the default, because they belong to another draft. Raises
     ValueError if the policy has too few layers.
     """
     if layers or not saved.config.use_aux_hidden_state:
@@ -72,13 +72,13 @@ def read_by(saved: SavedDraft, layers: tuple[int, ...], policy: DecoderConfig) -
 
 
 def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
-    """Check that a saved head fits the policy, and return it in the dtypes of the policy.
+    """Check that a saved head fits the policy. Return it in the dtypes of the policy.
 
-    embedding: of the policy; None for a head whose parameters are shapes. Raises ValueError if shapes, layers or
-    vocabulary do not fit, or if the checkpoint states that it was made for another policy.
+    Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states another policy. A smaller
+    max_positions than the policy's is allowed: published heads state the length that they were trained at, and our
+    rotary embedding does not end there.
 
-    A smaller max_positions than the policy's is allowed. Published heads state the length that they were trained at,
-    and the rotary embedding has no table that would end there.
+    embedding: the policy's embedding; None for a head whose parameters are shapes.
     """
     saved.config.check(policy)
     path = checkpoint_directory("draft.path", str(config.draft.path))
