@@ -9,7 +9,7 @@ undisturbed round is printed beside the sum of its kernels.
 import argparse
 import re
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,10 +45,10 @@ def operation(scope: str) -> str:
     return re.sub(r"_\d+", "", "/".join(kept)) or "other"
 
 
-def profiled(run: Callable[[], object], program: Program) -> Counter[str]:
+def profiled(run: Callable[[], object], program: Program) -> dict[str, float]:
     """Return the seconds of each operation in one call."""
     lines = {line.name: line for lines in program.computations.values() for line in lines}
-    seconds = Counter[str]()
+    seconds = defaultdict[str, float](float)
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             jax.block_until_ready(run())
@@ -69,10 +69,11 @@ def profile(networks: Networks, rows: int, context: int, k: int, count: int) -> 
     found = profiled(measure, Program(timer.program_text(k)))
     assert found, f"the profiler saw no kernel; an undisturbed round takes {1e3 * undisturbed:.3f} ms"
     total = sum(found.values())
-    rest = total - sum(seconds for _, seconds in found.most_common(NAMED))
+    most = sorted(found.items(), key=lambda item: -item[1])[:NAMED]
+    rest = total - sum(seconds for _, seconds in most)
     table: list[Row] = [
         {"operation": name, "ms": 1e3 * seconds / count, "share": seconds / total}
-        for name, seconds in [*found.most_common(NAMED), ("all others", rest)]
+        for name, seconds in [*most, ("all others", rest)]
     ]
     notes = [f"kernels of a round: {1e3 * total / count:.3f} ms; an undisturbed round: {1e3 * undisturbed:.3f} ms"]
     return Section(f"a round at k = {k}: {rows} rows that see {context} positions", table, notes)

@@ -87,8 +87,7 @@ def in_two_parts(
     old_lse = jnp.where((start > 0)[:, None, None], old_lse, -jnp.inf)
     new, new_lse = _among_new(asked, count, *(_from(x, start, count) for x in cache))
     lse = jnp.logaddexp(old_lse, new_lse)
-    parts = (old_lse, old), (new_lse, new)
-    y = sum(jnp.exp(part_lse - lse)[..., None] * part.astype(lse.dtype) for part_lse, part in parts)
+    y = jnp.exp(old_lse - lse)[..., None] * old.astype(lse.dtype) + jnp.exp(new_lse - lse)[..., None] * new
     y = jnp.swapaxes(y.reshape(rows, shared, count, -1, size), 1, 2)
     return y.reshape(q.shape).astype(q.dtype)
 
