@@ -231,3 +231,14 @@ def test_only_programs_on_several_cpu_devices_are_waited_for(devices: int, waits
     pending = Pending()
     assert kernels.finished({"a": pending}, mesh_of(devices, 1, 1)) == {"a": pending}
     assert pending.waited == waits
+
+
+@pytest.mark.parametrize("devices, calls", [(1, True), (2, False)])
+def test_draws_for_one_gpu_call_the_kernel_of_jax(devices: int, calls: bool):
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (4,))
+
+    with kernels.quick_draws(mesh_of(devices)):
+        text = jax.jit(draw).trace(jax.random.key(0)).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("cu_threefry2x32" in text) == calls
+    assert not jax.config.jax_threefry_gpu_kernel_lowering  # type: ignore[attr-defined]
