@@ -62,7 +62,18 @@ def _pays(q: Float[Array, "B T N H"], keys: Float[Array, "B G S H"]) -> bool:
     """Return whether cuDNN can attend, and is measured or expected to take less time than XLA."""
     tokens, (rows, heads, positions, _) = q.shape[1], keys.shape
     least = LEAST_POSITIONS if tokens == 1 else LEAST_POSITIONS_OF_SEVERAL
-    return q.dtype in HALF and tokens <= MOST_TOKENS and positions >= least and rows * heads >= LEAST_HEADS
+    fits = q.dtype in HALF and tokens <= MOST_TOKENS and positions >= least and rows * heads >= LEAST_HEADS
+    return fits and _cudnn_is_here()
+
+
+def _cudnn_is_here() -> bool:
+    """Return whether cuDNN is installed, as it is on every machine with a GPU but not on all that compile for one."""
+    from jax._src.cudnn import fused_attention_stablehlo as private
+
+    try:
+        return bool(private.check_cudnn_version())
+    except RuntimeError:
+        return False
 
 
 def in_two_parts(

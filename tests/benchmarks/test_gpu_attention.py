@@ -120,10 +120,14 @@ def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], mon
     assert asked == [("tensor<3x1x8x8xbf16>", f"tensor<3x1x{LENGTH}x8xbf16>")]
 
 
-@pytest.mark.parametrize("other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}, {"heads": 7}])
+@pytest.mark.parametrize(
+    "other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}, {"heads": 7}, {}]
+)
 def test_xla_attends_where_cudnn_cannot_or_does_not_pay(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu, "LEAST_POSITIONS_OF_SEVERAL", other.get("positions", LENGTH))
     monkeypatch.setattr(gpu, "LEAST_HEADS", other.get("heads", 6))
+    if other:
+        monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(4, other.get("dtype", jnp.bfloat16))
     y = gpu.attend(q, cache, view.mask, other.get("start", view.write))
     assert (y == plain.attend(q, cache, view.mask)).all()
