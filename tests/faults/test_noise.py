@@ -55,9 +55,9 @@ def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int]
     [
         # Only the rare token, accepted with probability 2^-12, and only the common one, with 1 - 2^-12.
         ("rejection", TableDrafter((1, 1)), 1, Purpose.ACCEPT, 6),
-        ("rejection", TableDrafter((0, 0)), 1, Purpose.ACCEPT, 10),
+        pytest.param("rejection", TableDrafter((0, 0)), 1, Purpose.ACCEPT, 10, marks=pytest.mark.slow),
         # A rare token and a common one are accepted together, with 2^-10, or not at all.
-        ("block", Coin(), 2, Purpose.ACCEPT, 10),
+        pytest.param("block", Coin(), 2, Purpose.ACCEPT, 10, marks=pytest.mark.slow),
         # The policy's own draw must be rare.
         ("coupled", TableDrafter((1, 1)), 1, Purpose.COUPLED, 10),
     ],

@@ -38,7 +38,7 @@ def count_fives(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tup
 
 @pytest.mark.parametrize(
     ("shape", "config"),
-    [pytest.param((1, 1, 1), CONFIG, id="one", marks=pytest.mark.slow), pytest.param((2, 2, 2), SELECTED, id="mesh")],
+    [pytest.param((1, 1, 1), CONFIG, id="one"), pytest.param((2, 2, 2), SELECTED, id="mesh", marks=pytest.mark.slow)],
 )
 def test_two_programs_take_the_step_of_one(shape: tuple[int, int, int], config: TrainConfig) -> None:
     """Take three steps. Programs are traced once, tokens are equal, gradients are equal up to rounding."""
