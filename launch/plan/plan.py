@@ -8,11 +8,12 @@ from launch.cli.console import console
 from launch.cli.errors import ConfigError, refusing
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
-from launch.plan.devices import GPUS, planned
+from launch.plan.devices import planned
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned
 from launch.plan.report import USABLE, Alternative, as_json, describe, gib, memory_table, traffic_table, work
 from launch.timing import provenance
+from specjax.cost import HARDWARE
 
 
 def plan(config: RunConfig, args: PlanArgs) -> None:
@@ -24,7 +25,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     experiment = abstract_experiment(config, mesh)
     console.print(describe(config, args.plan, mesh))
     programs = compiled(experiment)
-    capacity = None if args.plan.gpu == "cpu" else GPUS[args.plan.gpu].memory
+    capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
     console.print("\n".join(tables))
     tried: list[Alternative] = []

@@ -7,10 +7,10 @@ from typing import Any
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.plan.devices import GPUS
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned
 from launch.plan.traffic import Traffic
+from specjax.cost import HARDWARE
 
 # Beyond this share of a GPU's memory nothing fits: CUDA and the collectives take the rest.
 USABLE = 0.95
@@ -39,7 +39,8 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
             f"{config.name} on {mesh.size} CPU devices ({axes}). NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a "
             "GPU's, and collectives differ"
         )
-    return f"{config.name} on {mesh.size} {GPUS[plan.gpu].name} ({axes}), compiled without one, kernels not autotuned"
+    name = HARDWARE[plan.gpu].name
+    return f"{config.name} on {mesh.size} {name} ({axes}), compiled without one, kernels not autotuned"
 
 
 def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:
@@ -89,7 +90,7 @@ def as_json(
         "recipe": config.name,
         "gpu": plan.gpu,
         "mesh": vars(config.mesh),
-        "memory_of_a_device": None if plan.gpu == "cpu" else GPUS[plan.gpu].memory,
+        "memory_of_a_device": None if plan.gpu == "cpu" else HARDWARE[plan.gpu].memory,
         "programs": {
             name: {
                 "memory": each.memory,

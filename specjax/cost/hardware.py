@@ -9,14 +9,12 @@ class Chip:
     """What XLA must know of a GPU to compile for it where there is none.
 
     Attributes:
-        name:       Device kind.
         capability: Major compute capability.
         cores:      Streaming multiprocessors.
         clock:      GHz.
         l2:         Bytes of the L2 cache.
     """
 
-    name: str
     capability: int
     cores: int
     clock: float
@@ -28,14 +26,16 @@ class Hardware:
     """Figures of one device.
 
     Attributes:
-        name:       Name for tables.
+        name:       Device kind, as the driver names it.
         bandwidth:  Bytes of memory per second.
         fp32:       FLOPs per second of products in float32; on GPUs in TF32, as XLA computes them.
         bf16:       FLOPs per second of dense products in bfloat16.
         fp8:        FLOPs per second of dense products in 8 bits; None where the device has none.
         memory:     Bytes of memory.
-        link:       Bytes per second that a device sends to others of its host, one way.
-        per_host:   Devices of a host, or of a link domain, as it is sold.
+        link:       Bytes per second that a device sends to others of its link domain, one way.
+        network:    Bytes per second that a device sends to those beyond.
+        per_host:   Devices of a host, as it is sold.
+        domain:     Devices that links join.
         overlapped: Whether it reads memory while it computes, so that the longer of both counts and not their sum.
         sources:    Source of each figure, by field. Where two sources differ, the second is named too.
         chip:       For compiling; None where `launch.plan` cannot.
@@ -46,9 +46,11 @@ class Hardware:
     fp32: float
     bf16: float
     fp8: float | None
-    memory: float
+    memory: int
     link: float
+    network: float
     per_host: int
+    domain: int
     overlapped: bool
     sources: Mapping[str, str]
     chip: Chip | None = None
@@ -66,68 +68,97 @@ class Hardware:
 
 _XLA = "xla/backends/gpu/target_config/specs of openxla/xla"
 _LOCKWOOD = "glennklockwood.com/garden/processors"
-_TF32 = "half of bf16 (NVIDIA datasheet)"
-_OVERLAP = "a GPU's memory and tensor cores work at the same time"
 
 
-def _sources(figures: str, *, xla: bool = True, **other: str) -> dict[str, str]:
-    """Return the source of each field. figures: of those that `other` does not name. xla: XLA gives memory and chip."""
-    measured = dict.fromkeys(("bandwidth", "memory", "chip"), _XLA if xla else figures)
-    named = dict.fromkeys(("bf16", "fp8", "link", "per_host"), figures)
-    return named | {"fp32": _TF32, "overlapped": _OVERLAP} | measured | other
+def _gpu(
+    name: str,
+    bandwidth: float,
+    bf16: float,
+    fp8: float | None,
+    memory: int,
+    link: float,
+    sources: Mapping[str, str],
+    chip: Chip | None = None,
+    per_host: int = 8,
+    domain: int = 8,
+) -> Hardware:
+    """Return the sheet of a GPU. sources: of the fields that have one of their own, and `figures` of all others."""
+    fields = "bandwidth", "bf16", "fp8", "memory", "link", "per_host", "domain"
+    named: dict[str, str] = dict.fromkeys(fields, sources["figures"])
+    if chip is not None:
+        named |= dict.fromkeys(("bandwidth", "memory", "chip"), _XLA)
+    named["fp32"] = "half of bf16, NVIDIA's datasheets"
+    named["network"] = "assumed: one card of 400 Gbit/s for each GPU"
+    named["overlapped"] = "a GPU reads memory and multiplies at the same time"
+    named |= {field: source for field, source in sources.items() if field != "figures"}
+    figures = bandwidth, bf16 / 2, bf16, fp8, memory, link, 50e9, per_host, domain
+    return Hardware(name, *figures, overlapped=True, sources=named, chip=chip)
 
 
+# fmt: off
 HARDWARE = {
-    "a100": Hardware(
-        "A100 80GB SXM", 2.039e12, 156e12, 312e12, None, 80e9, 300e9, 8, True,
-        _sources(f"{_LOCKWOOD}/A100, NVIDIA's datasheet", xla=False),
+    "a100": _gpu(
+        "NVIDIA A100-SXM4-80GB",
+        bandwidth=2.039e12, bf16=312e12, fp8=None, memory=80_000_000_000, link=300e9,
+        sources={"figures": f"NVIDIA's datasheet, through {_LOCKWOOD}/A100"},
     ),
-    "h20": Hardware(
-        "H20", 4.0e12, 74e12, 148e12, 296e12, 96e9, 450e9, 8, True,
-        _sources("willitrunai.com/gpus/h20-96gb; no datasheet of NVIDIA's was found", xla=False),
+    "h20": _gpu(
+        "NVIDIA H20",
+        bandwidth=4.0e12, bf16=148e12, fp8=296e12, memory=96_000_000_000, link=450e9,
+        sources={"figures": "willitrunai.com/gpus/h20-96gb; no datasheet of NVIDIA's was found"},
     ),
-    "h100": Hardware(
-        "H100 SXM", 3.35232e12, 494.5e12, 989e12, 1979e12, 84.942979072e9, 450e9, 8, True,
-        _sources(f"{_LOCKWOOD}/h100, NVIDIA's datasheet"),
-        Chip("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800),
+    "h100": _gpu(
+        "NVIDIA H100 80GB HBM3",
+        bandwidth=3.35232e12, bf16=989e12, fp8=1979e12, memory=84_942_979_072, link=450e9,
+        sources={"figures": f"NVIDIA's datasheet, through {_LOCKWOOD}/h100"},
+        chip=Chip(capability=9, cores=132, clock=1.98, l2=52_428_800),
     ),
-    "h200": Hardware(
-        "H200 SXM", 4.8e12, 494.5e12, 989e12, 1979e12, 151.397597184e9, 450e9, 8, True,
-        _sources("NVIDIA's page of the H200 (3,958 TFLOP/s sparse), through morphllm.com/nvidia-h200"),
-        Chip("NVIDIA H200 141GB HBM3e", 9, 132, 1.98, 52_428_800),
+    "h200": _gpu(
+        "NVIDIA H200 141GB HBM3e",
+        bandwidth=4.8e12, bf16=989e12, fp8=1979e12, memory=151_397_597_184, link=450e9,
+        sources={"figures": "NVIDIA's page of the H200 (3,958 TFLOP/s sparse), through morphllm.com/nvidia-h200"},
+        chip=Chip(capability=9, cores=132, clock=1.98, l2=52_428_800),
     ),
-    "b200": Hardware(
-        "B200 HGX", 7.67232e12, 1125e12, 2250e12, 4500e12, 191.514411008e9, 900e9, 8, True,
-        _sources(
-            f"{_LOCKWOOD}/B200; verda.com/blog/gb300-nvl72-architecture",
-            bandwidth=f"{_XLA}; Verda: 7.7 TB/s; glennklockwood.com: 8.0 TB/s",
-        ),
-        Chip("NVIDIA B200", 10, 148, 1.965, 132_644_864),
+    "b200": _gpu(
+        "NVIDIA B200",
+        bandwidth=7.67232e12, bf16=2250e12, fp8=4500e12, memory=191_514_411_008, link=900e9,
+        sources={
+            "figures": f"{_LOCKWOOD}/B200, HGX at 1,000 W; verda.com/blog/gb300-nvl72-architecture",
+            "bandwidth": f"{_XLA}; Verda: 7.7 TB/s; glennklockwood.com: 8.0 TB/s",
+        },
+        chip=Chip(capability=10, cores=148, clock=1.965, l2=132_644_864),
     ),
-    "gb200": Hardware(
-        "GB200", 7.928064e12, 1250e12, 2500e12, 5000e12, 197.89774848e9, 900e9, 4, True,
-        _sources(
-            f"{_LOCKWOOD}/B200 at 1,200 W; Verda: 2,250 TFLOP/s",
-            bandwidth=f"{_XLA}; glennklockwood.com: 8.0 TB/s",
-            memory=f"{_XLA}; arXiv 2604.26779: 186 GB",
-            per_host="NVIDIA's GB200 NVL72: 4 GPUs a tray, 72 in one NVLink domain",
-        ),
-        Chip("NVIDIA GB200", 10, 152, 2.062, 135_528_448),
+    "gb200": _gpu(
+        "NVIDIA GB200",
+        bandwidth=7.928064e12, bf16=2500e12, fp8=5000e12, memory=197_897_748_480, link=900e9,
+        sources={
+            "figures": f"{_LOCKWOOD}/B200 at 1,200 W; Verda: 2,250 TFLOP/s in bf16",
+            "bandwidth": f"{_XLA}; glennklockwood.com: 8.0 TB/s",
+            "memory": f"{_XLA}; arXiv 2604.26779: 186 GB",
+            "per_host": "NVIDIA's GB200 NVL72: trays of 4",
+            "domain": "NVIDIA's GB200 NVL72",
+        },
+        chip=Chip(capability=10, cores=152, clock=2.062, l2=135_528_448),
+        per_host=4, domain=72,
     ),
     "cpu": Hardware(
-        "2 cores of an AMD EPYC with AVX-512", 50e9, 166e9, 166e9, None, 16e9, 50e9, 1, False,
-        {
+        "2 cores of an AMD EPYC with AVX-512",
+        bandwidth=50e9, fp32=166e9, bf16=166e9, fp8=None, memory=16_000_000_000, link=50e9,
+        network=1.25e9, per_host=1, domain=1, overlapped=False,
+        sources={
             "bandwidth": "copy of 268 MB, section floor of benchmarks/results/bench_25m/bench.json: 50 to 70 GB/s",
-            "fp32": "2 cores x 2.6 GHz x 32 operations a cycle (one 512-bit multiply-add, Zen 4)",
-            "bf16": "as float32: XLA's CPU backend widens it",
-            "fp8": "no such products",
-            "memory": "assumed: a small machine",
-            "link": "as bandwidth: devices of one machine share its memory",
+            "fp32": "2 cores x 2.6 GHz x 32 operations a cycle (one multiply-add of 512 bits, Zen 4)",
+            "bf16": "that of float32, to which XLA's CPU backend widens it",
+            "memory": "assumed",
+            "link": "that of memory: devices of one machine share it",
+            "network": "assumed: 10 Gbit/s",
             "per_host": "one machine",
-            "overlapped": "a cost of reading plus computing fits bench_25m better than the longer of both",
+            "domain": "one machine",
+            "overlapped": "with as many constants, the sum of both fits bench_25m better than the longer of both",
         },
     ),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def find_hardware(name: str) -> Hardware:

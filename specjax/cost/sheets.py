@@ -136,6 +136,7 @@ def forward(
     head_flop = 1 / (hardware.peak(head_each) * efficiency.compute)
     # A layer exchanges twice: after attention and after its MLP. An all-reduce moves each number twice, in 2 bytes.
     exchanges = 2 * network.layers if span > 1 else 0
+    sent = hardware.link if span <= hardware.domain else hardware.network
     mixture = network.mixture
     experts, expert, expert_product = None, 0.0, 0.0
     if mixture is not None:
@@ -154,7 +155,7 @@ def forward(
         head=byte * network.head * head_each / tensor,
         score=head_flop * 2 * network.head / tensor,
         sample=byte * network.vocab * SAMPLED_BYTES / tensor,
-        exchange=exchanges * network.hidden * 4 / hardware.link,
+        exchange=exchanges * network.hidden * 4 / sent,
         experts=experts,
         query_group=network.heads // network.kv_heads,
         overlapped=hardware.overlapped,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from launch.plan.report import as_json, memory_table
 from launch.plan.traffic import collectives_of
 from models.config import ExpertsConfig
 from models.files import read_json
+from specjax.cost import HARDWARE
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
@@ -95,6 +97,14 @@ def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatc
 def test_refusals(words: list[str], message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name)
     assert message in refusal(main, [*argv("tiny", SMALL), *words])
+
+
+def test_gpus_are_described_to_xla_by_their_sheets():
+    gpus = {name for name, sheet in HARDWARE.items() if sheet.chip is not None}
+    assert {*get_args(get_type_hints(PlanConfig)["gpu"])} == gpus | {"cpu"}
+    text = devices.target(HARDWARE["h100"])
+    for line in ('"NVIDIA H100 80GB HBM3"', "memory_bandwidth: 3352320000000", "device_memory_size: 84942979072"):
+        assert line in text
 
 
 def test_training_is_planned_with_an_option(monkeypatch: pytest.MonkeyPatch):

@@ -49,5 +49,5 @@ def test_what_has_no_sheet_is_refused():
         find_hardware("h999")
     with refuses("engine = sglang: no such profile; must be one of specjax"):
         find_engine("sglang")
-    with refuses("weight_bytes = 1: A100 80GB SXM has no such products"):
+    with refuses("weight_bytes = 1: NVIDIA A100-SXM4-80GB has no such products"):
         model_of(hardware=HARDWARE["a100"], deployment=Deployment(weight_bytes=1))
