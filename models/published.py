@@ -4,10 +4,11 @@ from typing import Any
 
 from models.config import DecoderConfig, ExpertsConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config
+from models.rope import Llama3Scaling
 
 
 def _decoder(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, **other: Any) -> DecoderConfig:
-    options: dict[str, Any] = dict(head_dim=128, qk_norm=True, rope_theta=1e6, vocab_size=151_936)
+    options: dict[str, Any] = dict(head_dim=128, qk_norm=True, rope_theta=1e6, vocab_size=151_936, max_positions=40_960)
     return DecoderConfig(
         num_layers=layers,
         hidden_size=hidden,
@@ -34,7 +35,19 @@ DECODERS: dict[str, DecoderConfig] = {
     "qwen3-32b": _decoder(64, 5120, 25_600, 64, 8),
     "qwen3-30b-a3b": _decoder(48, 2048, 6144, 32, 4, experts=_experts(768)),
     "qwen3-235b-a22b": _decoder(94, 4096, 12_288, 64, 4, experts=_experts(1536)),
-    "llama-3.1-8b": _decoder(32, 4096, 14_336, 32, 8, qk_norm=False, rope_theta=5e5, vocab_size=128_256),
+    "llama-3.1-8b": _decoder(
+        32,
+        4096,
+        14_336,
+        32,
+        8,
+        qk_norm=False,
+        rope_theta=5e5,
+        rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192),
+        norm_eps=1e-5,
+        vocab_size=128_256,
+        max_positions=131_072,
+    ),
 }
 
 # Width inside the MLP of the heads of SpecForge's configs, where it is not the policy's.
