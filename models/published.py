@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.config import DecoderConfig, ExpertsConfig, eagle3_feature_layers
-from models.drafts.eagle3 import Eagle3Config
+from models.drafts.eagle3 import Eagle3Config, eagle3_like
 from models.rope import Llama3Scaling
 
 
@@ -58,9 +58,4 @@ def eagle3_config(name: str, draft_vocab_size: int = 32_000) -> Eagle3Config:
     """Return the EAGLE-3 head of a model of `DECODERS`, in the shape of SpecForge's configs."""
     policy = DECODERS[name]
     width = _HEAD_WIDTHS.get(name, policy.intermediate_size)
-    return Eagle3Config(
-        **policy.layer_options() | {"intermediate_size": width, "qk_norm": False},
-        vocab_size=policy.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        feature_size=policy.hidden_size * len(policy.feature_layers),
-    )
+    return eagle3_like(policy, draft_vocab_size, intermediate_size=width)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from models.config import DecoderConfig, eagle3_feature_layers
+from models.drafts.eagle3 import Eagle3Config, eagle3_like
 from models.published import DECODERS
 from specjax.options import DraftLength, Fraction, Options, Positive
 
@@ -68,6 +69,11 @@ class Preset(Options):
     gradients: bool = False
     rounds: Positive = 8
     repeats: Positive = 5
+
+    @property
+    def head(self) -> Eagle3Config:
+        """Return the EAGLE-3 head, with the policy's widths."""
+        return eagle3_like(self.decoder, self.draft_vocab or self.decoder.vocab_size)
 
 
 def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, **other: Any) -> DecoderConfig:

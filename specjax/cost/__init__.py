@@ -20,7 +20,7 @@ from specjax.cost.choice import (
 from specjax.cost.engines import ENGINES, EngineProfile, find_engine
 from specjax.cost.forward import Experts, Forward
 from specjax.cost.hardware import HARDWARE, Hardware, find_hardware
-from specjax.cost.measured import Cell, fit, relative_errors, round_seconds
+from specjax.cost.measured import Cell, corrected, fit, relative_errors, round_seconds
 from specjax.cost.model import CostModel
 from specjax.cost.sheets import Deployment, DraftSheet, Efficiency, NetworkSheet, cost_model
 
@@ -44,6 +44,7 @@ __all__ = [
     "acceptance_length",
     "batch_gain",
     "choose",
+    "corrected",
     "cost_model",
     "expected_speedup",
     "find_engine",

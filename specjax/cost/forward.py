@@ -49,7 +49,7 @@ class Forward:
         attended:       To attend to a cached position, per token of its row.
         head:           To read the vocabulary head.
         score:          To multiply by it, per output.
-        sample:         To turn logits into probabilities, per output.
+        sample:         To bring logits together and sample from them, per output.
         exchange:       To send activations between devices, per token.
         experts:        The mixture; None for dense layers alone.
         query_group:    Query heads per key-value head.

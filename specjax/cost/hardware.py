@@ -62,7 +62,8 @@ class Hardware:
         """
         found = {4: self.fp32, 2: self.bf16, 1: self.fp8}.get(weight_bytes)
         if found is None:
-            raise ValueError(f"weight_bytes = {weight_bytes}: {self.name} has no such products; must be 4, 2 or 1")
+            allowed = "4, 2 or 1" if self.fp8 else "4 or 2"
+            raise ValueError(f"weight_bytes = {weight_bytes}: {self.name} has no such products; must be {allowed}")
         return found
 
 

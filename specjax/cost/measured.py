@@ -67,13 +67,23 @@ def _quantities(cell: Cell, experts: Experts | None) -> tuple[float, ...]:
 def round_seconds(
     cells: Sequence[Cell], phases: Sequence[Phase], draft_lengths: Sequence[int], mixture: Mixture | None = None
 ) -> Float[np.ndarray, "phases lengths"]:
-    """Return the seconds of a round of each phase at each draft length, float32. mixture: the policy's.
+    """Return the seconds of a round of each phase at each draft length: `corrected`, of the model fitted to the cells.
 
-    Where that round was measured, the median. Elsewhere the fitted model, times the mean ratio of measured to modelled
-    seconds in the same phase. Without this correction, a model error that all lengths of a phase share would favour
-    the unmeasured lengths or the measured ones.
+    mixture: the policy's.
     """
-    model, table = fit(cells, mixture), []
+    return corrected(fit(cells, mixture), cells, phases, draft_lengths)
+
+
+def corrected(
+    model: CostModel, cells: Sequence[Cell], phases: Sequence[Phase], draft_lengths: Sequence[int]
+) -> Float[np.ndarray, "phases lengths"]:
+    """Return the seconds of a round of each phase at each draft length, float32, from a model and measured rounds.
+
+    Where that round was measured, the median. Elsewhere the model, times the mean ratio of measured to modelled seconds
+    in the same phase. Without this correction, a model error that all lengths of a phase share would favour the
+    unmeasured lengths or the measured ones.
+    """
+    table = []
     for phase in phases:
         positions = phase.slots * phase.window
         modelled = np.array([float(model.seconds(phase.slots, positions, k)) for k in draft_lengths])

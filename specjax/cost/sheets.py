@@ -8,8 +8,9 @@ from specjax.cost.hardware import Hardware
 from specjax.cost.model import CostModel
 from specjax.types import Mixture
 
-# Bytes of the head's weights at least, and of a logit: float32, written and read twice by sampling.
-HEAD_BYTES, SAMPLED_BYTES = 2, 16
+# The vocabulary head keeps at least 2 bytes a weight. Logits are float32: devices that share the head send each other
+# theirs, and sampling reads and writes them about 4 times.
+HEAD_BYTES, LOGIT_BYTES, LOGIT_PASSES = 2, 4, 4
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Deployment:
         draft_tensor: Devices that share each product of the draft; None: `tensor`.
         weight_bytes: Bytes of a weight: 4, 2, or 1 in 8 bits.
         cache_bytes:  Bytes of a number of the cache.
+        factor_bytes: Bytes of a number as it is multiplied; None: as stored. specjax multiplies weights of 8 bits in
+                      bfloat16, 2 bytes.
     """
 
     tensor: int = 1
@@ -84,6 +87,7 @@ class Deployment:
     draft_tensor: int | None = None
     weight_bytes: int = 2
     cache_bytes: int = 2
+    factor_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ def forward(
     tensor, each = deployment.tensor, deployment.weight_bytes
     span = max(deployment.expert, tensor)
     byte = 1 / (hardware.bandwidth * efficiency.bandwidth)
-    flop = 1 / (hardware.peak(each) * efficiency.compute)
+    flop = 1 / (hardware.peak(deployment.factor_bytes or each) * efficiency.compute)
     head_each = max(each, HEAD_BYTES)
     head_flop = 1 / (hardware.peak(head_each) * efficiency.compute)
     # A layer exchanges twice: after attention and after its MLP. An all-reduce moves each number twice, in 2 bytes.
@@ -154,7 +158,7 @@ def forward(
         attended=4 * network.layers * network.heads * network.head_dim * head_flop / tensor,
         head=byte * network.head * head_each / tensor,
         score=head_flop * 2 * network.head / tensor,
-        sample=byte * network.vocab * SAMPLED_BYTES / tensor,
+        sample=network.vocab * LOGIT_BYTES * (byte * LOGIT_PASSES + (1 / sent if tensor > 1 else 0.0)),
         exchange=exchanges * network.hidden * 4 / sent,
         experts=experts,
         query_group=network.heads // network.kv_heads,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specjax.cost import Cell, CostModel, Experts, Forward, fit, round_seconds
+from specjax.cost import Cell, CostModel, Experts, Forward, corrected, fit, round_seconds
 from specjax.rollout.plan import Phase
 from specjax.types import Mixture
 
@@ -81,6 +81,10 @@ def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
     first, middle, last = round_seconds([*(cells(FEW) * 20), *slow], [Phase(8, 256)], (0, 1, 3))[0]
     np.testing.assert_allclose([first, last], [cell.seconds for cell in slow], rtol=1e-6)
     np.testing.assert_allclose(middle, 2 * seconds(FEW, 8, 256, 1), rtol=0.02)
+    # A model of other origin is corrected likewise, and left alone in a phase without a measurement.
+    table = corrected(FEW, slow, [Phase(8, 256), Phase(4, 128)], (0, 1))
+    expected = [[2 * seconds(FEW, 8, 256, k) for k in (0, 1)], [seconds(FEW, 4, 128, k) for k in (0, 1)]]
+    np.testing.assert_allclose(table, expected, rtol=1e-6)
 
 
 def test_no_constant_is_negative_and_noise_is_averaged_out():

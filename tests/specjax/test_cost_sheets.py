@@ -52,6 +52,7 @@ def test_what_has_no_sheet_is_refused():
         find_engine("sglang")
     with refuses("weight_bytes = 1: NVIDIA A100-SXM4-80GB has no such products"):
         model_of(hardware=HARDWARE["a100"], deployment=Deployment(weight_bytes=1))
+    assert model_of(hardware=HARDWARE["a100"], deployment=Deployment(weight_bytes=1, factor_bytes=2)).policy.weights
 
 
 # Models, devices and deployments that differ in what binds them.
@@ -130,9 +131,11 @@ def test_devices_share_weights_heads_and_experts():
     """Beyond the 4 key-value heads, devices of a tensor axis hold copies of the cache."""
     name, hardware = "qwen3-235b-a22b", HARDWARE["gb200"]
     one, eight = (model_of(name, hardware, Deployment(tensor=count), engine=IDEAL).policy for count in (1, 8))
-    for field in ("weights", "product", "expert", "expert_product", "attended", "head", "score", "sample"):
+    for field in ("weights", "product", "expert", "expert_product", "attended", "head", "score"):
         assert getattr(eight, field) == pytest.approx(getattr(one, field) / 8), field
     assert eight.cached == pytest.approx(one.cached / 4)
+    # Each device samples from all logits, once they are gathered.
+    assert eight.sample == pytest.approx(one.sample + 151_936 * 4 / hardware.link)
     assert (one.exchange, one.fixed) == (0, 0) and eight.exchange > 0 and eight.fixed > 0
     spread = model_of(name, hardware, Deployment(tensor=2, expert=8)).policy
     assert spread.experts is not None and spread.experts.replicas == 4
