@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from configs.schema import RunConfig
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned
+from launch.plan.rounds import RoundTimes
 from launch.plan.traffic import Traffic
 from specjax.cost import HARDWARE
 
@@ -82,8 +83,20 @@ def work(programs: dict[str, Planned], mesh: Mesh) -> Iterator[str]:
     yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())
 
 
+def round_table(times: Sequence[RoundTimes]) -> Iterator[str]:
+    """Yield the lines of the seconds of a round by phase and draft length."""
+    lengths = times[0].seconds
+    yield f"{'a round by the hardware sheet, ms':34}" + "".join(f"{f'draft {k}':>10}" for k in lengths)
+    for slots, window, seconds in times:
+        yield f"  {f'{slots} rows of {window} positions':32}" + "".join(f"{1e3 * seconds[k]:>10.2f}" for k in lengths)
+
+
 def as_json(
-    config: RunConfig, plan: PlanConfig, programs: dict[str, Planned], tried: Sequence[Alternative]
+    config: RunConfig,
+    plan: PlanConfig,
+    programs: dict[str, Planned],
+    times: Sequence[RoundTimes],
+    tried: Sequence[Alternative],
 ) -> dict[str, Any]:
     """Return the plan as JSON: sizes in bytes, times in seconds."""
     return {
@@ -106,6 +119,7 @@ def as_json(
             ]
             for title, found in _parts(programs)
         },
+        "rounds": [each._asdict() for each in times],
         "alternatives": [vars(each) for each in tried],
     }
 

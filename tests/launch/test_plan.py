@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from launch.plan.alternatives import alternatives
 from launch.plan.flops import flops
 from launch.plan.options import PlanConfig
 from launch.plan.plan import compiled
-from launch.plan.report import as_json, memory_table
+from launch.plan.report import as_json, memory_table, round_table
+from launch.plan.rounds import round_times
 from launch.plan.traffic import collectives_of
 from models.config import ExpertsConfig
 from models.files import read_json
@@ -54,7 +55,9 @@ def test_a_plan():
     assert any("fsdp" in kind.axes for kind in update.count)
     # A round verifies 5 tokens of each of 8 rows, with over 4,000 parameters of the policy.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
-    assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
+    assert (
+        json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [])))["programs"].keys() == found.keys()
+    )
 
 
 @pytest.mark.slow
@@ -105,6 +108,27 @@ def test_gpus_are_described_to_xla_by_their_sheets():
     text = devices.target(HARDWARE["h100"])
     for line in ('"NVIDIA H100 80GB HBM3"', "memory_bandwidth: 3352320000000", "device_memory_size: 84942979072"):
         assert line in text
+
+
+def test_rounds_of_a_plan_take_what_the_sheet_says():
+    """Each kind of draft has a sheet; devices of the tensor axis share a round's work."""
+    config, shown = parse_run(argv("tiny", SMALL), "", ""), []
+    kinds: list[dict[str, Any]] = [
+        {"draft.kind": "none", "rollout.draft_length": 0},
+        {},
+        {"draft.kind": "mtp", "draft.mtp_convention": "mimo"},
+        {"draft.kind": "model", "draft.unroll": 3, "draft.architecture": config.model.architecture},
+    ]
+    for kind in kinds:
+        experiment = abstract_experiment(override(config, kind), make_mesh(config.mesh))
+        times = round_times(experiment, HARDWARE["h100"])
+        assert [each[:2] for each in times] == [*experiment.phases]
+        assert [*times[0].seconds] == sorted({0, *experiment.config.rollout.lengths})
+        assert [*round_table(times)][0].startswith("a round by the hardware sheet, ms")
+        shown.append(times[0].seconds)
+    none, *drafts = shown
+    for draft in drafts:
+        assert draft[0] == none[0] < draft[max(draft)]
 
 
 def test_training_is_planned_with_an_option(monkeypatch: pytest.MonkeyPatch):

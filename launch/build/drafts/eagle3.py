@@ -17,6 +17,8 @@ from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3
 from models.hf.eagle3_dialects import Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
+from models.sheets import eagle3_sheet
+from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
@@ -60,6 +62,10 @@ class Eagle3Draft(Draft):
         if head.max_positions < policy.max_positions:
             line += f"; beyond {head.max_positions} positions it may be accepted less"
         return line
+
+    @property
+    def sheet(self) -> DraftSheet:
+        return eagle3_sheet(self.head)
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
         if dialect is None:
