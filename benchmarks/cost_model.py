@@ -7,13 +7,24 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from launch.bench.presets import PRESETS, Preset
 from models.sheets import decoder_sheet, eagle3_sheet
-from specjax.cost import HARDWARE, Cell, CostModel, Deployment, cost_model, fit, relative_errors, round_seconds
+from specjax.cost import (
+    HARDWARE,
+    Cell,
+    CostModel,
+    Deployment,
+    cost_model,
+    find_hardware,
+    fit,
+    relative_errors,
+    round_seconds,
+)
 from specjax.rollout.plan import Phase
 
 RESULT = Path(__file__).parent / "results" / "bench_25m" / "bench.json"
@@ -48,10 +59,11 @@ def read(path: Path) -> list[Measured]:
     return found
 
 
-def sheet_model(preset: Preset) -> CostModel:
-    """Return the cost model of a preset from sheets alone, on the CPU's."""
-    stored = Deployment(weight_bytes=4, cache_bytes=4)
-    return cost_model(decoder_sheet(preset.decoder), eagle3_sheet(preset.head), HARDWARE["cpu"], stored)
+def sheet_model(preset: Preset, hardware: str) -> CostModel:
+    """Return the cost model of a preset from sheets alone. hardware: name of a sheet."""
+    stored = jnp.dtype(preset.decoder.dtype).itemsize
+    deployment = Deployment(weight_bytes=stored, cache_bytes=stored)
+    return cost_model(decoder_sheet(preset.decoder), eagle3_sheet(preset.head), find_hardware(hardware), deployment)
 
 
 def costs(seconds: Sequence[float], cells: Sequence[Cell]) -> np.ndarray:
@@ -76,10 +88,10 @@ def summary(errors: np.ndarray) -> str:
     return f"median {np.median(np.abs(errors)):4.0%}, largest {np.abs(errors).max():4.0%}"
 
 
-def report(measured: Sequence[Measured], preset: Preset) -> Iterator[str]:
+def report(measured: Sequence[Measured], preset: Preset, hardware: str) -> Iterator[str]:
     """Yield the lines of the report."""
     cells = [each.cell for each in measured]
-    model, sheets = fit(cells), sheet_model(preset)
+    model, sheets = fit(cells), sheet_model(preset, hardware)
     errors, sheet_errors = relative_errors(model, cells), relative_errors(sheets, cells)
     seconds = [cell.seconds for cell in cells]
     found, modelled = costs(seconds, cells), costs([*(seconds * (1 + errors))], cells)
@@ -106,9 +118,10 @@ def report(measured: Sequence[Measured], preset: Preset) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--result", type=Path, default=RESULT, help="JSON of launch.bench")
-    options: Any = parser.parse_args()
+    parser.add_argument("--hardware", choices=HARDWARE, default="cpu", help="sheet of the device that measured it")
+    options = parser.parse_args()
     preset = json.loads(options.result.read_text(encoding="utf-8"))["preset"]
-    print(*report(read(options.result), PRESETS[preset]), sep="\n")
+    print(*report(read(options.result), PRESETS[preset], options.hardware), sep="\n")
 
 
 if __name__ == "__main__":

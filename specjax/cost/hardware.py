@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chip:
-    """What XLA must know of a GPU to compile for it where there is none.
+    """A GPU as XLA must know it to compile for it where there is none.
 
     Attributes:
         capability: Major compute capability.

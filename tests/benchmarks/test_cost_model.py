@@ -9,7 +9,7 @@ TEXT = RESULT.parents[1] / "cost_model_cpu.txt"
 
 
 def test_the_result_is_that_of_this_code():
-    lines = [*report(read(RESULT), PRESETS["25m"])]
+    lines = [*report(read(RESULT), PRESETS["25m"], "cpu")]
     assert TEXT.read_text(encoding="utf-8").splitlines()[-len(lines) :] == lines
     for subject in ("seconds, fitted", "cost in plain rounds", "lengths between two that were timed"):
         (line,) = (line for line in lines if line.startswith(subject))

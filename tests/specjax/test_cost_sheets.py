@@ -11,6 +11,7 @@ from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import (
     ENGINES,
     HARDWARE,
+    Cell,
     CostModel,
     Deployment,
     Efficiency,
@@ -19,7 +20,9 @@ from specjax.cost import (
     cost_model,
     find_engine,
     find_hardware,
+    round_seconds,
 )
+from specjax.rollout.plan import Phase
 from tests.refusals import refuses
 
 H100, IDEAL = HARDWARE["h100"], EngineProfile("ideal", "test", layer=0.0)
@@ -163,3 +166,19 @@ def test_what_an_engine_adds():
     assert added(attention=((16.0, 1.0), (24.0, 6.0))) == pytest.approx(0, abs=1e-12)
     assert added(attention=((8.0, 1.0), (24.0, 6.0))) == pytest.approx(2.5 * attention)
     assert [IDEAL.attention_factor(rows) for rows in (1, 99)] == [1, 1]
+
+
+@pytest.mark.parametrize("name, slots", [("qwen3-8b", 64), ("qwen3-8b", 256), ("qwen3-30b-a3b", 64)])
+def test_what_a_run_measures_tells_the_rest(name: str, slots: int):
+    """Three phases on a roofline: all lengths of the last are timed, the ends of the others, and two smaller shapes."""
+    lengths, model = (0, 1, 3, 5, 7), model_of(name, HARDWARE["gb200"])
+    phases = [Phase(slots, 4096), Phase(slots // 2, 4096), Phase(slots // 4, 4096)]
+    smaller = [Phase(slots // 16, 4096), Phase(slots // 4, 2048)]
+    timed = {(phase, k) for phase in (*phases, *smaller) for k in (0, 7)} | {(phases[-1], k) for k in lengths}
+
+    def exact(phase: Phase, k: int) -> float:
+        return float(model.seconds(phase.slots, phase.slots * phase.window, k))
+
+    cells = [Cell(*phase, k, exact(phase, k)) for phase, k in sorted(timed)]
+    found = round_seconds(cells, phases, lengths, decoder_sheet(DECODERS[name]).mixture)
+    np.testing.assert_allclose(found, [[exact(phase, k) for k in lengths] for phase in phases], rtol=0.1)
