@@ -26,6 +26,7 @@ def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
         weight_bytes=1 if config.model.rollout_dtype else stored,
         cache_bytes=stored,
         factor_bytes=stored,
+        draft_bytes=1 if config.draft.rollout_dtype else stored,
     )
     model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, deployment)
     lengths = sorted({0, *config.rollout.lengths})

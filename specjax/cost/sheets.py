@@ -8,8 +8,8 @@ from specjax.cost.hardware import Hardware
 from specjax.cost.model import CostModel
 from specjax.types import Mixture
 
-# The vocabulary head keeps at least 2 bytes a weight. Logits are float32: devices that share the head send each other
-# theirs, and sampling reads and writes them about 4 times.
+# The vocabulary head, and a draft unless it is said, keep at least 2 bytes a weight. Logits are float32: devices that
+# share the head send each other theirs, and sampling reads and writes them about 4 times.
 HEAD_BYTES, LOGIT_BYTES, LOGIT_PASSES = 2, 4, 4
 
 
@@ -75,19 +75,27 @@ class Deployment:
     Attributes:
         tensor:       Devices that share each product of the policy.
         expert:       Devices over which the experts are spread, at least `tensor`.
-        draft_tensor: Devices that share each product of the draft; None: `tensor`.
         weight_bytes: Bytes of a weight: 4, 2, or 1 in 8 bits.
         cache_bytes:  Bytes of a number of the cache.
         factor_bytes: Bytes of a number as it is multiplied; None: as stored. specjax multiplies weights of 8 bits in
                       bfloat16, 2 bytes.
+        draft_tensor: Devices that share each product of the draft; None: `tensor`.
+        draft_bytes:  Bytes of a weight of the draft; None: those of the policy, but 2 at least.
     """
 
     tensor: int = 1
     expert: int = 1
-    draft_tensor: int | None = None
     weight_bytes: int = 2
     cache_bytes: int = 2
     factor_bytes: int | None = None
+    draft_tensor: int | None = None
+    draft_bytes: int | None = None
+
+    @property
+    def of_draft(self) -> "Deployment":
+        """Return how the draft is spread and stored, as if it were a policy."""
+        each = self.draft_bytes or max(self.weight_bytes, HEAD_BYTES)
+        return replace(self, tensor=self.draft_tensor or self.tensor, expert=1, weight_bytes=each)
 
 
 @dataclass(frozen=True)
@@ -122,9 +130,10 @@ def cost_model(
     verified = forward(policy, hardware, deployment, efficiency, engine.layer)
     if draft is None:
         return CostModel(verified, engine=engine)
-    spread = replace(deployment, tensor=deployment.draft_tensor or deployment.tensor, expert=1)
     first = replace(draft.network, dense=draft.network.dense + draft.fused)
-    passes = (forward(network, hardware, spread, efficiency, engine.layer) for network in (first, draft.network))
+    passes = (
+        forward(network, hardware, deployment.of_draft, efficiency, engine.layer) for network in (first, draft.network)
+    )
     return CostModel(verified, *passes, engine=engine)
 
 

@@ -144,6 +144,12 @@ def test_devices_share_weights_heads_and_experts():
     assert spread.experts is not None and spread.experts.replicas == 4
     assert spread.expert == pytest.approx(one.expert / 8)
     assert spread.expert_product == pytest.approx(one.expert_product / 2)
+    # A draft is spread and stored by itself: in 2 bytes beside a policy in 8 bits, unless it is said.
+    stored = Deployment(tensor=8, weight_bytes=1, draft_tensor=2)
+    draft = eagle3_sheet(eagle3_config(name)).network
+    for deployment, each in ((stored, 2), (replace(stored, draft_bytes=1), 1)):
+        weights = model_of(name, hardware, deployment, Efficiency(bandwidth=1.0)).later.weights
+        assert weights == pytest.approx(draft.dense * each / 2 / hardware.bandwidth)
     # Beyond the devices that links join, activations pass through the network.
     near, far = (model_of(name, H100, Deployment(expert=count)).policy.exchange for count in (8, 16))
     assert far == pytest.approx(near * H100.link / H100.network)
