@@ -23,6 +23,7 @@ def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
     deployment = Deployment(
         tensor=mesh.shape["tensor"],
         expert=mesh.shape["expert"] * mesh.shape["tensor"],
+        same_rows=True,
         weight_bytes=1 if config.model.rollout_dtype else stored,
         cache_bytes=stored,
         factor_bytes=stored,

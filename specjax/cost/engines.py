@@ -54,21 +54,23 @@ ENGINES = {
     "specjax": EngineProfile("specjax", "one program, no host between rounds; layer: assumed, not measured on a GPU"),
     "vllm-2025": EngineProfile(
         "vllm-2025",
-        "fitted to vLLM#20780, Llama-3.1-8B on an H100, 1 row, k = 2 .. 7",
+        "fitted by a prototype of the model to vLLM#20780, Llama-3.1-8B on an H100, 1 row, k = 2 .. 7",
         layer=24e-6,
         host=1.04e-3,
         draft_pass=0.95e-3,
     ),
     "vllm-0.17": EngineProfile(
         "vllm-0.17",
-        f"fitted to RL-Zero at k = 3 and 5 of arXiv 2604.26779, on GB200; attention: a guess, {_TILES}",
+        "fitted by a prototype of the model to RL-Zero at k = 3 and 5 of arXiv 2604.26779, on GB200; "
+        f"attention: a guess, {_TILES}",
         host=0.3e-3,
         draft_pass=0.86e-3,
         attention=((16.0, 1.0), (64.0, 32.2)),
     ),
     "vllm-0.17-eager": EngineProfile(
         "vllm-0.17-eager",
-        "fitted to the same rounds; a rival guess: verifications beyond 512 tokens leave the captured graphs",
+        "middle of a prototype's fits to the same rounds; a rival guess: verifications beyond 512 tokens leave the "
+        "captured graphs",
         host=0.3e-3,
         draft_pass=1.3e-3,
         captured=512,

@@ -75,6 +75,8 @@ class Deployment:
     Attributes:
         tensor:       Devices that share each product of the policy.
         expert:       Devices over which the experts are spread, at least `tensor`.
+        same_rows:    All of these devices decode the same rows, as specjax's mesh axis `expert` does. Otherwise each
+                      group of `tensor` devices decodes rows of its own.
         weight_bytes: Bytes of a weight: 4, 2, or 1 in 8 bits.
         cache_bytes:  Bytes of a number of the cache.
         factor_bytes: Bytes of a number as it is multiplied; None: as stored. specjax multiplies weights of 8 bits in
@@ -85,6 +87,7 @@ class Deployment:
 
     tensor: int = 1
     expert: int = 1
+    same_rows: bool = False
     weight_bytes: int = 2
     cache_bytes: int = 2
     factor_bytes: int | None = None
@@ -153,9 +156,11 @@ def forward(
     mixture = network.mixture
     experts, expert, expert_product = None, 0.0, 0.0
     if mixture is not None:
-        experts = Experts(mixture.experts, mixture.active, span / tensor, efficiency.independence)
+        # Groups of rows whose tokens meet at the experts.
+        groups = 1 if deployment.same_rows else span / tensor
+        experts = Experts(mixture.experts, mixture.active, groups, efficiency.independence)
         expert = byte * mixture.layers * network.expert * each / span
-        expert_product = flop * 2 * mixture.layers * mixture.active * network.expert / tensor
+        expert_product = flop * 2 * mixture.layers * mixture.active * network.expert * groups / span
     return Forward(
         # The vocabulary head and the sampler count as a layer.
         fixed=layer * (network.layers + 1) + exchanges * efficiency.collective,

@@ -144,6 +144,10 @@ def test_devices_share_weights_heads_and_experts():
     assert spread.experts is not None and spread.experts.replicas == 4
     assert spread.expert == pytest.approx(one.expert / 8)
     assert spread.expert_product == pytest.approx(one.expert_product / 2)
+    same = model_of(name, hardware, Deployment(tensor=2, expert=8, same_rows=True)).policy
+    assert same.experts is not None and same.experts.replicas == 1
+    assert same.expert == pytest.approx(spread.expert)
+    assert same.expert_product == pytest.approx(spread.expert_product / 4)
     # A draft is spread and stored by itself: in 2 bytes beside a policy in 8 bits, unless it is said.
     stored = Deployment(tensor=8, weight_bytes=1, draft_tensor=2)
     draft = eagle3_sheet(eagle3_config(name)).network
