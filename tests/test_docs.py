@@ -15,7 +15,7 @@ from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, argv
 
 DOCS = ROOT / "docs"
-GUIDES = ("drafters.md", "huggingface.md", "rewards.md", "rollout.md")
+GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollout.md")
 # Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 ALL_WITH_COMMANDS = sorted(path.name for path in DOCS.glob("*.md") if commands(path.read_text()))

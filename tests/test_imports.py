@@ -30,6 +30,7 @@ ROOMS = {
         ("moe",),
         ("decoder",),
         ("drafts",),
+        ("published", "sheets"),
         ("checkpoints",),
         ("hf",),
     ),

@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from launch.bench.presets import Preset
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
 from specjax.parallel.memory import bytes_per_device, check_memory, device_memory, growing
@@ -58,20 +58,7 @@ class Functions(NamedTuple):
 
 def functions(preset: Preset) -> Functions:
     """Build the networks of a preset: a decoder, and an EAGLE-3 head with the decoder's widths."""
-    decoder = preset.decoder
-    head = Eagle3Config(
-        hidden_size=decoder.hidden_size,
-        intermediate_size=decoder.intermediate_size,
-        num_heads=decoder.num_heads,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.head_dim,
-        rope_theta=decoder.rope_theta,
-        dtype=decoder.dtype,
-        param_dtype=decoder.param_dtype,
-        feature_size=decoder.hidden_size * len(decoder.feature_layers),
-        vocab_size=decoder.vocab_size,
-        draft_vocab_size=preset.draft_vocab or decoder.vocab_size,
-    )
+    decoder, head = preset.decoder, preset.head
     policy = make_policy(decoder)
     ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
     drafter = make_eagle3(head, policy, ids)

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 
 from models.config import DecoderConfig, eagle3_feature_layers
+from models.drafts.eagle3 import Eagle3Config, eagle3_like
+from models.published import DECODERS
 from specjax.options import DraftLength, Fraction, Options, Positive
 
 
@@ -68,6 +70,11 @@ class Preset(Options):
     rounds: Positive = 8
     repeats: Positive = 5
 
+    @property
+    def head(self) -> Eagle3Config:
+        """Return the EAGLE-3 head, with the policy's widths."""
+        return eagle3_like(self.decoder, self.draft_vocab or self.decoder.vocab_size)
+
 
 def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, **other: Any) -> DecoderConfig:
     return DecoderConfig(
@@ -99,8 +106,6 @@ class _Gpu(Preset):
     rounds: Positive = 32
 
 
-_BF16: dict[str, Any] = dict(vocab_size=151_936, dtype="bfloat16", param_dtype="bfloat16")
-
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         decoder=_qwen3(2, 64, 128, 4, 2, 16, vocab_size=256, tie_embeddings=True),
@@ -130,10 +135,7 @@ PRESETS: dict[str, Preset] = {
         tail=LongTail(median=32),
         gradients=True,
     ),
-    "qwen3-0.6b": _Gpu(decoder=_qwen3(28, 1024, 3072, 16, 8, 128, tie_embeddings=True, **_BF16)),
-    "qwen3-1.7b": _Gpu(decoder=_qwen3(28, 2048, 6144, 16, 8, 128, tie_embeddings=True, **_BF16)),
-    "qwen3-8b": _Gpu(decoder=_qwen3(36, 4096, 12_288, 32, 8, 128, **_BF16)),
-}
+} | {name: _Gpu(decoder=DECODERS[name]) for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b")}
 
 
 def find_preset(name: str | None) -> tuple[str, Preset]:

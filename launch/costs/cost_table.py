@@ -68,7 +68,7 @@ class CostTable:
         if self._timer is not None and not self._has_cells(step):
             self.cells += self._timer.measure(params, step, unfinished)
         effective = [cell for cell in self.cells if cell.step <= step]
-        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective, self._mixture)._asdict()}
+        table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective, self._mixture).constants()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
         return round_seconds(effective, self._phases, self._lengths, self._mixture)
 

@@ -4,7 +4,7 @@ import importlib.util
 import math
 import os
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.plan.options import PlanConfig
+from specjax.cost import HARDWARE, Hardware
 from specjax.parallel.mesh import AXES
 
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -21,66 +22,36 @@ PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 
 
-class Gpu(NamedTuple):
-    """A GPU as XLA describes it (xla/backends/gpu/target_config/specs of openxla/xla).
-
-    Attributes:
-        name:       Device kind.
-        capability: Major compute capability.
-        cores:      Streaming multiprocessors.
-        clock:      GHz.
-        memory:     Bytes.
-        bandwidth:  Bytes of memory per second.
-        l2:         Bytes of the L2 cache.
-        per_host:   GPUs of a host as it is sold.
+def target(hardware: Hardware) -> str:
+    """Return the text of the `GpuTargetConfigProto` by which XLA compiles for a device."""
+    chip = hardware.chip
+    assert chip is not None
+    return f"""
+        platform_name: "CUDA"
+        device_description_str: "{hardware.name}"
+        dnn_version_info {{ major: 9 minor: 10 }}
+        runtime_version {{ major: 12 minor: 8 }}
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {chip.capability} }}
+          core_count: {chip.cores}
+          fpus_per_core: 128
+          clock_rate_ghz: {chip.clock}
+          memory_bandwidth: {hardware.bandwidth:.0f}
+          device_memory_size: {hardware.memory:.0f}
+          l2_cache_size: {chip.l2}
+          threads_per_warp: 32
+          threads_per_block_limit: 1024
+          threads_per_core_limit: 2048
+          shared_memory_per_block: 49152
+          shared_memory_per_block_optin: 232448
+          shared_memory_per_core: 233472
+          registers_per_block_limit: 65536
+          registers_per_core_limit: 65536
+          block_dim_limit_x: 2147483647
+          block_dim_limit_y: 65535
+          block_dim_limit_z: 65535
+        }}
     """
-
-    name: str
-    capability: int
-    cores: int
-    clock: float
-    memory: int
-    bandwidth: int
-    l2: int
-    per_host: int = 8
-
-    @property
-    def target(self) -> str:
-        """Return the text of a `GpuTargetConfigProto`."""
-        return f"""
-            platform_name: "CUDA"
-            device_description_str: "{self.name}"
-            dnn_version_info {{ major: 9 minor: 10 }}
-            runtime_version {{ major: 12 minor: 8 }}
-            gpu_device_info {{
-              cuda_compute_capability {{ major: {self.capability} }}
-              core_count: {self.cores}
-              fpus_per_core: 128
-              clock_rate_ghz: {self.clock}
-              memory_bandwidth: {self.bandwidth}
-              device_memory_size: {self.memory}
-              l2_cache_size: {self.l2}
-              threads_per_warp: 32
-              threads_per_block_limit: 1024
-              threads_per_core_limit: 2048
-              shared_memory_per_block: 49152
-              shared_memory_per_block_optin: 232448
-              shared_memory_per_core: 233472
-              registers_per_block_limit: 65536
-              registers_per_core_limit: 65536
-              block_dim_limit_x: 2147483647
-              block_dim_limit_y: 65535
-              block_dim_limit_z: 65535
-            }}
-        """
-
-
-GPUS = {
-    "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 84_942_979_072, 3_352_320_000_000, 52_428_800),
-    "h200": Gpu("NVIDIA H200 141GB HBM3e", 9, 132, 1.98, 151_397_597_184, 4_800_000_000_000, 52_428_800),
-    "b200": Gpu("NVIDIA B200", 10, 148, 1.965, 191_514_411_008, 7_672_320_000_000, 132_644_864),
-    "gb200": Gpu("NVIDIA GB200", 10, 152, 2.062, 197_897_748_480, 7_928_064_000_000, 135_528_448, per_host=4),
-}
 
 
 def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
@@ -102,13 +73,13 @@ def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
 
 
 def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[Any]:
-    """Return devices to compile for. name: key of `GPUS`. Raises ConfigError without jax's CUDA plugin."""
+    """Return devices to compile for. name: of a sheet with a chip. Raises ConfigError without jax's CUDA plugin."""
     if not any(map(importlib.util.find_spec, PLUGINS)):
         raise ConfigError(
             f"plan.gpu = {name}: needs jax's CUDA plugin (pip install 'specjax[cuda]'); without it, --plan.gpu cpu "
             "compiles for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
         )
-    gpu = GPUS[name]
+    gpu = HARDWARE[name]
     per_host = min(count, per_host or gpu.per_host)
     if count % per_host:
         raise ConfigError(f"plan.per_host = {per_host}: must divide plan.gpus = {count}")
@@ -116,7 +87,7 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
     topology = f"1x{count // per_host}x{per_host}"
-    return list(topologies.get_topology_desc(platform="cuda", target_config=gpu.target, topology=topology).devices)
+    return list(topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology).devices)
 
 
 def _cpu_devices(count: int) -> list[Any]:

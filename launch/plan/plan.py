@@ -8,11 +8,23 @@ from launch.cli.console import console
 from launch.cli.errors import ConfigError, refusing
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
-from launch.plan.devices import GPUS, planned
+from launch.plan.devices import planned
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned
-from launch.plan.report import USABLE, Alternative, as_json, describe, gib, memory_table, traffic_table, work
+from launch.plan.report import (
+    USABLE,
+    Alternative,
+    as_json,
+    describe,
+    gib,
+    memory_table,
+    round_table,
+    traffic_table,
+    work,
+)
+from launch.plan.rounds import round_times
 from launch.timing import provenance
+from specjax.cost import HARDWARE
 
 
 def plan(config: RunConfig, args: PlanArgs) -> None:
@@ -24,9 +36,10 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     experiment = abstract_experiment(config, mesh)
     console.print(describe(config, args.plan, mesh))
     programs = compiled(experiment)
-    capacity = None if args.plan.gpu == "cpu" else GPUS[args.plan.gpu].memory
+    capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
+    times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
-    console.print("\n".join(tables))
+    console.print("\n".join((*tables, "", *round_table(times)) if times else tables))
     tried: list[Alternative] = []
     if capacity is not None:
         for name, each in programs.items():
@@ -36,7 +49,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
             if args.plan.alternatives:
                 experts = experiment.networks.policy.mixture is not None
                 tried += compare(config, args.plan, name, each.total, experts)
-    write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, tried))
+    write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, times, tried))
 
 
 def compiled(experiment: Experiment, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:

@@ -7,10 +7,11 @@ from typing import Any
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.plan.devices import GPUS
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned
+from launch.plan.rounds import RoundTimes
 from launch.plan.traffic import Traffic
+from specjax.cost import HARDWARE
 
 # Fraction of a GPU's memory that programs can use: CUDA and the collectives need some too.
 USABLE = 0.95
@@ -43,7 +44,8 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
             f"{config.name} on {mesh.size} CPU devices ({axes}). NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a "
             "GPU's, and collectives differ"
         )
-    return f"{config.name} on {mesh.size} {GPUS[plan.gpu].name} ({axes}), compiled without one, kernels not autotuned"
+    name = HARDWARE[plan.gpu].name
+    return f"{config.name} on {mesh.size} {name} ({axes}), compiled without one, kernels not autotuned"
 
 
 def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:
@@ -85,15 +87,27 @@ def work(programs: dict[str, Planned], mesh: Mesh) -> Iterator[str]:
     yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())
 
 
+def round_table(times: Sequence[RoundTimes]) -> Iterator[str]:
+    """Yield the lines of the seconds of a round by phase and draft length."""
+    lengths = times[0].seconds
+    yield f"{'a round by the hardware sheet, ms':34}" + "".join(f"{f'draft {k}':>10}" for k in lengths)
+    for slots, window, seconds in times:
+        yield f"  {f'{slots} rows of {window} positions':32}" + "".join(f"{1e3 * seconds[k]:>10.2f}" for k in lengths)
+
+
 def as_json(
-    config: RunConfig, plan: PlanConfig, programs: dict[str, Planned], tried: Sequence[Alternative]
+    config: RunConfig,
+    plan: PlanConfig,
+    programs: dict[str, Planned],
+    times: Sequence[RoundTimes],
+    tried: Sequence[Alternative],
 ) -> dict[str, Any]:
     """Return the plan as JSON: sizes in bytes, times in seconds."""
     return {
         "recipe": config.name,
         "gpu": plan.gpu,
         "mesh": vars(config.mesh),
-        "memory_of_a_device": None if plan.gpu == "cpu" else GPUS[plan.gpu].memory,
+        "memory_of_a_device": None if plan.gpu == "cpu" else HARDWARE[plan.gpu].memory,
         "programs": {
             name: {
                 "memory": each.memory,
@@ -109,6 +123,7 @@ def as_json(
             ]
             for title, found in _parts(programs)
         },
+        "rounds": [each._asdict() for each in times],
         "alternatives": [vars(each) for each in tried],
     }
 

@@ -6,7 +6,7 @@ Variants such as EAGLE-3.1 are options, named like the fields of the public chec
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -75,6 +75,14 @@ class Eagle3Config(LayerConfig):
         for name, size in wanted.items():
             if getattr(self, name) != size:
                 raise ValueError(f"draft.{name} = {getattr(self, name)}: must be {size}, the policy's")
+
+
+def eagle3_like(policy: DecoderConfig, draft_vocab_size: int, **changes: Any) -> Eagle3Config:
+    """Return a head with the policy's sizes, without its norms and biases. changes: fields in which it differs."""
+    fields: dict[str, Any] = policy.layer_options() | {"qk_norm": False, "qkv_bias": False}
+    fields |= {"vocab_size": policy.vocab_size, "draft_vocab_size": draft_vocab_size}
+    fields |= {"feature_size": policy.hidden_size * len(policy.feature_layers), "max_positions": policy.max_positions}
+    return Eagle3Config(**fields | changes)
 
 
 class Eagle3(nn.Module):

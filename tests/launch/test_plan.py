@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ from launch.plan.alternatives import alternatives
 from launch.plan.flops import flops
 from launch.plan.options import PlanConfig
 from launch.plan.plan import compiled
-from launch.plan.report import as_json, memory_table
+from launch.plan.report import as_json, memory_table, round_table
+from launch.plan.rounds import round_times
 from launch.plan.traffic import collectives_of
 from models.config import ExpertsConfig
 from models.files import read_json
+from specjax.cost import HARDWARE
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
@@ -52,7 +55,9 @@ def test_a_plan():
     assert any("fsdp" in kind.axes for kind in update.count)
     # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
-    assert json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [])))["programs"].keys() == found.keys()
+    assert (
+        json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [])))["programs"].keys() == found.keys()
+    )
 
 
 @pytest.mark.slow
@@ -95,6 +100,35 @@ def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatc
 def test_refusals(words: list[str], message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name)
     assert message in refusal(main, [*argv("tiny", SMALL), *words])
+
+
+def test_gpus_are_described_to_xla_by_their_sheets():
+    gpus = {name for name, sheet in HARDWARE.items() if sheet.chip is not None}
+    assert {*get_args(get_type_hints(PlanConfig)["gpu"])} == gpus | {"cpu"}
+    text = devices.target(HARDWARE["h100"])
+    for line in ('"NVIDIA H100 80GB HBM3"', "memory_bandwidth: 3352320000000", "device_memory_size: 84942979072"):
+        assert line in text
+
+
+def test_rounds_of_a_plan_take_what_the_sheet_says():
+    """Each kind of draft has a sheet; devices of the tensor axis share a round's work."""
+    config, shown = parse_run(argv("tiny", SMALL), "", ""), []
+    kinds: list[dict[str, Any]] = [
+        {"draft.kind": "none", "rollout.draft_length": 0},
+        {},
+        {"draft.kind": "mtp", "draft.mtp_convention": "mimo"},
+        {"draft.kind": "model", "draft.unroll": 3, "draft.architecture": config.model.architecture},
+    ]
+    for kind in kinds:
+        experiment = abstract_experiment(override(config, kind), make_mesh(config.mesh))
+        times = round_times(experiment, HARDWARE["h100"])
+        assert [each[:2] for each in times] == [*experiment.phases]
+        assert [*times[0].seconds] == sorted({0, *experiment.config.rollout.lengths})
+        assert [*round_table(times)][0].startswith("a round by the hardware sheet, ms")
+        shown.append(times[0].seconds)
+    none, *drafts = shown
+    for draft in drafts:
+        assert draft[0] == none[0] < draft[max(draft)]
 
 
 def test_training_is_planned_with_an_option(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""The cost model finds the constants it was made with, and the choice is the one that pays."""
+"""The draft length that is chosen is the one that pays."""
 
 import jax
 import jax.numpy as jnp
@@ -6,34 +6,20 @@ import numpy as np
 import pytest
 
 from specjax.cost import (
-    PRIOR_ROUNDS,
-    UNTRIED_MARGIN,
     Acceptance,
-    Cell,
-    CostModel,
     Drafting,
     Progress,
     acceptance_length,
     batch_gain,
     choose,
     expected_speedup,
-    experts_touched,
-    fit,
     init_drafting,
-    round_seconds,
     update_drafting,
 )
 from specjax.cost import rates as expected_rates
-from specjax.rollout.plan import Phase
-from specjax.types import Mixture, Rollout
+from specjax.cost.choice import PRIOR_ROUNDS, UNTRIED_MARGIN
+from specjax.types import Rollout
 from tests.refusals import refuses
-
-SHAPES = [(slots, window, k) for slots in (4, 16, 64) for window in (128, 1024) for k in (0, 1, 3, 7)]
-
-
-def cells(model: CostModel, noise: float = 0.0) -> list[Cell]:
-    random = np.random.default_rng(0)
-    return [Cell(*shape, model.seconds(*shape) * float(np.exp(noise * random.normal()))) for shape in SHAPES]
 
 
 def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
@@ -46,65 +32,6 @@ def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
     return Acceptance(
         jnp.full(len(accepted), drafted, jnp.float32), jnp.array(accepted, jnp.float32), jnp.float32(predicted)
     )
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6),
-        CostModel(0.0, 2e-5, 0.0, 0.0, 0.0, 3e-6),
-        CostModel(1e-3, 0, 0, 0, 0, 0),
-    ],
-)
-def test_the_constants_are_found_again(model: CostModel):
-    np.testing.assert_allclose(fit(cells(model)), model, rtol=1e-6, atol=1e-12)
-
-
-def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
-    """One row of 128 experts, 8 of a token: a verification of 4 tokens reads more of them than a round of one."""
-    mixture = Mixture(layers=48, experts=128, active=8)
-    touched = [experts_touched(tokens, mixture) for tokens in (1, 4, 32)]
-    np.testing.assert_allclose(touched, [8, 29.1, 111.8], atol=0.1)
-    model = CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6, expert=1e-4)
-    few = [(slots, window, k) for slots in (1, 2, 4, 16) for window in (128, 1024) for k in (0, 1, 3, 7)]
-    measured = [Cell(*shape, model.seconds(*shape, mixture)) for shape in few]
-    np.testing.assert_allclose(fit(measured, mixture), model, rtol=1e-4, atol=1e-9)
-    table = round_seconds(measured, [Phase(1, 512)], (0, 3), mixture)
-    np.testing.assert_allclose(table[0], [model.seconds(1, 512, k, mixture) for k in (0, 3)], rtol=1e-4)
-    assert fit(cells(model)).expert == 0
-
-
-def test_a_table_holds_the_seconds_of_every_phase_and_length():
-    model = CostModel(3e-3, 2e-5, 1e-8, 1e-3, 4e-4, 3e-6)
-    table = round_seconds(cells(model), [Phase(4, 128), Phase(32, 1024)], (0, 2))
-    assert table.dtype == np.float32 and table.shape == (2, 2)
-    expected = [[model.seconds(*phase, k) for k in (0, 2)] for phase in ((4, 128), (32, 1024))]
-    np.testing.assert_allclose(table, expected, rtol=1e-5)
-
-
-def test_a_round_that_was_measured_takes_what_it_took():
-    """Three times, of which one was disturbed; the model would have it on the line through the others."""
-    model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
-    odd = [Cell(4, 128, 1, seconds) for seconds in (0.05, 0.9, 0.04)]
-    known = [cell for cell in cells(model) if cell[:3] != (4, 128, 1)]
-    np.testing.assert_allclose(round_seconds([*known, *odd], [Phase(4, 128)], (1,)), [[0.05]], rtol=1e-6)
-
-
-def test_an_error_that_all_rounds_of_a_phase_share_favours_none_of_them():
-    """A phase twice as slow as the model has it; one of its lengths was not measured."""
-    model = CostModel(1e-3, 2e-5, 0, 0, 4e-4, 0)
-    slow = [Cell(8, 256, k, 2 * model.seconds(8, 256, k)) for k in (0, 3)]
-    first, middle, last = round_seconds([*(cells(model) * 20), *slow], [Phase(8, 256)], (0, 1, 3))[0]
-    np.testing.assert_allclose([first, last], [cell.seconds for cell in slow], rtol=1e-6)
-    np.testing.assert_allclose(middle, 2 * model.seconds(8, 256, 1), rtol=0.02)
-
-
-def test_no_constant_is_negative_and_noise_is_averaged_out():
-    model = CostModel(1e-3, 2e-5, 0.0, 0.0, 0.0, 3e-6)
-    found = fit(cells(model, noise=0.1))
-    assert min(found) >= 0
-    for shape in SHAPES:
-        assert abs(found.seconds(*shape) / model.seconds(*shape) - 1) < 0.15
 
 
 def test_nothing_known_expects_what_is_predicted_and_a_geometric_law_behind_it():

@@ -15,7 +15,7 @@ from launch.bench.stubs import FreeDrafter
 from launch.bench.timers import round_timer
 from launch.timing import interleaved, time_call
 from models.config import DecoderConfig
-from specjax.cost import Cell, fit
+from specjax.cost import Cell, fit, relative_errors
 from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Policy, PyTree
 
@@ -115,11 +115,11 @@ def _cost_model_note(cells: list[Cell]) -> list[str]:
     if len(cells) < 2:
         return []
     model = fit(cells)
-    errors = [abs(model.seconds(*cell[:3]) / cell.seconds - 1) for cell in cells]
-    constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model._asdict().items())
+    errors = np.abs(relative_errors(model, cells))
+    constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model.constants().items())
     return [
         f"cost model (specjax.cost.CostModel), in microseconds: {constants}; "
-        f"relative error {np.median(errors):.0%} in the median cell, at most {max(errors):.0%}"
+        f"relative error {np.median(errors):.0%} in the median cell, at most {errors.max():.0%}"
     ]
 
 

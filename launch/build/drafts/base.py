@@ -18,6 +18,7 @@ from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
+from specjax.cost import DraftSheet
 from specjax.drafters import Drafter, HeadDrafter
 from specjax.types import Policy, PyTree
 
@@ -88,6 +89,11 @@ class Draft:
     def target_ids(self) -> np.ndarray | None:
         """Policy ids of a reduced draft vocabulary, int32, ascending; None if the draft has the full vocabulary."""
         return getattr(self.drafter, "target_ids", None)
+
+    @property
+    def sheet(self) -> DraftSheet | None:
+        """Sizes for the cost model; None for a draft without parameters, and for one of a user's builder."""
+        return None
 
     def with_target_ids(self, ids: np.ndarray) -> Self:
         """Return the draft with `ids` as its reduced vocabulary, which must have the same size."""

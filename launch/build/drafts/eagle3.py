@@ -14,9 +14,11 @@ from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
-from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3
 from models.hf.eagle3_dialects import Dialect, config_to_public
 from models.hf.eagle3_files import save_eagle3
+from models.sheets import eagle3_sheet
+from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
@@ -60,6 +62,10 @@ class Eagle3Draft(Draft):
         if head.max_positions < policy.max_positions:
             line += f"; acceptance may fall beyond {head.max_positions} positions"
         return line
+
+    @property
+    def sheet(self) -> DraftSheet:
+        return eagle3_sheet(self.head)
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
         if dialect is None:
@@ -111,23 +117,11 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     elif draft.vocab_size is not None:
         stop_tokens = config.rollout.stop_tokens
         ids = frequent_tokens(context.problems, tokenizer, stop_tokens, draft.vocab_size, policy.vocab_size)
-    head = Eagle3Config(
-        hidden_size=policy.hidden_size,
-        intermediate_size=draft.intermediate_size or policy.intermediate_size,
-        num_heads=draft.num_heads or policy.num_heads,
-        num_kv_heads=draft.num_kv_heads or policy.num_kv_heads,
-        head_dim=draft.head_dim or policy.head_dim,
-        rope_theta=policy.rope_theta,
-        rope_scaling=policy.rope_scaling,
-        norm_eps=policy.norm_eps,
-        dtype=policy.dtype,
-        param_dtype=policy.param_dtype,
-        vocab_size=policy.vocab_size,
-        draft_vocab_size=draft.vocab_size or policy.vocab_size,
-        feature_size=policy.hidden_size * (len(policy.feature_layers) if draft.head.use_aux_hidden_state else 1),
-        max_positions=policy.max_positions,
-        **asdict(draft.head),
-    )
+    sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
+    changes = asdict(draft.head) | {name: size for name, size in sizes.items() if size is not None}
+    if not draft.head.use_aux_hidden_state:
+        changes["feature_size"] = policy.hidden_size
+    head = eagle3_like(policy, draft.vocab_size or policy.vocab_size, **changes)
     head.check(policy)
     params = random_params(partial(init_eagle3, head), context.key, context.mesh)
     return SavedDraft(head, params, ids, policy.feature_layers)

@@ -11,6 +11,8 @@ from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.hf.eagle3_dialects import Dialect
+from models.sheets import decoder_sheet
+from specjax.cost import DraftSheet
 from specjax.drafters import ModelDrafter
 from specjax.types import PyTree
 
@@ -20,6 +22,10 @@ class ModelDraft(Draft):
     """A small language model as the draft. decoder: config of this model."""
 
     decoder: DecoderConfig
+
+    @property
+    def sheet(self) -> DraftSheet:
+        return DraftSheet(decoder_sheet(self.decoder))
 
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None

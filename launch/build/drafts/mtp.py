@@ -10,6 +10,8 @@ from launch.data.hub import checkpoint_directory
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead, load_mtp
+from models.sheets import mtp_sheet
+from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
@@ -25,6 +27,10 @@ class MTPDraft(Draft):
     @property
     def policy_width(self) -> int:
         return self.head.hidden_size
+
+    @property
+    def sheet(self) -> DraftSheet:
+        return mtp_sheet(self.head)
 
     def policy_head(self, params: PyTree) -> MTPHead:
         return self.head, params

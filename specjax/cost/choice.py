@@ -1,21 +1,13 @@
-"""Choice of the draft length, from the seconds that a round takes and the progress that it brings a batch.
+"""Choice of the draft length, from the seconds that a round takes and the progress that it brings a batch."""
 
-The seconds come from a cost model that is linear in the number of tokens, cached positions, draft steps and experts of
-a round, fitted to measured rounds.
-"""
-
-import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.rollout.plan import Phase
-from specjax.types import Mixture, Rollout, pytree
+from specjax.types import Rollout, pytree
 
 # Pseudo-counts: predicted acceptance counts as PRIOR_DRAFTED drafted tokens, predicted batch gain as PRIOR_ROUNDS
 # rounds. Older counts are multiplied by COUNT_DECAY in each step.
@@ -25,99 +17,6 @@ PRIOR_DRAFTED, PRIOR_ROUNDS, COUNT_DECAY = 32.0, 8.0, 0.8
 # Before, the expectation is too high: a batch waits for the row that is accepted least. After, round times of different
 # lengths still vary by a tenth where other jobs use the machine's memory (`benchmarks.never_slower`).
 UNTRIED_MARGIN, TRIED_MARGIN = 1.15, 1.08
-
-
-class Cell(NamedTuple):
-    """A measured round: `slots` rows of `window` positions at a draft length, in seconds.
-
-    step: the training step before which it was measured; 0 at the start.
-    """
-
-    slots: int
-    window: int
-    draft_length: int
-    seconds: float
-    step: int = 0
-
-
-class CostModel(NamedTuple):
-    """Seconds of a round: a sum of constants times quantities.
-
-    fixed + token * B (K + 1) + cached * B S + draft * [K > 0] + step * K + drafted * B K
-    + expert * experts_touched(B (K + 1))
-
-    B slots, draft length K, window of S positions; none is below 0. fixed: weights and launches. token: a token
-    verified. cached: a position read. draft: drafting at all. step: a draft step's weights and launches. drafted: a
-    token drafted. expert: an expert's weights in all layers; 0 without a mixture of experts.
-    """
-
-    fixed: float
-    token: float
-    cached: float
-    draft: float
-    step: float
-    drafted: float
-    expert: float = 0.0
-
-    def seconds(self, slots: int, window: int, draft_length: int, mixture: Mixture | None = None) -> float:
-        """Return the seconds of one round. mixture: the policy's."""
-        return float(np.dot(self, _quantities(slots, window, draft_length, mixture)))
-
-
-def experts_touched(tokens: int, mixture: Mixture | None) -> float:
-    """Return how many experts of a layer some token needs, in expectation over tokens that choose independently.
-
-    A verification of K + 1 tokens reads more experts than a round of one token does, unlike a dense network.
-    """
-    if mixture is None:
-        return 0.0
-    return mixture.experts * (1 - (1 - mixture.active / mixture.experts) ** tokens)
-
-
-def _quantities(slots: int, window: int, k: int, mixture: Mixture | None) -> tuple[float, ...]:
-    dense = 1.0, slots * (k + 1.0), float(slots * window), float(k > 0), float(k), float(slots * k)
-    return *dense, experts_touched(slots * (k + 1), mixture)
-
-
-def fit(cells: Sequence[Cell], mixture: Mixture | None = None) -> CostModel:
-    """Return the constants, each >= 0, with the least squared relative error over at least two cells.
-
-    mixture: the policy's.
-    """
-    seconds = np.array([cell.seconds for cell in cells])
-    table = np.array([_quantities(*cell[:3], mixture) for cell in cells]) / seconds[:, None]
-    best, least, present = np.zeros(table.shape[1]), np.inf, np.flatnonzero(table.any(axis=0))
-    # Non-negative least squares by trying every set of nonzero constants, at most 127: one of them is the optimum.
-    for used in itertools.product((False, True), repeat=len(present)):
-        if not any(used):
-            continue
-        columns = present[list(used)]
-        constants, *_ = np.linalg.lstsq(table[:, columns], np.ones(len(cells)), rcond=None)
-        error = float(np.sum((table[:, columns] @ constants - 1) ** 2))
-        if (constants >= 0).all() and error < least - 1e-12:
-            best, least = np.zeros(table.shape[1]), error
-            best[columns] = constants
-    return CostModel(*best.tolist())
-
-
-def round_seconds(
-    cells: Sequence[Cell], phases: Sequence[Phase], draft_lengths: Sequence[int], mixture: Mixture | None = None
-) -> Float[np.ndarray, "phases lengths"]:
-    """Return the seconds of a round of each phase at each draft length, float32. mixture: the policy's.
-
-    Where that round was measured, the median. Elsewhere the fitted model, times the mean ratio of measured to modelled
-    seconds in the same phase. Without this correction, a model error that all lengths of a phase share would favour
-    the unmeasured lengths or the measured ones.
-    """
-    model, table = fit(cells, mixture), []
-    for phase in phases:
-        modelled = np.array([model.seconds(*phase, k, mixture) for k in draft_lengths])
-        samples = [[float(cell.seconds) for cell in cells if cell[:3] == (*phase, k)] for k in draft_lengths]
-        measured = np.array([statistics.median(values) if values else np.nan for values in samples])
-        known = ~np.isnan(measured) & (modelled > 0)
-        ratio = float(np.mean(measured[known] / modelled[known])) if known.any() else 1.0
-        table.append(np.where(np.isnan(measured), ratio * modelled, measured))
-    return np.array(table, np.float32)
 
 
 @pytree

@@ -1,0 +1,37 @@
+"""Seconds of a round by the cost model: what the hardware sheet allows, before a GPU has run the program."""
+
+from typing import NamedTuple
+
+from launch.build.experiment import Experiment
+from models.sheets import decoder_sheet
+from specjax.cost import Deployment, Hardware, cost_model
+
+
+class RoundTimes(NamedTuple):
+    """Seconds of a round of a phase, by draft length. slots: rows of one data shard."""
+
+    slots: int
+    window: int
+    seconds: dict[int, float]
+
+
+def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
+    """Return the seconds of a round of each phase, at draft length 0 and at those of the run."""
+    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    assert networks.decoder is not None
+    stored = networks.policy.dtype.itemsize
+    deployment = Deployment(
+        tensor=mesh.shape["tensor"],
+        expert=mesh.shape["expert"] * mesh.shape["tensor"],
+        same_rows=True,
+        weight_bytes=1 if config.model.rollout_dtype else stored,
+        cache_bytes=stored,
+        factor_bytes=stored,
+        draft_bytes=1 if config.draft.rollout_dtype else stored,
+    )
+    model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, deployment)
+    lengths = sorted({0, *config.rollout.lengths})
+    return [
+        RoundTimes(slots, window, {k: float(model.seconds(slots, slots * window, k)) for k in lengths})
+        for slots, window in experiment.phases
+    ]

@@ -1,0 +1,58 @@
+"""Cost: seconds of a speculative round from sheets or from measurements, and the draft length that follows.
+
+`CostModel` is the formula. `cost_model` takes its constants from the sheet of a network and that of a device, `fit`
+from measured rounds. docs/cost_model.md has the equations.
+"""
+
+from specjax.cost.choice import (
+    Acceptance,
+    Drafting,
+    Progress,
+    Seconds,
+    acceptance_length,
+    batch_gain,
+    choose,
+    expected_speedup,
+    init_drafting,
+    rates,
+    update_drafting,
+)
+from specjax.cost.engines import ENGINES, EngineProfile, find_engine
+from specjax.cost.forward import Experts, Forward
+from specjax.cost.hardware import HARDWARE, Hardware, find_hardware
+from specjax.cost.measured import Cell, corrected, fit, relative_errors, round_seconds
+from specjax.cost.model import CostModel
+from specjax.cost.sheets import Deployment, DraftSheet, Efficiency, NetworkSheet, cost_model
+
+__all__ = [
+    "ENGINES",
+    "HARDWARE",
+    "Acceptance",
+    "Cell",
+    "CostModel",
+    "Deployment",
+    "DraftSheet",
+    "Drafting",
+    "Efficiency",
+    "EngineProfile",
+    "Experts",
+    "Forward",
+    "Hardware",
+    "NetworkSheet",
+    "Progress",
+    "Seconds",
+    "acceptance_length",
+    "batch_gain",
+    "choose",
+    "corrected",
+    "cost_model",
+    "expected_speedup",
+    "find_engine",
+    "find_hardware",
+    "fit",
+    "init_drafting",
+    "rates",
+    "relative_errors",
+    "round_seconds",
+    "update_drafting",
+]
