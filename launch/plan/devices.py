@@ -20,6 +20,10 @@ from specjax.parallel.mesh import AXES
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Autotuning times kernels, which needs a GPU. At level 0, XLA uses its default for each kernel.
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
+# From jax 0.11 on, XLA has no default for many products by Triton, and fails. cuBLAS takes them all.
+PLAN_OPTIONS = (
+    COMPILER_OPTIONS if jax.__version_info__ < (0, 11) else {**COMPILER_OPTIONS, "xla_gpu_enable_triton_gemm": False}
+)
 
 
 def target(hardware: Hardware) -> str:

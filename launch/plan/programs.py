@@ -8,7 +8,7 @@ import numpy as np
 
 from launch.build.experiment import Experiment
 from launch.build.state import abstract_state
-from launch.plan.devices import COMPILER_OPTIONS
+from launch.plan.devices import PLAN_OPTIONS
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components
 from launch.plan.traffic import Collectives, collectives_of
@@ -67,7 +67,7 @@ class Plan:
             traced, start = traced_programs[name], time.perf_counter()
             on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
             with jax.set_mesh(experiment.mesh):
-                compiled = traced.lower().compile(COMPILER_OPTIONS if on_gpu else None)
+                compiled = traced.lower().compile(PLAN_OPTIONS if on_gpu else None)
             seconds, text = tracing_s + time.perf_counter() - start, compiled.as_text()
             assert text is not None
             (_, *batches), _ = traced.args_info
