@@ -75,6 +75,7 @@ class TrainState:
         reference:  Policy parameters that KL is measured against, never updated; or None.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.adaptation); None without a draft to train.
+        ahead:      Rollouts that wait for their updates (specjax.train.asynchronous), oldest first; on their own mesh.
     """
 
     step: Int[Array, ""]
@@ -83,6 +84,7 @@ class TrainState:
     reference: PyTree | None
     drafting: PyTree | None = None
     adaptation: PyTree | None = None
+    ahead: "tuple[Ahead, ...]" = ()
 
 
 @pytree
@@ -275,3 +277,12 @@ class Rollout:
         The first token of a row needs none: it comes from the prefill.
         """
         return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds
+
+
+@pytree
+class Ahead:
+    """A rollout that was begun before its step. version: int32, number of updates that its networks had seen."""
+
+    prompts: Prompts
+    rollout: Rollout
+    version: Int[Array, ""]

@@ -59,6 +59,17 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
+def move(x: jax.Array, senders: Sequence[jax.Device], sharding: Sharding) -> jax.Array:
+    """Return the array on other devices: the shards of `senders`, in order, become those of the sharding's devices.
+
+    Both must have shards of one shape. Does not wait for the array.
+    """
+    shards = {shard.device: shard.data for shard in x.addressable_shards}
+    receivers = sharding._device_assignment  # pyright: ignore[reportAttributeAccessIssue]
+    parts = [jax.device_put(shards[a], b) for a, b in zip(senders, receivers, strict=True)]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+
+
 def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (row numbers, rows) of the rows [R, ..] that this process owns.
 

@@ -1,0 +1,86 @@
+"""Arrays sent from one mesh to another, while both go on computing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax import kernels
+from specjax.parallel import processes
+from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
+from specjax.types import PyTree
+
+COPIES = "copies"
+
+
+class Send:
+    """Callable that computes arrays on one mesh and returns them on another. Nothing waits for the arrays.
+
+    1. A program on the source mesh computes them, each in as many different parts as the target mesh has devices.
+    2. Each part is copied from one device to one device.
+    3. A program on the target mesh gathers the parts over `data` and `fsdp`.
+
+    An array without an axis that divides is copied whole. The source mesh has n times as many devices as the target
+    mesh: only the first of n equal groups of them copies.
+
+    Args:
+        make:   function that returns the arrays. Called with arrays on the source mesh, within a program.
+        specs:  partition of each array on the target mesh, over no axis but the model axes.
+        source: mesh on which the arrays are computed.
+        target: mesh with other devices. Raises ValueError if their number does not divide the source's.
+    """
+
+    def __init__(self, make: Callable[..., PyTree], specs: PyTree, source: Mesh, target: Mesh) -> None:
+        if source.size % target.size:
+            raise ValueError(f"target = {target.devices.shape}: its {target.size} devices must divide {source.size}")
+        self._source, self._target = source, target
+        groups = source.devices.reshape(-1, *target.devices.shape)
+        self._senders = list(groups[0].flat)
+        axes = COPIES, *AXES
+        self._groups = Mesh(groups, axes, axis_types=(AxisType.Auto,) * len(axes))
+        self._make, self._specs = make, specs
+        self._gathered = jax.tree.map(lambda spec: NamedSharding(target, spec), specs, is_leaf=_is_spec)
+        self._gather = jax.jit(lambda arrays: arrays, out_shardings=self._gathered)
+        self._scattered: PyTree = None
+        self._scatter: Callable[..., PyTree] = make
+
+    def __call__(self, *args: Any) -> PyTree:
+        """Return the arrays that `make` returns for these arguments, on the target mesh."""
+        if self._scattered is None:
+            with jax.set_mesh(self._source):
+                shapes = jax.eval_shape(self._make, *args)
+            self._scattered = jax.tree.map(self._scattered_spec, shapes, self._specs)
+            layout = jax.tree.map(lambda spec: NamedSharding(self._groups, spec), self._scattered, is_leaf=_is_spec)
+            self._scatter = jax.jit(self._make, out_shardings=layout)
+        with jax.set_mesh(self._source):
+            parts = kernels.finished(self._scatter(*args), self._source)
+        moved = jax.tree.map(
+            lambda x, spec: processes.move(x, self._senders, NamedSharding(self._target, spec)), parts, self._scattered
+        )
+        with jax.set_mesh(self._target):
+            return kernels.finished(self._gather(moved), self._target)
+
+    def _scattered_spec(self, x: jax.ShapeDtypeStruct, spec: P) -> P:
+        """Return the partition with the first free axis that divides split over the target's `data` and `fsdp`."""
+        axes = [*spec, *[None] * (x.ndim - len(spec))]
+        shards = batch_shards(self._target)
+        free = (i for i, axis in enumerate(axes) if axis is None and x.shape[i] % shards == 0)
+        if shards > 1 and (first := next(free, None)) is not None:
+            axes[first] = BATCH_AXES
+        return P(*axes)
+
+
+def disjoint_mesh(shape: tuple[int, ...], other: Mesh) -> Mesh:
+    """Return a mesh over the first devices that `other` does not use. Raises ValueError if there are too few."""
+    taken, needed = set(other.devices.flat), int(np.prod(shape))
+    free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
+    if len(free) < needed:
+        raise ValueError(f"mesh = {shape}: needs {needed} devices, {len(free)} are not in the other mesh")
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, P)

@@ -1,0 +1,107 @@
+"""Asynchronous RL: rollouts on a mesh of their own, `lag` updates ahead of the training on another mesh.
+
+Two programs, dispatched by one thread: rollout t + lag, by the networks of update t - 1, before update t. So the
+rollout mesh generates while the training mesh trains. With lag 0 it is the synchronous step on two meshes.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from specjax import kernels
+from specjax.parallel import processes
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.parallel.send import Send
+from specjax.rewards import HostReward
+from specjax.rollout.generate import Choice, gathered_shardings, place
+from specjax.train.stages import Stages
+from specjax.train.train_step import StepResult, TrainStep
+from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
+
+
+class Sent(NamedTuple):
+    """What a rollout needs of the training: both networks of one update, and the draft length of each phase.
+
+    version: int32, number of updates that the networks have seen.
+    """
+
+    params: Params
+    chosen: Choice
+    version: Int[Array, ""]
+
+
+class AsynchronousStep:
+    """Training step whose rollouts are generated ahead, on another mesh. Rollouts that wait are part of the state.
+
+    Args:
+        stages:       stages of the step on the training mesh.
+        rollout_mesh: devices that the training mesh does not use; their number divides that of the training mesh.
+        lag:          updates between the networks that generate a rollout and those that it trains.
+    """
+
+    def __init__(self, stages: Stages, rollout_mesh: Mesh, lag: int) -> None:
+        if lag < 0:
+            raise ValueError(f"lag = {lag}: must be at least 0")
+        if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
+            raise ValueError(f"rollout_mesh = {rollout_mesh.devices.shape}: shares devices with the training mesh")
+        self._stages, self._lag, self._mesh = stages, lag, rollout_mesh
+        self._train, self._reward = TrainStep(stages), jax.jit(stages.reward)
+        self._send: Send | None = None
+        self._generate = jax.jit(
+            partial(_generate, replace(stages, mesh=rollout_mesh)),
+            out_shardings=NamedSharding(rollout_mesh, P(BATCH_AXES)),
+            compiler_options=kernels.compiler_options(stages.policy.dtype),
+        )
+
+    def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
+        """Begin the rollout of `prompts`, then train on the oldest one that waits. The state is donated.
+
+        Raises ValueError unless `lag` rollouts wait.
+        """
+        if len(state.ahead) != self._lag:
+            raise ValueError(f"state.ahead: {len(state.ahead)} rollouts wait, must be lag = {self._lag}")
+        state = self.begin(state, prompts)
+        oldest, *waiting = state.ahead
+        # The only wait. The rollout after this one is under way.
+        rollout, prompts, version = processes.fetch((oldest.rollout, oldest.prompts, oldest.version))
+        mesh = self._stages.mesh
+        age, rollout = state.step - version, processes.place(rollout, NamedSharding(mesh, P(BATCH_AXES)))
+        scores = self._score(rollout, prompts)
+        state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, rollout, scores)
+        metrics |= {"asynchronous/lag": age, "asynchronous/waiting": len(waiting)}
+        return replace(state, ahead=tuple(waiting)), rollout, metrics
+
+    def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
+        """Begin a rollout by the state's networks, for the step after all those that wait. Waits for nothing."""
+        sent = self._sent(replace(state, ahead=()))
+        with jax.set_mesh(self._mesh):
+            prompts = place(prompts, self._mesh)
+            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._mesh)
+        return replace(state, ahead=(*state.ahead, Ahead(prompts, rollout, sent.version)))
+
+    def _sent(self, state: TrainState) -> Sent:
+        if self._send is None:
+            networks = jax.tree.map(lambda sharding: sharding.spec, gathered_shardings(state.params))
+            chosen = None if state.drafting is None else P()
+            self._send = Send(self._prepare, Sent(networks, chosen, P()), self._stages.mesh, self._mesh)
+        return self._send(state)
+
+    def _prepare(self, state: TrainState) -> Sent:
+        return Sent(self._stages.prepare(state.params), self._stages.choose(state), state.step)
+
+    def _score(self, rollout: Rollout, prompts: Prompts) -> Reward:
+        if isinstance(self._stages.reward_fn, HostReward):
+            return self._stages.reward(rollout, prompts)
+        with jax.set_mesh(self._stages.mesh):
+            return self._reward(rollout, place(prompts, self._stages.mesh))
+
+
+def _generate(stages: Stages, sent: Sent, prompts: Prompts, ahead: Int[Array, ""]) -> Rollout:
+    return stages.generate(sent.params, prompts, sent.version + jnp.int32(ahead), sent.chosen)
